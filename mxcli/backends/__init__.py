@@ -1,0 +1,1 @@
+"""Runs the kernels on a device and says why it chose it."""

@@ -1,0 +1,193 @@
+"""The compiled CPU kernel: where it lies, and the C structures of `kernels/quantize.h` field by field."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
+from pathlib import Path
+
+import mxcli
+from mxcli.errors import EnvironmentFailure
+from mxcli.numerics import stats
+
+_NAME = {"darwin": "libmxcli_cpu.dylib", "win32": "mxcli_cpu.dll"}.get(sys.platform, "libmxcli_cpu.so")
+
+
+class Float(ctypes.Structure):
+    """`MxFloat`: a scalar format."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("bits", "mantissa_bits", "emin", "emax", "nan_code", "twos_complement")),
+        ("max", c_float),
+    )
+
+
+class Rounding(ctypes.Structure):
+    """`MxRounding`: an element rounding."""
+
+    _fields_ = (("above", c_float), ("half_if", c_int32), ("half_always", c_int32))
+
+
+class KernelRecipe(ctypes.Structure):
+    """`MxRecipe`: a way to quantize as numbers."""
+
+    _fields_ = (
+        ("element", Float),
+        ("scale", Float),
+        ("rounding", Rounding),
+        *((name, c_int32) for name in ("scale_kind", "scale_stored_bits", "block_rows", "block_columns", "stored_bits")),
+        ("of_ratio", c_int32),
+        ("carry_above", c_uint32),
+        ("candidates", c_int32 * 4),
+        *(
+            (name, c_int32)
+            for name in (
+                "candidate_count",
+                "min_exponent",
+                "byte0_exponent",
+                "flush_subnormal_blocks",
+                "tensor_step",
+                "block_step",
+                "element_step",
+            )
+        ),
+        ("min_scale", c_float),
+        ("zero_scale", c_float),
+        *(
+            (name, c_int32)
+            for name in (
+                "zero_code",
+                "bf16_scale",
+                "clear_zero_input",
+                "clear_zero_code",
+                "set_zero_code",
+                "infinity_is_nan",
+            )
+        ),
+    )
+
+
+class Tensor(ctypes.Structure):
+    """`MxTensor`: a row-major tensor with its leading dimensions folded."""
+
+    _fields_ = (("data", c_void_p), *((name, c_int64) for name in ("type", "batch", "rows", "columns")))
+
+
+class Worst(ctypes.Structure):
+    """`MxWorst`: a block and its noise."""
+
+    _fields_ = (("noise", c_double), ("block", c_int64))
+
+
+class KernelStats(ctypes.Structure):
+    """`MxStats`: the totals of one tensor."""
+
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in (
+                "elements",
+                "blocks",
+                "zero_blocks",
+                "nan_blocks",
+                "saturated",
+                "saturated_blocks",
+                "underflowed",
+                "scale_underflowed_blocks",
+                "nan",
+                "infinite",
+                "first_nonfinite",
+                "worst_count",
+            )
+        ),
+        *(
+            (name, c_double)
+            for name in (
+                "amax",
+                "max_abs_error",
+                "max_rel_error",
+                "min_block_sqnr",
+                "min_block_range",
+                "signal",
+                "noise",
+                "cross",
+                "error",
+            )
+        ),
+        ("measured", c_int64),
+        ("scale_bins", c_int64 * stats.SCALE_BINS),
+        ("code_bins", c_int64 * stats.CODE_BINS),
+        ("block_code_bins", c_int64 * stats.CODE_BINS),
+        ("sqnr_bins", c_int64 * stats.SQNR_BINS),
+        ("range_bins", c_int64 * stats.RANGE_BINS),
+        ("worst", Worst * stats.WORST_BLOCKS),
+    )
+
+
+class KernelPerBlock(ctypes.Structure):
+    """`MxPerBlock`: addresses of per-block arrays, or null."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("amax", "decode", "saturated", "underflowed", "noise"))
+
+
+class Result(ctypes.Structure):
+    """`MxResult`: where the kernel writes."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("stats", ctypes.POINTER(KernelStats)),
+        ("per_block", KernelPerBlock),
+        ("encode", c_float),
+        ("decode", c_float),
+    )
+
+
+_MIRRORED = (KernelRecipe, Tensor, KernelStats, KernelPerBlock, Result, Float)
+
+
+def kernel_folder() -> Path:
+    """The folder that holds the compiled kernel and the kernel sources of this installation."""
+    for place in mxcli.__path__:
+        folder = Path(place) / "kernels"
+        if (folder / _NAME).is_file():
+            return folder
+    import importlib.metadata
+
+    # An editable installation keeps what was compiled apart from the sources.
+    for file in importlib.metadata.files("mxcli") or ():
+        if file.name == _NAME:
+            return Path(str(file.locate())).parent
+    raise EnvironmentFailure(
+        f"the CPU kernel {_NAME} is not installed beside {next(iter(mxcli.__path__))}: install mxcli with a C++17 "
+        "compiler present (pip install .)"
+    )
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The kernel library, its structures checked against the ones declared here."""
+    library = ctypes.CDLL(str(kernel_folder() / _NAME))
+    sizes = (c_int64 * len(_MIRRORED))()
+    library.mx_sizes(sizes)
+    expected = [ctypes.sizeof(structure) for structure in _MIRRORED]
+    if list(sizes) != expected:
+        raise EnvironmentFailure(
+            f"the CPU kernel {_NAME} was built for another version of mxcli (structures of {list(sizes)} bytes, not "
+            f"{expected}): install mxcli again"
+        )
+    pointer = ctypes.POINTER
+    library.mx_isa.restype = ctypes.c_char_p
+    library.mx_amax.restype = c_float
+    library.mx_amax.argtypes = (pointer(Tensor), ctypes.c_int, pointer(c_int64), pointer(c_int64))
+    library.mx_quantize.restype = None
+    library.mx_quantize.argtypes = (pointer(KernelRecipe), pointer(Tensor), c_float, ctypes.c_int, pointer(Result))
+    library.mx_dequantize.restype = None
+    library.mx_dequantize.argtypes = (
+        pointer(KernelRecipe), c_void_p, c_void_p, c_float, c_float, pointer(Tensor), ctypes.c_int,
+    )  # fmt: skip
+    library.mx_unpack.restype = None
+    library.mx_unpack.argtypes = (c_void_p, c_int64, c_int64, ctypes.c_int, c_void_p)
+    return library

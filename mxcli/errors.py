@@ -1,0 +1,93 @@
+"""The error a user sees: one sentence, its exit code, and how odd names are shown in it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+SHOWN_DETAILS = 10
+SHOWN_CHARACTERS = 200
+
+
+class MxcliError(Exception):
+    """One sentence naming the file or tensor, the value, the need and the way out.
+
+    `details` holds one line per refusal when several are reported at once; `str()` shows the sentence, the first
+    ten details and how many more there are.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
+        super().__init__(message, tuple(details))
+        self.message = message
+        self.details = tuple(details)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The single refusals: the details, or the sentence itself when it has none."""
+        return self.details or (self.message,)
+
+    def __str__(self) -> str:
+        lines = [self.message, *(f"  {detail}" for detail in self.details[:SHOWN_DETAILS])]
+        hidden = len(self.details) - SHOWN_DETAILS
+        if hidden > 0:
+            lines.append(f"  and {hidden:,} more")
+        return "\n".join(lines)
+
+
+class UsageError(MxcliError):
+    """A flag, name or selector that means nothing here."""
+
+    exit_code = 2
+
+
+class InputError(MxcliError):
+    """Input that is unreadable, corrupt or incomplete."""
+
+    exit_code = 3
+
+
+class RefusedError(MxcliError):
+    """Work that is possible but refused by policy until the user allows it."""
+
+    exit_code = 4
+
+
+class LimitError(MxcliError):
+    """A limit the user stated, or a verification, that failed."""
+
+    exit_code = 5
+
+
+class EnvironmentFailure(MxcliError):
+    """Something this machine lacks: a device, memory, disk space, a package."""
+
+    exit_code = 6
+
+
+def together(kind: type[MxcliError], headline: str, problems: Sequence[str]) -> MxcliError:
+    """One error for all problems: a single problem speaks for itself, several get the headline and their count."""
+    if len(problems) == 1:
+        return kind(problems[0])
+    return kind(f"{headline}: {len(problems):,} problems.", problems)
+
+
+def printable(text: object) -> str:
+    """The text with control, format and surrogate characters escaped, and shortened in the middle when very long."""
+    shown = str(text)
+    if len(shown) > SHOWN_CHARACTERS:
+        half = SHOWN_CHARACTERS // 2
+        shown = f"{shown[:half]}…{shown[-half:]}"
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question naming the closest known words, with a leading space, or an empty string; ignores case."""
+    by_folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), by_folded, n=3, cutoff=0.6)
+    if not close:
+        return ""
+    return " Did you mean " + " or ".join(printable(by_folded[folded]) for folded in close) + "?"

@@ -1,0 +1,195 @@
+"""Dialects: whose bytes to make. A dialect bundles the choices in which public producers differ.
+
+Sources are the producers' own code, as run or read in the versions named in each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mxcli.errors import UsageError, did_you_mean, printable
+
+ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a dialect does for one kind of scale (`e8m0`, `narrow`, `fp32`) and one element, or `any`.
+
+    `byte0_exponent` maps a rule to the power of two that elements are divided by when the scale byte is 0 (2^-127).
+    """
+
+    rule: str
+    rounding: str = "nearest-even"
+    byte0_exponent: Mapping[str, int] = field(default_factory=dict)
+    min_exponent: int = -127
+    clear_zero_code: bool = False
+    set_zero_code: bool = False
+    flush_subnormal_blocks: bool = False
+    infinity_is_nan: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A producer's choices: `choices[kind][element or ANY]`."""
+
+    name: str
+    meaning: str
+    source: str
+    choices: Mapping[str, Mapping[str, Choice]]
+    aliases: tuple[str, ...] = ()
+
+    def choice(self, scale_kind: str, element: str) -> Choice | None:
+        """The choice for a kind of scale and an element; None where the producer has no such format."""
+        rows = self.choices.get(scale_kind, {})
+        return rows.get(element) or rows.get(ANY)
+
+
+_TE_BYTE0 = {"floor": -126, "ceil": -126, "even": -126, "rceil": 0}
+_AMAX = {ANY: Choice("amax")}
+
+DEFAULT = Dialect(
+    "mxcli",
+    "The default: scales rounded so that nothing saturates (rceil), NVFP4 in Transformer Engine's order of operations, "
+    "and no step that turns finite data into NaN or loses a factor of two at the bottom of the range.",
+    "Recipes for Pre-training LLMs with MXFP8, algorithm 1; Pretraining Large Language Models with NVFP4, appendix B",
+    {"e8m0": {ANY: Choice("rceil")}, "narrow": {ANY: Choice("te")}, "fp32": _AMAX},
+)
+
+DIALECTS: dict[str, Dialect] = {
+    row.name: row
+    for row in (
+        DEFAULT,
+        Dialect(
+            "ocp",
+            "The letter of the OCP specification: scales rounded down (floor), so block maxima may saturate.",
+            "OCP MX v1.0, section 6.3",
+            {"e8m0": {ANY: Choice("floor")}, "narrow": {ANY: Choice("te")}, "fp32": _AMAX},
+        ),
+        Dialect(
+            "te",
+            "NVIDIA Transformer Engine: rceil; elements of a block whose scale byte is 0 are divided by 1, not 2^-127.",
+            "Transformer Engine 2.20 (read); its MXFP8 and NVFP4 casts",
+            {
+                "e8m0": {ANY: Choice("rceil", byte0_exponent=_TE_BYTE0)},
+                "narrow": {ANY: Choice("te")},
+                "fp32": _AMAX,
+            },
+            aliases=("nvidia",),
+        ),
+        Dialect(
+            "paper",
+            "The two training papers read literally: rceil for power-of-two scales, equations 1 to 4 for NVFP4.",
+            "Recipes for Pre-training LLMs with MXFP8; Pretraining Large Language Models with NVFP4",
+            {"e8m0": {ANY: Choice("rceil")}, "narrow": {ANY: Choice("paper")}, "fp32": _AMAX},
+        ),
+        Dialect(
+            "torchao",
+            "torchao's low-level casts: floor by default (its inference configuration uses rceil), byte 0 divides by "
+            "2^-126 (rceil: by 1), NVFP4 block scales are never subnormal.",
+            "torchao 0.18, prototype.mx_formats (run)",
+            {
+                "e8m0": {ANY: Choice("floor", byte0_exponent=_TE_BYTE0)},
+                "narrow": {ANY: Choice("torchao")},
+                "fp32": _AMAX,
+            },
+        ),
+        Dialect(
+            "modelopt",
+            "NVIDIA ModelOpt: rceil; its MXFP4 rounds ties toward zero and writes every zero as the negative zero code.",
+            "NVIDIA ModelOpt 0.47, qtensor classes (run)",
+            {
+                "e8m0": {
+                    ANY: Choice("rceil"),
+                    "e2m1": Choice("rceil", rounding="half-toward-zero", set_zero_code=True),
+                },
+                "narrow": {ANY: Choice("modelopt")},
+                "fp32": _AMAX,
+            },
+        ),
+        Dialect(
+            "modelopt-bf16",
+            "ModelOpt as it runs on bfloat16 weights: as `modelopt`, with the FP8 quotient rounded to bfloat16.",
+            "NVIDIA ModelOpt 0.47, FP8QTensor on bfloat16 weights (run)",
+            {
+                "e8m0": {
+                    ANY: Choice("rceil"),
+                    "e2m1": Choice("rceil", rounding="half-toward-zero", set_zero_code=True),
+                },
+                "narrow": {ANY: Choice("modelopt")},
+                "fp32": {ANY: Choice("amax-bf16-quotient")},
+            },
+        ),
+        Dialect(
+            "compressed-tensors",
+            "compressed-tensors on binary32 input: `even` for FP4 and FP6, a threshold of 1.75 for MXFP8.",
+            "compressed-tensors 0.20 (run)",
+            {
+                "e8m0": {
+                    "e4m3": Choice("ct-even1"),
+                    "e2m1": Choice("even", clear_zero_code=False),
+                    "e2m3": Choice("even"),
+                },
+                "narrow": {ANY: Choice("ct")},
+                "fp32": _AMAX,
+            },
+            aliases=("ct",),
+        ),
+        Dialect(
+            "compressed-tensors-bf16",
+            "compressed-tensors as it runs on bfloat16 weights, whose scale arithmetic is bfloat16 too: the bytes of "
+            "llm-compressor's checkpoints.",
+            "compressed-tensors 0.20 through llm-compressor 0.14 on a CPU (run)",
+            {
+                "e8m0": {
+                    "e4m3": Choice("ct-even1"),
+                    "e2m1": Choice("even"),
+                    "e2m3": Choice("even"),
+                },
+                "narrow": {ANY: Choice("ct-bf16")},
+                "fp32": {ANY: Choice("amax-bf16")},
+            },
+            aliases=("ct-bf16",),
+        ),
+        Dialect(
+            "vllm",
+            "vLLM's reference quantizers for NVFP4 and dynamic FP8; it defines no rule for E8M0 scales.",
+            "vLLM 0.33, tests (read); auto-round 0.14",
+            {"narrow": {ANY: Choice("vllm")}, "fp32": {ANY: Choice("vllm-min")}},
+        ),
+        Dialect(
+            "quark",
+            "AMD Quark: `even`; a zero block has byte 1 (2^-126), and negative zero is never written.",
+            "AMD Quark 0.13 (run)",
+            {"e8m0": {ANY: Choice("even", min_exponent=-126, clear_zero_code=True, infinity_is_nan=True)}},
+        ),
+        Dialect(
+            "microxcaling",
+            "Microsoft's MX emulator: floor; blocks made only of binary32 subnormals become zero; NaN or infinity makes "
+            "the whole block NaN.",
+            "microxcaling 1.1 with round='even' (run)",
+            {"e8m0": {ANY: Choice("floor", flush_subnormal_blocks=True, infinity_is_nan=True)}},
+        ),
+        Dialect(
+            "gguf",
+            "GGUF's MXFP4: floor; ties toward zero, and no negative zero.",
+            "gguf 0.19 (run)",
+            {"e8m0": {"e2m1": Choice("floor", rounding="half-toward-zero", clear_zero_code=True)}},
+        ),
+    )
+}
+
+_BY_NAME: dict[str, Dialect] = {name: row for row in DIALECTS.values() for name in (row.name, *row.aliases)}
+
+
+def find_dialect(name: str | None) -> Dialect:
+    """The dialect called `name`, or the default; raises UsageError for an unknown name."""
+    if name is None:
+        return DEFAULT
+    row = _BY_NAME.get(name.strip().lower())
+    if row is None:
+        raise UsageError(
+            f"unknown dialect '{printable(name)}': known are {', '.join(DIALECTS)}.{did_you_mean(name, _BY_NAME)}"
+        )
+    return row

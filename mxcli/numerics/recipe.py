@@ -1,0 +1,103 @@
+"""Names resolved to numbers: a format, a scale rule, a rounding and a dialect become the one record kernels take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mxcli.errors import UsageError, did_you_mean, printable
+from mxcli.numerics.dialects import Choice, Dialect, find_dialect
+from mxcli.numerics.floats import FP32
+from mxcli.numerics.formats import BlockFormat, find_format
+from mxcli.numerics.rounding import (
+    ELEMENT_ROUNDINGS,
+    POWER_OF_TWO_ROUNDINGS,
+    SCALE_RECIPES,
+    ElementRounding,
+    ScaleRecipe,
+    ScaleRounding,
+)
+
+NONFINITE_POLICIES = ("error", "saturate", "nan-block")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One way to quantize, completely: which bytes come out depends on this and the input only."""
+
+    format: BlockFormat
+    scale_rule: ScaleRounding | ScaleRecipe
+    rounding: ElementRounding
+    dialect: Dialect
+    choice: Choice
+    nonfinite: str
+
+    @property
+    def infinity_is_nan(self) -> bool:
+        """Whether an infinity makes its block NaN, as a NaN does."""
+        return self.nonfinite == "nan-block" or self.choice.infinity_is_nan
+
+
+def scale_kind(row: BlockFormat) -> str:
+    """The kind of scale that rules serve: `e8m0`, `narrow` (8 bits with a mantissa) or `fp32`."""
+    if row.has_power_of_two_scales:
+        return "e8m0"
+    return "fp32" if row.scale is FP32 else "narrow"
+
+
+def resolve(
+    format: str | BlockFormat,
+    *,
+    scale_rounding: str | None = None,
+    rounding: str | None = None,
+    dialect: str | None = None,
+    nonfinite: str = "saturate",
+) -> Recipe:
+    """The recipe those names mean. What is not named is the dialect's choice.
+
+    Power-of-two rules also serve binary32 scales, which then hold powers of two. Raises UsageError for an unknown name
+    or a rule that does not serve the format.
+    """
+    row = find_format(format) if isinstance(format, str) else format
+    bundle = find_dialect(dialect)
+    if nonfinite not in NONFINITE_POLICIES:
+        raise UsageError(f"unknown policy '{printable(nonfinite)}': --nonfinite takes {', '.join(NONFINITE_POLICIES)}")
+    if rounding is not None and rounding not in ELEMENT_ROUNDINGS:
+        raise UsageError(
+            f"unknown element rounding '{printable(rounding)}': known are {', '.join(ELEMENT_ROUNDINGS)}."
+            f"{did_you_mean(rounding, ELEMENT_ROUNDINGS)}"
+        )
+    choice = bundle.choice(scale_kind(row), row.element.name)
+    if choice is None:
+        if scale_rounding is None:
+            raise UsageError(
+                f"{bundle.name} has no rule for {row.name} ({row.element.name} elements, {row.scale.name} scales): "
+                f"name one with --scale-rounding, or another --as"
+            )
+        choice = Choice(scale_rounding)
+    rule = _rule(row, scale_rounding or choice.rule)
+    return Recipe(row, rule, ELEMENT_ROUNDINGS[rounding or choice.rounding], bundle, choice, nonfinite)
+
+
+def scale_rules(row: BlockFormat) -> list[str]:
+    """Names of the scale rules that serve a format, in the tables' order."""
+    kind = scale_kind(row)
+    names = [rule.name for rule in POWER_OF_TWO_ROUNDINGS.values() if kind != "narrow" and rule.serves(row.element)]
+    return names + [recipe.name for recipe in SCALE_RECIPES.values() if recipe.scale == kind]
+
+
+def _rule(row: BlockFormat, name: str) -> ScaleRounding | ScaleRecipe:
+    wanted = name.strip().lower()
+    both: list[ScaleRounding | ScaleRecipe] = [*POWER_OF_TWO_ROUNDINGS.values(), *SCALE_RECIPES.values()]
+    by_name = {known: rule for rule in both for known in (rule.name, *rule.aliases)}
+    rule = by_name.get(wanted)
+    if rule is None:
+        raise UsageError(
+            f"unknown scale rounding '{printable(name)}': {row.name} takes {', '.join(scale_rules(row))}."
+            f"{did_you_mean(wanted, by_name)}"
+        )
+    if rule.name not in scale_rules(row):
+        raise UsageError(
+            f"scale rounding {rule.name} does not serve {row.name} ({row.element.name} elements, {row.scale.name} "
+            f"scales): it takes {', '.join(scale_rules(row))}"
+        )
+    return rule
