@@ -339,7 +339,9 @@ MX_FN MxScale mx_choose_scale(mx_u32 amax_bits, MxTensorScale t, MxRecipe r) {
     s.is_lost = A > 0.0f && S == 0.0f;
   } else {
     MxRounded code = mx_encode_nearest_even(v, r.scale.mantissa_bits, r.scale.emin, r.scale.max);
-    s.is_lost = A > 0.0f && (code.code == 0 || v > r.scale.max);
+    // Half a step above the largest value is where an unbounded format would have rounded up, away from it.
+    float limit = r.scale.max + mx_power_of_two(r.scale.emax - r.scale.mantissa_bits - 1);
+    s.is_lost = A > 0.0f && (code.code == 0 || v > limit);
     s.stored = code.code == 0 ? (mx_u32)r.zero_code : code.code;
     S = code.code == 0 ? mx_decode(s.stored, r.scale) : code.value;
   }
