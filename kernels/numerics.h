@@ -19,7 +19,25 @@ MX_FN float mx_float(mx_u32 bits) { return __uint_as_float(bits); }
 #define MX_FN static inline __attribute__((always_inline))
 MX_FN mx_u32 mx_bits(float x) { mx_u32 bits; __builtin_memcpy(&bits, &x, 4); return bits; }
 MX_FN float mx_float(mx_u32 bits) { float x; __builtin_memcpy(&x, &bits, 4); return x; }
+
+// A vector register of values: the functions below that are templates take these as they take scalars.
+#if defined(__AVX512F__)
+#define MX_LANE_BYTES 64
+#elif defined(__AVX2__)
+#define MX_LANE_BYTES 32
+#else
+#define MX_LANE_BYTES 16
 #endif
+typedef float MxLanes __attribute__((vector_size(MX_LANE_BYTES)));
+typedef mx_u32 MxLaneBits __attribute__((vector_size(MX_LANE_BYTES)));
+typedef mx_i32 MxLaneInts __attribute__((vector_size(MX_LANE_BYTES)));
+MX_FN MxLaneBits mx_bits(MxLanes x) { return (MxLaneBits)x; }
+MX_FN MxLanes mx_float(MxLaneBits bits) { return (MxLanes)bits; }
+MX_FN MxLaneInts mx_whole(MxLanes x) { return __builtin_convertvector(x, MxLaneInts); }
+MX_FN MxLanes mx_from_whole(MxLaneInts x) { return __builtin_convertvector(x, MxLanes); }
+#endif
+MX_FN mx_i32 mx_whole(float x) { return (mx_i32)x; }
+MX_FN float mx_from_whole(mx_i32 x) { return (float)x; }
 
 #define MX_INFINITY_BITS 0x7F800000u
 #define MX_FLT_MAX 3.4028234663852886e38f
@@ -110,67 +128,94 @@ struct MxRecipe {
 
 struct MxTensorScale { float encode, decode; };
 
-// What a block's amax decides.
+// What a block's amax decides; F is one float or a register of them, U the same of bits.
+template <class F, class U>
 struct MxScale {
-  mx_u32 stored;       // scale code, or binary32 bits
-  float factor;        // element argument = x * factor, or x / factor when the element step divides
-  float decode;        // dequantized value = element value * decode
-  mx_i32 is_nan;       // the block becomes NaN
-  mx_i32 is_lost;      // the scale itself was rounded to zero or clamped at the scale format's largest value
+  U stored;       // scale code, or binary32 bits
+  F factor;       // element argument = x * factor, or x / factor when the element step divides
+  F decode;       // dequantized value = element value * decode
+  U is_nan;       // 1: the block becomes NaN
+  U is_lost;      // 1: the scale itself was rounded to zero or clamped at the scale format's largest value
 };
 
+template <class F, class U>
 struct MxRounded {
-  mx_u32 code;         // magnitude code
-  float value;         // its value, not negative
+  U code;    // magnitude code
+  F value;   // its value, not negative
 };
 
 // ------------------------------------------------------------------------------------------------------------ helpers
+
+// `value` in every lane of something like `like`.
+template <class F>
+MX_FN F mx_fill(F like, float value) { return mx_float((mx_bits(like) & 0u) + mx_bits(value)); }
 
 MX_FN float mx_power_of_two(mx_i32 exponent) {  // -149 <= exponent <= 127
   return exponent >= -126 ? mx_float((mx_u32)(exponent + 127) << 23) : mx_float(1u << (exponent + 149));
 }
 
-MX_FN float mx_round_to_bf16(float x) {  // NaN is kept a NaN
-  mx_u32 bits = mx_bits(x);
-  if ((bits & 0x7FFFFFFFu) > MX_INFINITY_BITS) return x;
-  return mx_float((bits + 0x7FFFu + ((bits >> 16) & 1u)) & 0xFFFF0000u);
+// 2^exponent of a power-of-two scale or its inverse: -127 <= exponent <= 127; U holds the exponent's bits.
+template <class U>
+MX_FN auto mx_scale_value(U exponent) {
+  U biased = exponent + 127u, lowest = (exponent & 0u) + 0x00400000u;
+  return mx_float(biased == 0u ? lowest : biased << 23);
 }
 
-MX_FN float mx_reciprocal_or_zero(float x) { return x == 0.0f ? 0.0f : 1.0f / x; }
+template <class F>
+MX_FN F mx_round_to_bf16(F x) {  // NaN is kept a NaN
+  auto bits = mx_bits(x);
+  F rounded = mx_float((bits + 0x7FFFu + ((bits >> 16) & 1u)) & 0xFFFF0000u);
+  return (bits & 0x7FFFFFFFu) > MX_INFINITY_BITS ? x : rounded;
+}
+
+template <class F>
+MX_FN F mx_reciprocal_or_zero(F x) { return x == 0.0f ? mx_fill(x, 0.0f) : 1.0f / x; }
 
 // ------------------------------------------------------------------------------------------------------------ encode
 
+// The smaller of two; `limit` for NaN.
+template <class F>
+MX_FN F mx_at_most(F magnitude, float limit) {
+  F limits = mx_fill(magnitude, limit);
+  return magnitude < limits ? magnitude : limits;
+}
+
 // The grid's step at a magnitude is 2^(e - mantissa_bits), e = max(exponent(magnitude), emin): below emin the same step
 // goes on, which is what subnormals are. Scaling by it is exact, so what is left is rounding to an integer.
-MX_FN mx_u32 mx_grid_exponent(float magnitude, mx_i32 emin) {  // biased by 127
-  mx_u32 e = mx_bits(magnitude) >> 23, lowest = (mx_u32)(emin + 127);
+template <class F>
+MX_FN auto mx_grid_exponent(F magnitude, mx_i32 emin) {  // biased by 127
+  auto e = mx_bits(magnitude) >> 23;
+  auto lowest = (e & 0u) + (mx_u32)(emin + 127);
   return e < lowest ? lowest : e;
 }
 
 // Nearest code, ties to even; above the largest value (and for NaN) the largest code.
-MX_FN MxRounded mx_encode_nearest_even(float magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max) {
+template <class F>
+MX_FN auto mx_encode_nearest_even(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves no fraction bits, and addition rounds to even
-  float a = magnitude < max ? magnitude : max;
-  mx_u32 e = mx_grid_exponent(a, emin);
-  float shifted = a * mx_float((254u + mantissa_bits - e) << 23) + magic;
-  MxRounded r;
+  F a = mx_at_most(magnitude, max);
+  auto e = mx_grid_exponent(a, emin);
+  F shifted = a * mx_float((254u + (mx_u32)mantissa_bits - e) << 23) + magic;
+  MxRounded<F, decltype(e)> r;
   r.code = ((e - (mx_u32)(emin + 127)) << mantissa_bits) + (mx_bits(shifted) - mx_bits(magic));
-  r.value = (shifted - magic) * mx_float((e - mantissa_bits) << 23);
+  r.value = (shifted - magic) * mx_float((e - (mx_u32)mantissa_bits) << 23);
   return r;
 }
 
 // The same under any rounding of the magnitude.
-MX_FN MxRounded mx_encode(float magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max, MxRounding rounding) {
-  float a = magnitude < max ? magnitude : max;
-  mx_u32 e = mx_grid_exponent(a, emin);
-  float steps = a * mx_float((254u + mantissa_bits - e) << 23);
-  mx_i32 whole = (mx_i32)steps;
-  float fraction = steps - (float)whole;
-  mx_i32 up = (fraction > rounding.above) |
-              ((fraction == 0.5f) & ((whole & rounding.half_if) | rounding.half_always));
-  MxRounded r;
-  r.code = ((e - (mx_u32)(emin + 127)) << mantissa_bits) + (mx_u32)(whole + up);
-  r.value = (float)(whole + up) * mx_float((e - mantissa_bits) << 23);
+template <class F>
+MX_FN auto mx_encode(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max, MxRounding rounding) {
+  F a = mx_at_most(magnitude, max);
+  auto e = mx_grid_exponent(a, emin);
+  F steps = a * mx_float((254u + (mx_u32)mantissa_bits - e) << 23);
+  auto whole = mx_whole(steps);
+  F fraction = steps - mx_from_whole(whole);
+  auto tie_up = ((whole & rounding.half_if) | rounding.half_always) != 0;
+  auto up = (fraction > rounding.above) | ((fraction == 0.5f) & tie_up);
+  whole = up ? whole + 1 : whole;
+  MxRounded<F, decltype(e)> r;
+  r.code = ((e - (mx_u32)(emin + 127)) << mantissa_bits) + (decltype(e))whole;
+  r.value = mx_from_whole(whole) * mx_float((e - (mx_u32)mantissa_bits) << 23);
   return r;
 }
 
@@ -202,13 +247,16 @@ MX_FN float mx_decode(mx_u32 code, MxFloat f) {
 }
 
 // A magnitude code with its sign (0 or 1) written.
-MX_FN mx_u32 mx_signed_code(mx_u32 code, mx_u32 negative, mx_i32 bits, mx_i32 twos_complement) {
+template <class U>
+MX_FN U mx_signed_code(U code, U negative, mx_i32 bits, mx_i32 twos_complement) {
   return twos_complement ? ((code ^ (0u - negative)) + negative) & ((1u << bits) - 1u) : code | negative << (bits - 1);
 }
 
 // The sign of a code whose row has a rule for zeros.
-MX_FN mx_u32 mx_sign_of_zero(mx_u32 code, mx_u32 negative, mx_i32 clear_zero_code, mx_i32 set_zero_code) {
-  return code == 0 ? (negative & (mx_u32)!clear_zero_code) | (mx_u32)set_zero_code : negative;
+template <class U>
+MX_FN U mx_sign_of_zero(U code, U negative, mx_i32 clear_zero_code, mx_i32 set_zero_code) {
+  U of_zero = (negative & (clear_zero_code ? 0u : 1u)) | (mx_u32)set_zero_code;
+  return code == 0u ? of_zero : negative;
 }
 
 // ------------------------------------------------------------------------------------------------------------- scales
@@ -248,48 +296,57 @@ MX_FN MxTensorScale mx_tensor_scale(float amax, MxRecipe r) {
   return s;
 }
 
-// Exponent of a power-of-two scale, clamped to what E8M0 can hold.
-MX_FN mx_i32 mx_scale_exponent(mx_u32 amax_bits, MxRecipe r) {
-  mx_i32 x;
+// Exponent of a power-of-two scale (as bits), clamped to what E8M0 can hold.
+template <class U>
+MX_FN U mx_scale_exponent(U amax_bits, MxRecipe r) {
+  U x, zero = amax_bits & 0u;
   if (r.of_ratio) {
-    mx_u32 ratio = mx_bits(mx_float(amax_bits) / r.element.max);
-    x = ratio <= 0x00400000u ? -127 : (mx_i32)(ratio >> 23) - 127 + ((ratio & 0x7FFFFFu) > r.carry_above);
+    U ratio = mx_bits(mx_float(amax_bits) / r.element.max);
+    U carry = (ratio & 0x7FFFFFu) > r.carry_above ? zero + 1u : zero;
+    U rounded = (ratio >> 23) + carry;
+    x = ratio <= 0x00400000u ? zero : rounded;
   } else {
-    x = (mx_i32)(amax_bits >> 23) - 127 - r.element.emax + ((amax_bits & 0x7FFFFFu) > r.carry_above);
+    U carry = (amax_bits & 0x7FFFFFu) > r.carry_above ? zero + 1u : zero;
+    U shifted = (amax_bits >> 23) + carry, least = zero + (mx_u32)r.element.emax;
+    x = shifted > least ? shifted - least : zero;
   }
-  x = x < r.min_exponent ? r.min_exponent : x;
-  return x > 127 ? 127 : x;
+  U lowest = zero + (mx_u32)(r.min_exponent + 127), highest = zero + 254u;  // x is biased here
+  x = x < lowest ? lowest : x;
+  return (x > highest ? highest : x) - 127u;
 }
 
 // The scale 2^exponent, complete.
-MX_FN MxScale mx_power_of_two_scale(mx_i32 exponent, MxRecipe r) {
-  MxScale s;
-  s.decode = mx_power_of_two(exponent);
-  s.stored = r.scale_stored_bits == 8 ? (mx_u32)(exponent + 127) : mx_bits(s.decode);
-  s.factor = mx_power_of_two(-(exponent == -127 ? r.byte0_exponent : exponent));
-  s.is_nan = 0;
-  s.is_lost = 0;
+template <class U>
+MX_FN auto mx_power_of_two_scale(U exponent, MxRecipe r) {
+  auto value = mx_scale_value(exponent);
+  U zero = exponent & 0u, byte0 = zero + (mx_u32)r.byte0_exponent;
+  MxScale<decltype(value), U> s;
+  s.decode = value;
+  s.stored = r.scale_stored_bits == 8 ? exponent + 127u : mx_bits(value);
+  s.factor = mx_scale_value(0u - (exponent + 127u == 0u ? byte0 : exponent));
+  s.is_nan = zero;
+  s.is_lost = zero;
   return s;
 }
 
 // What scales elements, given the block scale S as stored; `decode` is what scales back.
-MX_FN void mx_element_factor(float S, MxTensorScale t, mx_i32 element_step, float* factor, float* decode) {
-  float product = S * t.decode, quotient = S / t.encode, f = product, d = product;
+template <class F>
+MX_FN void mx_element_factor(F S, MxTensorScale t, mx_i32 element_step, F* factor, F* decode) {
+  F f = S * t.decode;
+  *decode = f;
   switch (element_step) {
-    case MX_ELEMENT_TIMES_RECIPROCAL: f = 1.0f / product; break;
-    case MX_ELEMENT_TIMES_QUOTIENT: f = (1.0f / t.decode) / S; break;
+    case MX_ELEMENT_TIMES_RECIPROCAL: f = mx_at_most(1.0f / f, MX_FLT_MAX); break;
+    // Capped like the other: an infinite factor would turn zeros into NaN.
+    case MX_ELEMENT_TIMES_QUOTIENT: f = mx_at_most((1.0f / t.decode) / S, MX_FLT_MAX); break;
     case MX_ELEMENT_OVER_PRODUCT:
     case MX_ELEMENT_OVER_PRODUCT_BF16: break;
-    case MX_ELEMENT_OVER_QUOTIENT: f = d = quotient; break;
+    case MX_ELEMENT_OVER_QUOTIENT: *decode = f = S / t.encode; break;
     case MX_ELEMENT_TIMES_RECIPROCAL_ZERO:
       f = mx_reciprocal_or_zero(S * mx_reciprocal_or_zero(t.encode));
-      d = mx_reciprocal_or_zero(f);
+      *decode = mx_reciprocal_or_zero(f);
       break;
   }
-  if (element_step == MX_ELEMENT_TIMES_RECIPROCAL || element_step == MX_ELEMENT_TIMES_QUOTIENT)
-    f = f < MX_FLT_MAX ? f : MX_FLT_MAX;  // an infinite factor would turn zeros into NaN
   *factor = f;
-  *decode = d;
 }
 
 // What scales back, given a stored scale.
@@ -302,23 +359,13 @@ MX_FN float mx_decode_factor(mx_u32 stored, MxTensorScale t, MxRecipe r) {
   return decode;
 }
 
-MX_FN MxScale mx_nan_scale(MxRecipe r) {
-  MxScale s;
-  s.stored = r.scale_stored_bits == 32 ? 0x7FC00000u : r.scale_kind == MX_POWER_OF_TWO ? 255u : (mx_u32)r.scale.nan_code;
-  s.factor = 0.0f;
-  s.decode = mx_float(0x7FC00000u);
-  s.is_nan = 1;
-  s.is_lost = 0;
-  return s;
-}
-
-// A block's scale from its amax (bits of the largest magnitude, so NaN > infinity > finite). Rules that try several
-// candidates are completed by the caller, who has the elements.
-MX_FN MxScale mx_choose_scale(mx_u32 amax_bits, MxTensorScale t, MxRecipe r) {
-  if (amax_bits > MX_INFINITY_BITS || (amax_bits == MX_INFINITY_BITS && r.infinity_is_nan)) return mx_nan_scale(r);
-  if (r.scale_kind == MX_POWER_OF_TWO) return mx_power_of_two_scale(mx_scale_exponent(amax_bits, r), r);
-
-  float A = mx_float(amax_bits < MX_INFINITY_BITS ? amax_bits : MX_INFINITY_BITS - 1u), D = r.element.max, v = 0.0f;
+// The scale of a finite block under a rule for scales with a mantissa.
+template <class U>
+MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
+  auto A = mx_float(amax_bits);
+  using F = decltype(A);
+  const float D = r.element.max;
+  F v = A;
   switch (r.block_step) {
     case MX_BLOCK_A_TIMES_ENCODE_OVER_D: v = A * (t.encode * (1.0f / D)); break;
     case MX_BLOCK_A_OVER_D_TIMES_ENCODE: v = (A / D) * t.encode; break;
@@ -327,25 +374,50 @@ MX_FN MxScale mx_choose_scale(mx_u32 amax_bits, MxTensorScale t, MxRecipe r) {
     case MX_BLOCK_ENCODE_TIMES_A_OVER_D: v = t.encode * (A * (1.0f / D)); break;
     case MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE: v = mx_round_to_bf16(A / D) * t.encode; break;
   }
-  if (v == 0.0f) v = r.zero_scale;
-  if (v < r.min_scale) v = r.min_scale;
+  F none = mx_fill(v, r.zero_scale), least = mx_fill(v, r.min_scale);
+  v = v == 0.0f ? none : v;
+  v = v < least ? least : v;
 
-  MxScale s;
-  s.is_nan = 0;
-  float S;
+  MxScale<F, U> s;
+  U zero = amax_bits & 0u, one = zero + 1u;
+  s.is_nan = zero;
+  F S = v;
   if (r.scale_kind == MX_BINARY32) {
-    S = r.bf16_scale ? mx_round_to_bf16(v) : v;
+    if (r.bf16_scale) S = mx_round_to_bf16(v);
     s.stored = mx_bits(S);
-    s.is_lost = A > 0.0f && S == 0.0f;
+    s.is_lost = S == 0.0f ? one : zero;
   } else {
-    MxRounded code = mx_encode_nearest_even(v, r.scale.mantissa_bits, r.scale.emin, r.scale.max);
+    auto code = mx_encode_nearest_even(v, r.scale.mantissa_bits, r.scale.emin, r.scale.max);
     // Half a step above the largest value is where an unbounded format would have rounded up, away from it.
     float limit = r.scale.max + mx_power_of_two(r.scale.emax - r.scale.mantissa_bits - 1);
-    s.is_lost = A > 0.0f && (code.code == 0 || v > limit);
-    s.stored = code.code == 0 ? (mx_u32)r.zero_code : code.code;
-    S = code.code == 0 ? mx_decode(s.stored, r.scale) : code.value;
+    U substitute = zero + (mx_u32)r.zero_code;
+    s.stored = code.code == 0u ? substitute : code.code;
+    s.is_lost = s.stored == 0u ? one : zero;
+    s.is_lost = v > limit ? one : s.is_lost;
+    F substituted = mx_fill(v, mx_decode((mx_u32)r.zero_code, r.scale));
+    S = code.code == 0u ? substituted : code.value;
   }
+  s.is_lost = amax_bits == 0u ? zero : s.is_lost;
   mx_element_factor(S, t, r.element_step, &s.factor, &s.decode);
+  return s;
+}
+
+// A block's scale from its amax (bits of the largest magnitude, so NaN > infinity > finite). Rules that try several
+// candidates are completed by the caller, who has the elements.
+template <class U>
+MX_FN auto mx_choose_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
+  U zero = amax_bits & 0u, one = zero + 1u, infinity = zero + MX_INFINITY_BITS, largest = infinity - 1u;
+  U finite = amax_bits < infinity ? amax_bits : largest;
+  auto s = r.scale_kind == MX_POWER_OF_TWO ? mx_power_of_two_scale(mx_scale_exponent(amax_bits, r), r)
+                                           : mx_mantissa_scale(finite, t, r);
+  U nan_stored = zero + (r.scale_stored_bits == 32             ? 0x7FC00000u
+                         : r.scale_kind == MX_POWER_OF_TWO     ? 255u
+                                                               : (mx_u32)r.scale.nan_code);
+  s.is_nan = amax_bits > infinity ? one : zero;
+  if (r.infinity_is_nan) s.is_nan = amax_bits == infinity ? one : s.is_nan;
+  s.stored = s.is_nan != 0u ? nan_stored : s.stored;
+  auto nan = mx_fill(s.decode, mx_float(0x7FC00000u));
+  s.decode = s.is_nan != 0u ? nan : s.decode;
   return s;
 }
 

@@ -12,8 +12,8 @@ SHOWN_CHARACTERS = 200
 class MxcliError(Exception):
     """One sentence naming the file or tensor, the value, the need and the way out.
 
-    `details` holds one line per refusal when several are reported at once; `str()` shows the sentence, the first
-    ten details and how many more there are.
+    `details` holds one line per refusal when several are reported at once; `str()` shows the sentence, the
+    first ten details and how many more there are.
     """
 
     exit_code = 1
@@ -60,21 +60,21 @@ class LimitError(MxcliError):
     exit_code = 5
 
 
-class EnvironmentFailure(MxcliError):
+class EnvironmentFailure(MxcliError):  # noqa: N818
     """Something this machine lacks: a device, memory, disk space, a package."""
 
     exit_code = 6
 
 
 def together(kind: type[MxcliError], headline: str, problems: Sequence[str]) -> MxcliError:
-    """One error for all problems: a single problem speaks for itself, several get the headline and their count."""
+    """One error for all problems: one speaks for itself, several get the headline and their count."""
     if len(problems) == 1:
         return kind(problems[0])
     return kind(f"{headline}: {len(problems):,} problems.", problems)
 
 
 def printable(text: object) -> str:
-    """The text with control, format and surrogate characters escaped, and shortened in the middle when very long."""
+    """The text with unprintable characters escaped, shortened in the middle when very long."""
     shown = str(text)
     if len(shown) > SHOWN_CHARACTERS:
         half = SHOWN_CHARACTERS // 2
@@ -84,10 +84,14 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question naming the closest known words, with a leading space, or an empty string; ignores case."""
+def closest(word: str, known: Iterable[str]) -> list[str]:
+    """Up to three known words that resemble the word, best first; ignores case."""
     by_folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word.casefold(), by_folded, n=3, cutoff=0.6)
-    if not close:
-        return ""
-    return " Did you mean " + " or ".join(printable(by_folded[folded]) for folded in close) + "?"
+    close = difflib.get_close_matches(word.casefold(), by_folded, n=3, cutoff=0.7)
+    return [by_folded[folded] for folded in close]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question naming the closest known words, with a leading space, or an empty string."""
+    close = closest(word, known)
+    return f" Did you mean {' or '.join(map(printable, close))}?" if close else ""

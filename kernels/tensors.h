@@ -1,0 +1,114 @@
+// Tensors in, codes out: element types widened to binary32, codes packed and unpacked.
+#ifndef MXCLI_TENSORS_H
+#define MXCLI_TENSORS_H
+
+#include <cstring>
+
+#include "quantize.h"
+
+namespace MXCLI_ISA {
+namespace {
+
+inline float from_f16(uint16_t half) {
+  // Exponent and fraction move into place; 2^112 corrects the bias and normalizes subnormals exactly.
+  uint32_t bits = mx_bits(mx_float(uint32_t(half & 0x7FFF) << 13) * 0x1p112f);
+  bits = (half & 0x7C00) == 0x7C00 ? (bits | MX_INFINITY_BITS) : bits;
+  return mx_float(bits | uint32_t(half & 0x8000) << 16);
+}
+
+inline void load_bf16(const uint16_t* __restrict source, int n, float* __restrict x) {
+  for (int i = 0; i < n; ++i) x[i] = mx_float(uint32_t(source[i]) << 16);
+}
+
+inline void load_f16(const uint16_t* __restrict source, int n, float* __restrict x) {
+  for (int i = 0; i < n; ++i) x[i] = from_f16(source[i]);
+}
+
+inline void load_f64(const double* __restrict source, int n, float* __restrict x) {
+  for (int i = 0; i < n; ++i) x[i] = float(source[i]);
+}
+
+// Elements at..at+n of a tensor as binary32: exact, but for binary64, which is rounded to nearest even.
+inline void load(const MxTensor& t, int64_t at, int n, float* x) {
+  switch (t.type) {
+    case MX_F32: std::memcpy(x, static_cast<const float*>(t.data) + at, size_t(n) * 4); break;
+    case MX_BF16: load_bf16(static_cast<const uint16_t*>(t.data) + at, n, x); break;
+    case MX_F16: load_f16(static_cast<const uint16_t*>(t.data) + at, n, x); break;
+    case MX_F64: load_f64(static_cast<const double*>(t.data) + at, n, x); break;
+  }
+}
+
+inline void clear_negative_zeros(float* x, int n) {
+  for (int i = 0; i < n; ++i) x[i] = x[i] + 0.0f;
+}
+
+inline void store_value(const MxTensor& t, int64_t at, float y) {
+  void* data = const_cast<void*>(t.data);
+  switch (t.type) {
+    case MX_F32: static_cast<float*>(data)[at] = y; break;
+    case MX_BF16: static_cast<uint16_t*>(data)[at] = uint16_t(mx_bits(mx_round_to_bf16(y)) >> 16); break;
+    case MX_F64: static_cast<double*>(data)[at] = y; break;
+  }
+}
+
+inline int64_t packed_bytes(int64_t columns, int bits) {
+  return bits == 4 ? (columns + 1) / 2 : bits == 6 ? (columns + 3) / 4 * 3 : columns;
+}
+
+inline void narrow_codes(const uint32_t* __restrict wide, int n, uint8_t* __restrict codes) {
+  for (int i = 0; i < n; ++i) codes[i] = uint8_t(wide[i]);
+}
+
+inline void pack4(const uint8_t* __restrict codes, int n, uint8_t* __restrict out) {
+  const int pairs = n / 2;
+  for (int i = 0; i < pairs; ++i) out[i] = uint8_t(codes[2 * i] | codes[2 * i + 1] << 4);
+  if (n & 1) out[pairs] = codes[n - 1];
+}
+
+inline void pack6(const uint8_t* codes, int n, uint8_t* out) {
+  for (int i = 0; i < n; i += 4) {
+    uint32_t word = 0;
+    for (int k = 0; k < 4 && i + k < n; ++k) word |= uint32_t(codes[i + k]) << (6 * k);
+    *out++ = uint8_t(word);
+    *out++ = uint8_t(word >> 8);
+    *out++ = uint8_t(word >> 16);
+  }
+}
+
+inline void store_codes(const uint8_t* codes, int n, int bits, uint8_t* out) {
+  if (bits == 4) pack4(codes, n, out);
+  else if (bits == 6) pack6(codes, n, out);
+  else std::memcpy(out, codes, size_t(n));
+}
+
+// Codes first..first+n of a packed row, one per byte.
+inline void unpack_row(const uint8_t* packed, int64_t first, int64_t n, int bits, uint8_t* codes) {
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = first + i;
+    if (bits == 4) {
+      codes[i] = uint8_t(packed[at / 2] >> (4 * (at & 1)) & 0xF);
+    } else if (bits == 6) {
+      const uint8_t* word = packed + at / 4 * 3;
+      const uint32_t codes4 = uint32_t(word[0]) | uint32_t(word[1]) << 8 | uint32_t(word[2]) << 16;
+      codes[i] = uint8_t(codes4 >> (6 * (at & 3)) & 0x3F);
+    } else {
+      codes[i] = packed[at];
+    }
+  }
+}
+
+template <int N>
+inline uint32_t amax_bits(const float* x, int n) {
+  uint32_t largest = 0;
+  const int count = N ? N : n;
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits = mx_bits(x[i]) & 0x7FFFFFFFu;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+}  // namespace
+}  // namespace MXCLI_ISA
+
+#endif

@@ -1,0 +1,296 @@
+// What is counted and summed: a span of a row at a time, then block by block, then thread by thread.
+#ifndef MXCLI_TOTALS_H
+#define MXCLI_TOTALS_H
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tensors.h"
+
+namespace MXCLI_ISA {
+namespace {
+
+constexpr int kStripe = 512;        // elements of a row handled at once; they stay in the first-level cache
+constexpr int kWidestStripe = 2048; // enough for lcm(block columns, 4)
+constexpr int kLanes = MX_LANE_BYTES / 4;
+constexpr int kPartial = 16;        // partial sums of a sum, whatever the vector width: same results on every machine
+constexpr int kGroups = kPartial / kLanes;
+constexpr uint32_t kNoneLeast = 0;  // `least` of a block without nonzero elements
+
+// ------------------------------------------------------------------------------------------------- partial sums
+
+typedef float FourFloats __attribute__((vector_size(16)));
+typedef uint32_t FourBits __attribute__((vector_size(16)));
+
+// Halves combined with halves until one value is left: the same order for every vector width.
+template <class Four, class T, class V, class Combine>
+inline __attribute__((always_inline)) T reduce(const V* groups, const Combine& combine) {
+  constexpr int fours = kPartial / 4;
+  Four part[fours];
+  std::memcpy(part, groups, sizeof part);
+  Four last = combine(combine(part[0], part[2]), combine(part[1], part[3]));
+  return combine(combine(T(last[0]), T(last[2])), combine(T(last[1]), T(last[3])));
+}
+
+inline float sum(const MxLanes* groups) {
+  return reduce<FourFloats, float>(groups, [](auto a, auto b) { return a + b; });
+}
+
+inline float largest(const MxLanes* groups) {
+  return reduce<FourFloats, float>(groups, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+inline uint32_t largest(const MxLaneBits* groups) {
+  return reduce<FourBits, uint32_t>(groups, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+inline uint32_t total(const MxLaneBits* groups) {
+  return reduce<FourBits, uint32_t>(groups, [](auto a, auto b) { return a + b; });
+}
+
+// ------------------------------------------------------------------------------------------------------- blocks
+
+// The blocks of a stripe side by side, so that what is done once per block is done for a register of blocks.
+struct Blocks {
+  alignas(64) uint32_t amax[kStripe], stored[kStripe], is_nan[kStripe], is_lost[kStripe];
+  alignas(64) float factor[kStripe], decode[kStripe];
+  alignas(64) uint32_t top_code[kStripe], saturates[kStripe];  // of the block's largest magnitude
+  alignas(64) uint32_t least[kStripe];  // complement of (bits of the smallest nonzero magnitude - 1); 0: all zero
+  alignas(64) double signal[kStripe], noise[kStripe];
+  alignas(64) int32_t saturated[kStripe], underflowed[kStripe];
+
+  void clear_totals(int blocks) {
+    std::fill_n(least, blocks, kNoneLeast);
+    std::fill_n(signal, blocks, 0.0);
+    std::fill_n(noise, blocks, 0.0);
+    std::fill_n(saturated, blocks, 0);
+    std::fill_n(underflowed, blocks, 0);
+  }
+};
+
+// Sums over a span of a row, in units of its largest magnitude's power of two.
+struct SpanSums {
+  MxLanes cross[kGroups], error[kGroups], off[kGroups];
+  MxLaneBits underflowed[kGroups], relative[kGroups];
+  SpanSums() { std::memset(this, 0, sizeof *this); }
+};
+
+inline float unit_of(uint32_t amax_bits) { return mx_power_of_two(-std::clamp(int(amax_bits >> 23) - 127, -126, 126)); }
+
+// What one span adds: `x` and `values` in, `codes` with signs.
+struct SpanView {
+  const float* x;
+  const float* values;
+  const uint32_t* codes;
+};
+
+// Adds one encoded block piece (all of it finite) to its block's totals and to the span's sums. A block's sums are taken
+// of values divided by the power of two under its amax, so that neither tiny nor huge blocks leave binary32's range.
+inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uint32_t block_amax, float span_unit,
+                                                   uint32_t magnitude_mask, float relative_bound, SpanSums& s,
+                                                   double* block_signal, double* block_noise, uint32_t* block_least) {
+  const float unit = unit_of(block_amax);
+  MxLanes signals[kGroups], noises[kGroups];
+  MxLaneBits leasts[kGroups];
+  for (int g = 0; g < kGroups; ++g) {
+    MxLanes signal = {}, noise = {}, cross = s.cross[g], error = s.error[g], off = s.off[g];
+    MxLaneBits least = {}, underflowed = s.underflowed[g], relative = s.relative[g];
+    auto add = [&](const MxLanes& x, const MxLanes& y, const MxLaneBits& code) __attribute__((always_inline)) {
+      MxLanes difference = y - x;
+      MxLanes xs = x * unit, ds = difference * unit;
+      signal += xs * xs;
+      noise += ds * ds;
+      MxLanes de = difference * span_unit;
+      cross += x * span_unit * de;
+      error += de;
+      MxLanes distance = mx_float(mx_bits(difference) & 0x7FFFFFFFu);
+      MxLaneBits bits = mx_bits(x) & 0x7FFFFFFFu, rest = 0u - bits;
+      off = distance > off ? distance : off;
+      least = rest > least ? rest : least;
+      MxLaneBits zero_code = (MxLaneBits)((code & magnitude_mask) == 0u);
+      underflowed -= zero_code & (MxLaneBits)(bits != 0u);
+      relative |= (MxLaneBits)(distance > mx_float(bits) * relative_bound) & ~zero_code;
+    };
+    int i = g * kLanes;
+    for (; i + kLanes <= n; i += kPartial) {
+      MxLanes x, y;
+      MxLaneBits code;
+      std::memcpy(&x, v.x + i, sizeof x);
+      std::memcpy(&y, v.values + i, sizeof y);
+      std::memcpy(&code, v.codes + i, sizeof code);
+      add(x, y, code);
+    }
+    if (i < n) {
+      MxLanes x = {}, y = {};
+      MxLaneBits code = {};
+      for (int k = 0; k < n - i; ++k) {
+        x[k] = v.x[i + k];
+        y[k] = v.values[i + k];
+        code[k] = v.codes[i + k];
+      }
+      add(x, y, code);
+    }
+    signals[g] = signal;
+    noises[g] = noise;
+    leasts[g] = least;
+    s.cross[g] = cross;
+    s.error[g] = error;
+    s.off[g] = off;
+    s.underflowed[g] = underflowed;
+    s.relative[g] = relative;
+  }
+  const double back = 1.0 / double(unit);
+  *block_signal += double(sum(signals)) * back * back;
+  *block_noise += double(sum(noises)) * back * back;
+  *block_least = std::max(*block_least, largest(leasts));
+}
+
+// -------------------------------------------------------------------------------------------------- thread totals
+
+struct Sums {
+  double signal = 0, noise = 0, cross = 0, error = 0;
+};
+
+// Bin of a positive ratio: its binade and the top bits of its fraction, from the bits alone.
+inline int ratio_bin(double ratio, int fraction_bits, int lowest_exponent, int bins) {
+  int64_t bits;
+  std::memcpy(&bits, &ratio, 8);
+  int64_t bin = (bits >> (52 - fraction_bits)) - (int64_t(1023 + lowest_exponent) << fraction_bits);
+  return int(std::clamp<int64_t>(bin, 0, bins - 1));
+}
+
+// A thread's own counts; merging them in any order gives the same.
+struct Counts {
+  MxStats stats{};
+  uint32_t byte_counts[4][kCodeBins] = {};  // four, so that equal neighbours do not wait for each other's store
+  int64_t pending = 0;
+  float max_abs = 0, max_rel = 0;
+  uint32_t amax = 0;
+
+  Counts() {
+    stats.first_nonfinite = -1;
+    stats.min_block_sqnr = stats.min_block_range = -1;
+  }
+
+  // Counts bytes that hold one code each, or two 4-bit codes (`pairs`, the same for all calls).
+  void count_bytes(const uint8_t* bytes, int n, bool pairs) {
+    int i = 0;
+    for (; i + 4 <= n; i += 4) {
+      ++byte_counts[0][bytes[i]];
+      ++byte_counts[1][bytes[i + 1]];
+      ++byte_counts[2][bytes[i + 2]];
+      ++byte_counts[3][bytes[i + 3]];
+    }
+    for (; i < n; ++i) ++byte_counts[0][bytes[i]];
+    if ((pending += n) > int64_t(1) << 30) flush_bytes(pairs);
+  }
+
+  void flush_bytes(bool pairs) {
+    for (int c = 0; c < kCodeBins; ++c)
+      for (auto& table : byte_counts) {
+        stats.code_bins[pairs ? c & 0xF : c] += table[c];
+        if (pairs) stats.code_bins[c >> 4] += table[c];
+        table[c] = 0;
+      }
+    pending = 0;
+  }
+
+  // Ends a span: its sums go to the chunk's, its extremes to the thread's.
+  void add_span(const SpanView& v, int n, const SpanSums& s, float unit, Sums& sums) {
+    const double back = 1.0 / double(unit);
+    sums.cross += double(sum(s.cross)) * back * back;
+    sums.error += double(sum(s.error)) * back;
+    max_abs = std::max(max_abs, largest(s.off));
+    const uint32_t underflowed = total(s.underflowed);
+    stats.underflowed += underflowed;
+    // A zero code of a nonzero element is an error of all of it; other relative errors are worth a division only where
+    // one may exceed the largest so far.
+    if (underflowed) max_rel = std::max(max_rel, 1.0f);
+    if (largest(s.relative))
+      for (int k = 0; k < n; ++k)
+        if (float magnitude = std::fabs(v.x[k]); magnitude > 0)
+          max_rel = std::max(max_rel, std::fabs(v.values[k] - v.x[k]) / magnitude);
+  }
+
+  void add_worst(double noise, int64_t block) {
+    auto worse = [](const MxWorst& a, const MxWorst& b) { return a.noise != b.noise ? a.noise > b.noise : a.block < b.block; };
+    const MxWorst candidate{noise, block};
+    int64_t& count = stats.worst_count;
+    if (count == kWorst && !worse(candidate, stats.worst[kWorst - 1])) return;
+    int64_t at = count < kWorst ? count++ : kWorst - 1;
+    for (; at > 0 && worse(candidate, stats.worst[at - 1]); --at) stats.worst[at] = stats.worst[at - 1];
+    stats.worst[at] = candidate;
+  }
+
+  void see_nonfinite(uint32_t bits, int64_t at) {
+    ++(bits == MX_INFINITY_BITS ? stats.infinite : stats.nan);
+    if (stats.first_nonfinite < 0 || at < stats.first_nonfinite) stats.first_nonfinite = at;
+  }
+
+  // Ends blocks 0..n of `b`, whose numbers in the grid are first..first+n.
+  void add_blocks(const Blocks& b, int n, int64_t first, bool narrow_scales, const MxFloat& scale, Sums& sums) {
+    alignas(64) double ratio[kStripe], range[kStripe];
+    for (int i = 0; i < n; ++i) {
+      ratio[i] = b.signal[i] / b.noise[i];
+      range[i] = double(mx_float(std::min(b.amax[i], MX_INFINITY_BITS - 1u))) / double(mx_float(0u - b.least[i]));
+    }
+    stats.blocks += n;
+    for (int i = 0; i < n; ++i) {
+      const uint32_t decode = narrow_scales ? mx_bits(mx_decode(b.stored[i], scale)) : mx_bits(b.decode[i]);
+      ++stats.scale_bins[b.is_nan[i] ? kScaleBins - 1 : int(decode >> 23 & 0xFF)];
+      if (b.is_nan[i]) {
+        ++stats.nan_blocks;
+        continue;
+      }
+      sums.signal += b.signal[i];
+      sums.noise += b.noise[i];
+      stats.saturated += b.saturated[i];
+      stats.saturated_blocks += b.saturated[i] > 0;
+      stats.scale_underflowed_blocks += b.is_lost[i];
+      ++stats.block_code_bins[b.top_code[i]];
+      amax = std::max(amax, b.amax[i] < MX_INFINITY_BITS ? b.amax[i] : 0u);
+      if (b.least[i] == kNoneLeast) {
+        stats.zero_blocks += b.amax[i] == 0;
+        continue;
+      }
+      ++stats.range_bins[ratio_bin(range[i], 2, 0, kRangeBins)];
+      if (stats.min_block_range < 0 || range[i] < stats.min_block_range) stats.min_block_range = range[i];
+      if (b.noise[i] > 0) {
+        ++stats.sqnr_bins[ratio_bin(ratio[i], 4, -16, kSqnrBins - 1)];
+        if (stats.min_block_sqnr < 0 || ratio[i] < stats.min_block_sqnr) stats.min_block_sqnr = ratio[i];
+        if (stats.worst_count < kWorst || b.noise[i] >= stats.worst[kWorst - 1].noise) add_worst(b.noise[i], first + i);
+      } else {
+        ++stats.sqnr_bins[kSqnrBins - 1];
+      }
+    }
+  }
+
+  // Adds what this thread counted to `s`; sums are added elsewhere, in the order of chunks.
+  void merge_into(MxStats& s) const {
+    static constexpr int64_t MxStats::*counters[] = {
+        &MxStats::blocks,      &MxStats::zero_blocks,  &MxStats::nan_blocks,
+        &MxStats::saturated,   &MxStats::saturated_blocks, &MxStats::underflowed,
+        &MxStats::scale_underflowed_blocks, &MxStats::nan, &MxStats::infinite, &MxStats::measured};
+    for (auto counter : counters) s.*counter += stats.*counter;
+    auto add_bins = [](int64_t* a, const int64_t* b, int n) { for (int i = 0; i < n; ++i) a[i] += b[i]; };
+    add_bins(s.scale_bins, stats.scale_bins, kScaleBins);
+    add_bins(s.code_bins, stats.code_bins, kCodeBins);
+    add_bins(s.block_code_bins, stats.block_code_bins, kCodeBins);
+    add_bins(s.sqnr_bins, stats.sqnr_bins, kSqnrBins);
+    add_bins(s.range_bins, stats.range_bins, kRangeBins);
+    s.amax = std::max(s.amax, double(mx_float(amax)));
+    s.max_abs_error = std::max(s.max_abs_error, double(max_abs));
+    s.max_rel_error = std::max(s.max_rel_error, double(max_rel));
+    auto least = [](double& a, double b) { if (b >= 0 && (a < 0 || b < a)) a = b; };
+    least(s.min_block_sqnr, stats.min_block_sqnr);
+    least(s.min_block_range, stats.min_block_range);
+    if (stats.first_nonfinite >= 0 && (s.first_nonfinite < 0 || stats.first_nonfinite < s.first_nonfinite))
+      s.first_nonfinite = stats.first_nonfinite;
+  }
+};
+
+}  // namespace
+}  // namespace MXCLI_ISA
+
+#endif

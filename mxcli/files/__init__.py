@@ -1,0 +1,1 @@
+"""Reads and writes checkpoints; never rounds a value."""

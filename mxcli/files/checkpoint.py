@@ -1,0 +1,190 @@
+"""A checkpoint of any kind, opened from its headers: every tensor, where it lies, what it is for and what is
+odd.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mxcli.errors import InputError, printable, together
+from mxcli.files.captures import Capture, captured
+from mxcli.files.dialect import detect_dialect
+from mxcli.files.directory import NUMPY, PYTORCH, SAFETENSORS
+from mxcli.files.index import ShardIndex, absent_tensors, index_notes
+from mxcli.files.model_files import read_config, read_producer_config, side_files
+from mxcli.files.numpy_file import read_npy, read_npz
+from mxcli.files.pytorch_file import read_pytorch
+from mxcli.files.reading import read_in_place
+from mxcli.files.remarks import remarks
+from mxcli.files.roles import MTP, WEIGHT, mtp_prefixes
+from mxcli.files.safetensors_file import read_safetensors
+from mxcli.files.source import Source, locate
+from mxcli.files.tensors import IN_MEMORY, Array, FileContents, TensorInfo
+from mxcli.files.ties import tied_by_config
+
+READERS: Mapping[str, Callable[[Path], FileContents]] = {
+    SAFETENSORS: read_safetensors,
+    PYTORCH: read_pytorch,
+    NUMPY: lambda path: read_npz(path) if path.suffix == ".npz" else read_npy(path),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What `open_checkpoint` found.
+
+    `kind` is "safetensors", "pytorch" or "numpy"; `root` the directory of the source and `files` its weight
+    files in order. `tensors` runs through the files in order and through each file by position. `metadata`
+    holds each safetensors file's `__metadata__`. `config` is the parsed config.json, `side_files` what an
+    output must carry along (paths under `root`; empty for a file opened by itself). `tied` maps an alias to
+    the name that is stored; the alias is in `tensors` too when the file stores it as a second view (PyTorch).
+    `captures` holds the capture record of each captured tensor. `dialect` names the quantized layout, None
+    for plain tensors. `index` is the shard index followed. `notes` are sentences about everything odd.
+    """
+
+    kind: str
+    root: Path
+    files: tuple[Path, ...]
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[Path, Mapping[str, str]]
+    config: Mapping[str, object] | None
+    side_files: tuple[Path, ...]
+    tied: Mapping[str, str]
+    captures: Mapping[str, Capture]
+    dialect: str | None
+    index: Path | None
+    notes: tuple[str, ...]
+    decoders: Mapping[Path, Callable[[TensorInfo], Array]] = field(repr=False, compare=False)
+
+
+def open_checkpoint(source: str | Path) -> Checkpoint:
+    """The checkpoint at `source`, from headers only (PyTorch files are unpickled, weights-only).
+
+    Raises InputError naming every problem of the source at once.
+    """
+    located = locate(source)
+    notes, problems = list(located.notes), list[str]()
+    contents: dict[Path, FileContents] = {}
+    for path in located.files:
+        with _collecting(problems):
+            contents[path] = READERS[located.kind](path)
+    tensors: dict[str, TensorInfo] = {}
+    if not problems:
+        tensors = _one_each(located.index, contents, notes, problems)
+    captures: dict[str, Capture] = {}
+    for path, part in contents.items():
+        with _collecting(problems):
+            captures |= captured(path, part.metadata, {info.name for info in part.tensors})
+    config = producer_config = None
+    # The configuration beside a file opened by itself may be anyone's, so it cannot make the file unreadable.
+    with _collecting(problems if located.is_model else notes):
+        config = read_config(located.root)
+    with _collecting(problems):
+        producer_config = read_producer_config(located.root) if located.is_model else None
+    if not tensors and not problems:
+        problems.append(f"{printable(source)}: holds no tensors.")
+    if problems:
+        raise together(InputError, printable(source), problems)
+    dialect, dialect_notes = detect_dialect(tensors, config, producer_config)
+    return _described(
+        located, contents, _with_roles(tensors, captures), captures, config, dialect, notes + dialect_notes
+    )
+
+
+def _described(
+    located: Source,
+    contents: Mapping[Path, FileContents],
+    tensors: Mapping[str, TensorInfo],
+    captures: Mapping[str, Capture],
+    config: Mapping[str, object] | None,
+    dialect: str | None,
+    notes: list[str],
+) -> Checkpoint:
+    """The record of a source without problems, with its ties, side files and all remaining notes."""
+    notes += [note for part in contents.values() for note in part.notes]
+    tied = {alias: stored for part in contents.values() for alias, stored in part.tied.items()}
+    beside: tuple[Path, ...] = ()
+    if located.is_model:
+        ties, tie_notes = tied_by_config(tensors, config)
+        beside, side_notes = side_files(located.root, contents)
+        tied |= ties
+        notes += tie_notes + side_notes
+    if located.index:
+        notes += index_notes(located.index, tensors)
+    metadata = {path: part.metadata for path, part in contents.items() if located.kind == SAFETENSORS}
+    notes += remarks(tensors, metadata, tied, config)
+    return Checkpoint(
+        kind=located.kind,
+        root=located.root,
+        files=tuple(contents),
+        tensors=tensors,
+        metadata=metadata,
+        config=config,
+        side_files=beside,
+        tied=tied,
+        captures=captures,
+        dialect=dialect,
+        index=located.index.path if located.index else None,
+        notes=tuple(notes),
+        decoders={path: part.decode for path, part in contents.items() if part.decode},
+    )
+
+
+def read(checkpoint: Checkpoint, info: TensorInfo) -> Array:
+    """One tensor, read-only and C-contiguous: BF16 as uint16, FP8 and narrower as bytes, else its numpy type.
+
+    The array is a map of the file where the bytes lie in place and aligned, else a copy; it holds no other
+    tensor in memory. `release_pages` gives the memory of a mapped one back early. Raises InputError when the
+    file has changed.
+    """
+    if info.offset == IN_MEMORY:
+        return checkpoint.decoders[info.file](info)
+    return read_in_place(info)
+
+
+@contextmanager
+def _collecting(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        problems += error.reasons
+    except OSError as error:
+        problems.append(f"{printable(error.filename)}: cannot be read: {printable(error.strerror)}.")
+
+
+def _one_each(
+    index: ShardIndex | None, contents: Mapping[Path, FileContents], notes: list[str], problems: list[str]
+) -> dict[str, TensorInfo]:
+    """Name to tensor in file order; a repeated name is the one the index says, without index a problem."""
+    tensors: dict[str, TensorInfo] = {}
+    for info in (info for part in contents.values() for info in part.tensors):
+        first = tensors.setdefault(info.name, info)
+        if first is info:
+            continue
+        where = f"'{printable(info.name)}' is in {printable(first.file.name)} and {printable(info.file.name)}"
+        if index is None or info.name not in index.weight_map:
+            problems.append(f"{printable(info.file.parent)}: tensor {where}; keep one of them.")
+            continue
+        if index.weight_map[info.name] == info.file:
+            tensors[info.name] = info
+        notes.append(f"{where}; the one the index names is read.")
+    if index:
+        problems += absent_tensors(index, tensors)
+    return tensors
+
+
+def _with_roles(tensors: Mapping[str, TensorInfo], captures: Mapping[str, Capture]) -> dict[str, TensorInfo]:
+    """The tensors with the roles that names alone do not show: captured ones, and weights of MTP blocks."""
+    prefixes = mtp_prefixes(tensors)
+    inside = re.compile("|".join(map(re.escape, sorted(prefixes)))) if prefixes else None
+    changed = {}
+    for name, info in tensors.items():
+        if name in captures:
+            changed[name] = replace(info, role=str(captures[name]["role"]))
+        elif inside and info.role == WEIGHT and inside.match(name):
+            changed[name] = replace(info, role=MTP)
+    return {name: changed.get(name, info) for name, info in tensors.items()}

@@ -1,0 +1,131 @@
+"""Whose quantized layout a source is in, by its configuration and the names and dtypes of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mxcli.errors import printable
+from mxcli.files.tensors import DTYPES, TensorInfo
+
+FP8 = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+BYTES = frozenset({"U8", "I8"})
+CODES = FP8 | BYTES | {"F4", "F6_E2M3", "F6_E3M2"}
+ANY = frozenset(DTYPES)
+UNSCALED, UNKNOWN = "fp8-unscaled", "unknown"
+
+# quant_method as configurations spell it, to the dialect it means; others stand for themselves.
+METHODS = {
+    "compressed-tensors": "compressed-tensors",
+    "compressed_tensors": "compressed-tensors",
+    "modelopt": "modelopt",
+    "modelopt_fp4": "modelopt",
+    "fp8": "fp8-block",
+    "mxfp8": "mxfp8",
+    "mxfp4": "gpt-oss",
+    "torchao": "torchao",
+    "quark": "quark",
+    "mxcli": "mxcli",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor a signature asks for: its name's last segment (or the end of it, `_…`), dtypes, dimensions."""
+
+    ending: str
+    dtypes: frozenset[str] = ANY
+    dims: range = range(65)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A dialect and the leaves that must all occur for it."""
+
+    dialect: str
+    leaves: tuple[Leaf, ...]
+
+
+_SCALAR, _GRID = range(1), range(2, 65)
+# The first signature that fits decides.
+SIGNATURES = (
+    Signature("bitsandbytes", (Leaf("absmax"),)),
+    Signature("gptq", (Leaf("qweight"), Leaf("g_idx"))),
+    Signature("awq", (Leaf("qweight"), Leaf("qzeros"))),
+    Signature("torchao", (Leaf("_qdata", CODES), Leaf("_scale"))),
+    Signature("gpt-oss", (Leaf("_blocks", BYTES), Leaf("_scales", BYTES))),
+    Signature("compressed-tensors", (Leaf("weight_packed"), Leaf("weight_scale"))),
+    Signature("fp8-block", (Leaf("weight", FP8), Leaf("weight_scale_inv"))),
+    Signature("fp8-block", (Leaf("weight", CODES), Leaf("scale", frozenset({"F8_E8M0"})))),
+    Signature("fp8-block", (Leaf("weight", FP8), Leaf("scale", frozenset({"F32"}), _GRID))),
+    Signature("modelopt", (Leaf("weight", CODES), Leaf("weight_scale_2"))),
+    Signature("modelopt", (Leaf("weight", FP8), Leaf("weight_scale", frozenset({"F32"}), _SCALAR))),
+    Signature("quark", (Leaf("weight", FP8), Leaf("weight_scale", frozenset({"BF16"}), _SCALAR))),
+    Signature("quark", (Leaf("weight", BYTES), Leaf("weight_scale", BYTES))),
+    Signature("compressed-tensors", (Leaf("weight", CODES), Leaf("weight_scale"))),
+    Signature("comfy-fp8", (Leaf("weight", FP8), Leaf("scale_weight"))),
+    Signature(UNSCALED, (Leaf("weight", FP8),)),
+)
+
+
+def detect_dialect(
+    tensors: Mapping[str, TensorInfo],
+    config: Mapping[str, object] | None,
+    producer_config: Mapping[str, object] | None = None,
+) -> tuple[str | None, list[str]]:
+    """The dialect, or None for plain tensors, and notes on it.
+
+    `config` is config.json and `producer_config` hf_quant_config.json. The configuration decides, but only
+    when some tensor holds codes; without a configuration the tensors' names and dtypes decide. Codes that
+    nothing explains are the dialect "unknown", so that they are never taken for plain numbers.
+    """
+    stated = _stated(config, producer_config)
+    if not any(info.role == "codes" or info.dtype in FP8 for info in tensors.values()):
+        return None, [
+            f"The configuration says {printable(stated)}, but no tensor holds codes."
+        ] if stated else []
+    if stated in METHODS:
+        return METHODS[stated], []
+    if stated:
+        return stated, [f"Quantized by {printable(stated)}, which this program does not read."]
+    seen = _seen(tensors.values())
+    if seen is None:
+        return UNKNOWN, ["Some tensors hold codes of 8 bits or fewer, but no known layout fits."]
+    if seen == UNSCALED:
+        return seen, ["FP8 weights without scales: plain casts, or their scales are missing."]
+    return seen, [f"No quantization_config; {seen} is recognised by the names and dtypes of the tensors."]
+
+
+def _stated(config: Mapping[str, object] | None, producer_config: Mapping[str, object] | None) -> str | None:
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))] if config else []
+    for part in parts:
+        for key in ("quantization_config", "compression_config"):
+            found = part.get(key) if part else None
+            method = found.get("quant_method") if isinstance(found, dict) else None
+            if isinstance(method, str) and method:
+                return method.lower()
+            if isinstance(found, dict) and "quant_algo" in found:
+                return "modelopt"
+    quantization = producer_config.get("quantization") if producer_config else None
+    if isinstance(quantization, dict) and quantization.get("quant_algo"):
+        return "modelopt"
+    return None
+
+
+def _seen(tensors: Iterable[TensorInfo]) -> str | None:
+    """The dialect of the first signature whose leaves all occur."""
+    present = {(info.name.rpartition(".")[2], info.dtype, len(info.shape)) for info in tensors}
+    for signature in SIGNATURES:
+        if all(_occurs(leaf, present) for leaf in signature.leaves):
+            return signature.dialect
+    return None
+
+
+def _occurs(leaf: Leaf, present: set[tuple[str, str, int]]) -> bool:
+    exact = not leaf.ending.startswith("_")
+    return any(
+        dtype in leaf.dtypes
+        and dims in leaf.dims
+        and (name == leaf.ending if exact else name.endswith(leaf.ending))
+        for name, dtype, dims in present
+    )

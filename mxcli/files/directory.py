@@ -1,0 +1,136 @@
+"""Which files of a directory make up its model."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from mxcli.errors import InputError, printable, together
+
+SAFETENSORS, PYTORCH, NUMPY = "safetensors", "pytorch", "numpy"
+KINDS = {
+    ".safetensors": SAFETENSORS,
+    ".pt": PYTORCH,
+    ".pth": PYTORCH,
+    ".bin": PYTORCH,
+    ".npy": NUMPY,
+    ".npz": NUMPY,
+}
+INDEX_SUFFIX = ".index.json"
+PARTIAL_SUFFIX = ".partial"
+# Where one of these exists and no index does, it alone is the model, as for the libraries that wrote it.
+SOLE = {SAFETENSORS: "model.safetensors", PYTORCH: "pytorch_model.bin"}
+USUAL_INDEXES = tuple(name + INDEX_SUFFIX for name in SOLE.values())
+# Files with a checkpoint's ending that are no part of the model beside them, and why.
+ASIDE = (
+    (r"consolidated.*\.(safetensors|pth)$", "the same model under its maker's own names"),
+    (r"adapter_model\.(safetensors|bin)$", "a LoRA adapter"),
+    (r"(training_args|optimizer|scheduler|rng_state).*\.(bin|pt|pth)$", "training state"),
+)
+SHARD_NAME = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.[a-z]+)")
+MAX_SHARDS = 100_000
+
+
+def listing(root: Path) -> list[str]:
+    """Names of the visible files of a directory, sorted; raises InputError when it cannot be listed."""
+    try:
+        with os.scandir(root) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+            return sorted(entry.name for entry in visible if not entry.is_dir())
+    except OSError as error:
+        raise InputError(f"{printable(root)}: cannot be listed: {printable(error)}.") from error
+
+
+def of_kind(kind: str, names: list[str]) -> list[str]:
+    """The names with an ending of the kind."""
+    return [name for name in names if KINDS.get(Path(name).suffix) == kind]
+
+
+def choose_index(root: Path, names: list[str], notes: list[str]) -> str | None:
+    """The index to follow: safetensors before PyTorch, the usual name before variants; None without one.
+
+    Raises InputError when there are several and none has the usual name.
+    """
+    for usual in USUAL_INDEXES:
+        found = [
+            name
+            for name in names
+            if name.endswith(Path(usual.removesuffix(INDEX_SUFFIX)).suffix + INDEX_SUFFIX)
+        ]
+        if usual in found:
+            if len(found) > 1:
+                notes.append(f"{len(found)} indexes found; {usual} is followed.")
+            return usual
+        if len(found) > 1:
+            raise InputError(
+                f"{printable(root)}: {len(found)} indexes and no {usual}; "
+                f"give one of them as the source: {', '.join(map(printable, found))}."
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def model_names(kind: str, names: list[str], notes: list[str]) -> list[str]:
+    """The files of one kind that make up a model without index; the notes say what is left aside."""
+    found = of_kind(kind, names)
+    sole = SOLE.get(kind)
+    if sole in found:
+        others = [name for name in found if name != sole]
+        if others:
+            notes.append(f"{counted(others)} beside {sole}, which is the model; not read.")
+        return [sole]
+    reasons = {name: why for name in found for pattern, why in ASIDE if re.fullmatch(pattern, name)}
+    kept = [name for name in found if name not in reasons]
+    if not kept:
+        return found
+    notes += [f"{printable(name)} is {why}; not read." for name, why in reasons.items()]
+    if len(kept) > 1:
+        notes.append(f"{counted(kept)} read as one model; there is no index.")
+    return kept
+
+
+def refuse_gaps(root: Path, names: list[str]) -> None:
+    """Raise InputError naming every missing shard that numbered names (`x-00001-of-00003`) imply."""
+    sets: dict[tuple[str, str, str], set[int]] = {}
+    for match in filter(None, map(SHARD_NAME.fullmatch, names)):
+        sets.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
+    missing = []
+    for (stem, total, ending), present in sets.items():
+        first = 0 if 0 in present else 1
+        for number in range(first, first + min(int(total), MAX_SHARDS)):
+            if number not in present:
+                missing.append(f"{stem}-{number:0{len(total)}d}-of-{total}{ending}")
+    if missing:
+        problems = [f"{printable(root / name)}: no such file; other shards imply it." for name in missing]
+        raise together(InputError, f"{printable(root)}: {len(missing):,} shards are missing", problems)
+
+
+def without_weights(root: Path, names: list[str]) -> str:
+    """Why a directory without weights is no checkpoint, with the way out that its content suggests."""
+    shown = printable(root)
+    folders = sorted(
+        folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith(".")
+    )
+    if any(folder.name == "snapshots" for folder in folders):
+        found = ", ".join(sorted(printable(folder) for folder in (root / "snapshots").iterdir()))
+        return f"{shown}: a download cache, not a checkpoint; give one of its snapshots: {found}."
+    foreign = [name for name in names if name.endswith((".gguf", ".h5", ".msgpack", ".onnx"))]
+    if foreign:
+        listed = ", ".join(map(printable, foreign[:3]))
+        return f"{shown}: no weights that can be read, only {listed}; give safetensors or PyTorch files."
+    holding = [
+        printable(folder.name) for folder in folders if any(Path(n).suffix in KINDS for n in listing(folder))
+    ]
+    if holding:
+        return f"{shown}: no weights in it, but in its folders {', '.join(holding[:10])}; give one of those."
+    return f"{shown}: no weights in it; {', '.join(KINDS)} or {INDEX_SUFFIX} files are needed."
+
+
+def counted(names: list[str]) -> str:
+    """The names as a subject with its verb: "a.bin is", "5 files (a.bin, b.bin, c.bin, …) are"."""
+    if len(names) == 1:
+        return f"{printable(names[0])} is"
+    listed = ", ".join(map(printable, names[:3])) + (", …" if len(names) > 3 else "")
+    return f"{len(names):,} files ({listed}) are"

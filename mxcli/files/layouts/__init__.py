@@ -1,0 +1,50 @@
+"""The layouts as rows: how quantized weights are stored for one consumer."""
+
+from __future__ import annotations
+
+from mxcli.errors import UsageError, did_you_mean, printable
+from mxcli.files.layouts.compressed_tensors import COMPRESSED_TENSORS
+from mxcli.files.layouts.layout import (
+    COLUMN,
+    QUANTIZATION_CONFIG,
+    ROW,
+    Content,
+    Entry,
+    Layout,
+    Weight,
+    quantized_from,
+    stored,
+)
+from mxcli.files.layouts.own import OWN
+
+__all__ = [
+    "COLUMN",
+    "LAYOUTS",
+    "OWN",
+    "PREFERRED",
+    "QUANTIZATION_CONFIG",
+    "ROW",
+    "Content",
+    "Entry",
+    "Layout",
+    "Weight",
+    "find_layout",
+    "quantized_from",
+    "stored",
+]
+
+LAYOUTS: dict[str, Layout] = {row.name: row for row in (COMPRESSED_TENSORS, OWN)}
+PREFERRED = COMPRESSED_TENSORS
+"""The layout taken where none is named and it holds the format and most of the weights; else OWN."""
+_BY_NAME = {name: row for row in LAYOUTS.values() for name in (row.name, *row.aliases)}
+
+
+def find_layout(name: str) -> Layout:
+    """The layout called `name`; raises UsageError for an unknown name."""
+    row = _BY_NAME.get(name.strip().lower())
+    if row is None:
+        raise UsageError(
+            f"unknown layout '{printable(name)}': known are "
+            f"{', '.join(LAYOUTS)}.{did_you_mean(name, _BY_NAME)}"
+        )
+    return row

@@ -1,0 +1,178 @@
+"""Our own layout, for every format: the keys of compressed-tensors, and a configuration that names format
+and rules.
+
+A plain tensor `x` becomes
+
+* `x_packed` (U8) for codes of 4 and 6 bits, packed row by row with element 0 in the low bits; codes of 8
+  bits keep the name `x`, as F8_E4M3, F8_E5M2, I8 (INT8, in units of 1/64) or U8;
+* `x_scale`: E8M0 codes as U8, codes of other 8-bit scales as F8_E4M3 or F8_E5M2, binary32 scales as F32;
+  one per block in the shape of the grid of blocks, or [1] for the whole tensor;
+* with a tensor scale, `x_global_scale` (F32 [1], the encode scale, as compressed-tensors) and `x_scale_2`
+  (F32 [], the decode scale, as ModelOpt). Which of them scales back, and how, is the named rule's order
+  of operations.
+
+The quantization_config holds what is true of most weights, and `tensors` what is different of one: its
+rules, the dtype of the plain tensor, `axis` (codes are of the tensor with its last two dimensions
+exchanged) and `columns` (its last dimension, where whole bytes do not tell it).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from mxcli.errors import InputError, UsageError, printable, together
+from mxcli.files.layouts.layout import (
+    CODES,
+    COLUMN,
+    DECODE,
+    ENCODE,
+    QUANTIZATION_CONFIG,
+    ROW,
+    SCALES,
+    Config,
+    Content,
+    Entry,
+    Layout,
+    Weight,
+    check_fit,
+    scale_shape,
+)
+from mxcli.files.tensors import DTYPES, TensorInfo
+from mxcli.numerics.blocks import packed_columns
+from mxcli.numerics.floats import FloatFormat
+from mxcli.numerics.formats import FORMATS, BlockFormat
+from mxcli.numerics.recipe import resolve
+
+METHOD, VERSION = "mxcli", 1
+_CODES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "int8": "I8"}
+_SCALES = {"e8m0": "U8", "e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "fp32": "F32"}
+_SETTINGS = ("format", "scale_rounding", "rounding", "dialect", "nonfinite", "dtype")
+
+
+def _codes_dtype(element: FloatFormat) -> str:
+    return _CODES.get(element.name, "U8")
+
+
+def _codes_name(name: str, row: BlockFormat) -> str:
+    return name + ("_packed" if row.element.stored_bits < 8 else "")
+
+
+def _contents(weight: Weight) -> tuple[Content, ...]:
+    row, name = weight.format, weight.name
+    codes_shape = (*weight.shape[:-1], packed_columns(row, weight.shape[-1]))
+    found = (
+        Content(Entry(_codes_name(name, row), _codes_dtype(row.element), codes_shape), CODES),
+        Content(Entry(name + "_scale", _SCALES[row.scale.name], scale_shape(weight)), SCALES),
+    )
+    if row.tensor_scale is None:
+        return found
+    encode, decode = Entry(name + "_global_scale", "F32", (1,)), Entry(name + "_scale_2", "F32", ())
+    return (*found, Content(encode, ENCODE), Content(decode, DECODE))
+
+
+def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
+    each = {weight.name: _of(weight) for weight in weights}
+    usual = {key: Counter(str(own[key]) for own in each.values()).most_common(1)[0][0] for key in _SETTINGS}
+    exceptions = {
+        name: {key: own[key] for key in own if own[key] != usual.get(key)} for name, own in each.items()
+    }
+    return {
+        "quant_method": METHOD,
+        "version": VERSION,
+        **usual,
+        "ignore": sorted(ignored),
+        "tensors": {name: own for name, own in exceptions.items() if own},
+    }
+
+
+def _of(weight: Weight) -> dict[str, object]:
+    recipe = weight.recipe
+    own: dict[str, object] = {
+        "format": recipe.format.name if recipe.format.name in FORMATS else recipe.format.spelling,
+        "scale_rounding": recipe.scale_rule.name,
+        "rounding": recipe.rounding.name,
+        "dialect": recipe.dialect.name,
+        "nonfinite": recipe.nonfinite,
+        "dtype": weight.dtype,
+    }
+    if weight.axis == COLUMN:
+        own["axis"] = COLUMN
+    columns = weight.shape[-1]
+    if _columns(weight.format, packed_columns(weight.format, columns)) != columns:
+        own["columns"] = columns
+    return own
+
+
+def _columns(row: BlockFormat, packed: int) -> int:
+    """Elements in a row of packed bytes, taking every bit as used."""
+    return packed * 8 // row.element.stored_bits
+
+
+def _weights(tensors: Mapping[str, TensorInfo], config: Config) -> list[Weight]:
+    settings = config.get(QUANTIZATION_CONFIG)
+    if not isinstance(settings, Mapping):
+        raise InputError("config.json: without its quantization_config the codes cannot be read.")
+    if settings.get("version") != VERSION:
+        raise InputError(
+            f"config.json: its quantization_config has version {printable(settings.get('version'))}; this "
+            "program "
+            f"reads {VERSION}."
+        )
+    exceptions = settings.get("tensors", {})
+    if not isinstance(exceptions, Mapping):
+        raise InputError("config.json: the 'tensors' of its quantization_config must be an object.")
+    problems, found = [], []
+    for name in (key.removesuffix("_scale") for key in tensors if key.endswith("_scale")):
+        try:
+            own = exceptions.get(name, {})
+            weight = _weight(name, {**settings, **(own if isinstance(own, Mapping) else {})}, tensors)
+        except (ValueError, UsageError) as fault:
+            problems.append(f"{printable(name)}: {fault}.")
+        else:
+            found += [weight] if weight else []
+    if problems:
+        raise together(InputError, "Weights that do not fit their quantization_config", problems)
+    return found
+
+
+def _weight(name: str, settings: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Weight | None:
+    """The weight called `name`, or None where a tensor merely ends in `_scale`; raises ValueError for a
+    misfit.
+    """
+    recipe = resolve(
+        str(settings.get("format")),
+        scale_rounding=_text(settings, "scale_rounding"),
+        rounding=_text(settings, "rounding"),
+        dialect=_text(settings, "dialect"),
+        nonfinite=_text(settings, "nonfinite") or "saturate",
+    )
+    codes = tensors.get(_codes_name(name, recipe.format))
+    if codes is None or codes.dtype != _codes_dtype(recipe.format.element) or not codes.shape:
+        return None
+    columns = settings.get("columns", _columns(recipe.format, codes.shape[-1]))
+    dtype, axis = settings.get("dtype"), settings.get("axis", ROW)
+    if not isinstance(columns, int) or dtype not in DTYPES or axis not in (ROW, COLUMN):
+        raise ValueError(
+            f"columns {columns}, dtype {dtype} or axis {axis} of its quantization_config makes no sense"
+        )
+    weight = Weight(name, (*codes.shape[:-1], columns), recipe, str(dtype), str(axis))
+    check_fit(_contents(weight), tensors, recipe.format.name)
+    return weight
+
+
+def _text(settings: Mapping[str, object], key: str) -> str | None:
+    value = settings.get(key)
+    return None if value is None else str(value)
+
+
+OWN = Layout(
+    name=METHOD,
+    meaning="our own, for every format: read by mxcli dequantize, described in full by its configuration",
+    source="mxcli",
+    formats=tuple(FORMATS),
+    refusal=lambda weight: None,
+    contents=_contents,
+    settings=_settings,
+    weights=_weights,
+)

@@ -1,0 +1,80 @@
+"""The formats of compressed-tensors that we write, as rows: what its quantization_config says of each.
+
+NVFP4 and MX layers state no activation scheme: their weights alone are quantized. `float-quantized`
+implies one, so FP8 layers state dynamic activations, which need no calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_KEYS = ("num_bits", "type", "strategy", "group_size", "block_structure")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What a configuration says of one of our formats: `weights` and `activations` are its
+    QuantizationArgs.
+    """
+
+    ours: str
+    format: str
+    weights: Mapping[str, object]
+    activations: Mapping[str, object] | None = None
+    scale_dtype: str = "U8"
+    symbols: Mapping[str, object] = field(default_factory=lambda: {"type": "float", "symmetric": True})
+
+    @property
+    def group(self) -> dict[str, object]:
+        """A config group, but for its targets."""
+        activations = (
+            None if self.activations is None else {**self.symbols, **self.activations, "dynamic": True}
+        )
+        return {
+            "format": self.format,
+            "weights": {**self.symbols, **self.weights, "dynamic": False},
+            "input_activations": activations,
+            "output_activations": None,
+        }
+
+    def means(self, args: Mapping[str, object]) -> bool:
+        """Whether QuantizationArgs of weights say this scheme."""
+        own = {**self.symbols, **self.weights}
+        return all(own.get(key) == args.get(key) for key in _KEYS)
+
+
+def _mx(ours: str, format: str, bits: int) -> Scheme:
+    group = {"num_bits": bits, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    return Scheme(ours, format, group)
+
+
+def _fp8(ours: str, strategy: str, activations: Mapping[str, object], **more: object) -> Scheme:
+    weights = {"num_bits": 8, "strategy": strategy, **more}
+    return Scheme(ours, "float-quantized", weights, {"num_bits": 8, **activations}, scale_dtype="F32")
+
+
+SCHEMES: dict[str, Scheme] = {
+    row.ours: row
+    for row in (
+        Scheme(
+            "nvfp4",
+            "nvfp4-pack-quantized",
+            {
+                "num_bits": 4,
+                "strategy": "tensor_group",
+                "group_size": 16,
+                "scale_dtype": "torch.float8_e4m3fn",
+            },
+            scale_dtype="F8_E4M3",
+        ),
+        _mx("mxfp4_e2m1", "mxfp4-pack-quantized", 4),
+        _mx("mxfp6_e2m3", "mxfp6-pack-quantized", 6),
+        _mx("mxfp8_e4m3", "mxfp8-quantized", 8),
+        _fp8("fp8_e4m3", "tensor", {"strategy": "tensor"}),
+        _fp8("fp8_e4m3_channel", "channel", {"strategy": "token"}),
+        _fp8(
+            "fp8_e4m3_128x128", "block", {"strategy": "group", "group_size": 128}, block_structure=[128, 128]
+        ),
+    )
+}

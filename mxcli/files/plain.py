@@ -1,0 +1,148 @@
+"""Distrust of what lies under a path: only regular files are opened, and foreign content is recognised by its
+bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mxcli.errors import InputError, printable
+
+MAX_JSON_BYTES = 1 << 30
+HEAD_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Content that is often found where a checkpoint is expected: how it begins, what it is, what to do."""
+
+    begins: Callable[[bytes], bool]
+    what: str
+    way_out: str
+
+
+FOREIGN = (
+    Foreign(
+        lambda head: head.startswith(b"version https://git-lfs"),
+        "a Git LFS pointer, not the file itself",
+        "fetch the real file with 'git lfs pull'",
+    ),
+    Foreign(
+        lambda head: head.lstrip().lower().startswith((b"<!doctype", b"<html")),
+        "an HTML page, probably a failed download",
+        "download the file again",
+    ),
+    Foreign(
+        lambda head: head.startswith(b"GGUF"),
+        "a GGUF file",
+        "give the safetensors or PyTorch checkpoint it was made from",
+    ),
+    Foreign(
+        lambda head: head.startswith(b"PK\x03\x04"),
+        "a zip archive (PyTorch or npz)",
+        "give it the ending .pt or .npz",
+    ),
+    Foreign(
+        lambda head: head.startswith(b"\x93NUMPY"),
+        "a NumPy array",
+        "give it the ending .npy",
+    ),
+    Foreign(
+        lambda head: head.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")),
+        "a Python pickle",
+        "give it the ending .pt if PyTorch wrote it",
+    ),
+    Foreign(
+        lambda head: head.startswith(b"\x89HDF\r\n"),
+        "an HDF5 file",
+        "convert it to safetensors first",
+    ),
+    Foreign(
+        lambda head: head.lstrip().startswith((b'{"error', b"Access", b"Entry not found", b"Invalid")),
+        "an error message of a server, not the file",
+        "download the file again",
+    ),
+)
+
+
+def foreign_content(path: Path, head: bytes, size: int) -> str | None:
+    """One sentence on what the file is if its first bytes are those of a FOREIGN row, else None."""
+    for row in FOREIGN:
+        if row.begins(head):
+            pointed = re.search(rb"^size (\d{1,18})$", head, re.MULTILINE) if "LFS" in row.what else None
+            real = f" (the real file has {int(pointed[1]):,} bytes)" if pointed else ""
+            return f"{printable(path)}: {size:,} bytes, {row.what}{real}; {row.way_out}."
+    return None
+
+
+def path_problem(path: Path) -> str | None:
+    """Why `path` cannot be opened as a regular file or listed as a directory, as one sentence, or None."""
+    shown = printable(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            return (
+                f"{shown}: link to {printable(os.readlink(path))}, which does not exist; finish the download."
+            )
+        return f"{shown}: no such file or directory."
+    except NotADirectoryError:
+        return f"{shown}: a parent of it is a file, not a directory."
+    except PermissionError:
+        return f"{shown}: permission denied; make it and its directory readable."
+    except (OSError, ValueError) as error:
+        return f"{shown}: cannot be opened: {printable(error)}."
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return f"{shown}: {_kind_of_node(mode)}; a regular file or a directory is needed."
+    needed = os.R_OK | os.X_OK if stat.S_ISDIR(mode) else os.R_OK
+    if not os.access(path, needed):
+        return f"{shown}: permission denied; make it readable."
+    return None
+
+
+def file_problem(path: Path) -> str | None:
+    """Like path_problem, and a directory is a problem too."""
+    problem = path_problem(path)
+    if problem is None and path.is_dir():
+        return f"{printable(path)}: a directory; a file is needed."
+    return problem
+
+
+def read_head(path: Path) -> tuple[bytes, int]:
+    """First HEAD_BYTES and the size of a regular, non-empty file; raises InputError for any other."""
+    problem = file_problem(path)
+    if problem:
+        raise InputError(problem)
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise InputError(f"{printable(path)}: cannot be read: {printable(error)}.") from error
+    if size == 0:
+        raise InputError(f"{printable(path)}: empty file (0 bytes); download or write it again.")
+    return head, size
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """A JSON file whose top is an object; raises InputError naming the file, line and column."""
+    _, size = read_head(path)
+    if size > MAX_JSON_BYTES:
+        raise InputError(f"{printable(path)}: {size:,} bytes of JSON; the limit is {MAX_JSON_BYTES:,}.")
+    try:
+        parsed = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise InputError(f"{printable(path)}: not valid JSON: {printable(error)}.") from error
+    if not isinstance(parsed, dict):
+        raise InputError(f"{printable(path)}: the top of the JSON is {type(parsed).__name__}, not an object.")
+    return parsed
+
+
+def _kind_of_node(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device file")

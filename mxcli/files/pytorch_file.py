@@ -1,0 +1,184 @@
+"""PyTorch checkpoints (.pt, .pth, .bin), loaded weights-only: names flattened with dots, never any code."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mxcli.errors import EnvironmentFailure, InputError, printable, together
+from mxcli.files.plain import HEAD_BYTES, foreign_content, read_head
+from mxcli.files.roles import role_of
+from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, TensorInfo, byte_count
+from mxcli.files.unpickled import flatten, load_weights
+from mxcli.files.zipped import member_start
+
+NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float4_e2m1fn_x2": "F4",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+}
+
+
+def read_pytorch(path: Path) -> FileContents:
+    """Tensors of one file in pickle order; those of the zip format lie in place, others stay in memory.
+
+    Raises InputError for TorchScript archives, pickles that need code, damaged files, clashing flattened
+    names and tensors without a safetensors counterpart; EnvironmentFailure when PyTorch is missing.
+    """
+    head, size = read_head(path)
+    shown = printable(path)
+    foreign = foreign_content(path, head, size)
+    if foreign and not head.startswith((b"PK", b"\x80")):
+        raise InputError(foreign)
+    records = _records(path) if head.startswith(b"PK") else {}
+    leaves, others, problems = _tensors_of(load_weights(path, mapped=bool(records)), path)
+    described: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    for name, tensor in leaves.items():
+        try:
+            dtype, shape = _described(tensor)
+            described[name] = dtype, shape, byte_count(dtype, shape)
+        except ValueError as fault:
+            problems.append(f"{shown}: tensor '{printable(name)}': {fault}.")
+    if problems:
+        raise together(InputError, shown, problems)
+    if not leaves:
+        raise InputError(f"{shown}: holds no tensors, only {others:,} other values.")
+    base = _mapped_at(leaves.values(), records)
+    tensors, kept = [], {}
+    for name, (dtype, shape, nbytes) in described.items():
+        tensor, offset = leaves[name], IN_MEMORY
+        if base is not None and nbytes and _is_plain(tensor):
+            offset = tensor.data_ptr() - base
+        else:
+            kept[name] = tensor
+        tensors.append(TensorInfo(name, dtype, shape, role_of(name, shape, dtype), path, offset, nbytes))
+    note = f"{shown}: {others:,} values that are not tensors (steps, options, names) are not read."
+    notes = (note,) if others else ()
+
+    def decode(info: TensorInfo) -> Array:
+        return _as_array(kept[info.name], info)
+
+    return FileContents(tuple(tensors), notes=notes, tied=_shared(leaves), decode=decode)
+
+
+def _records(path: Path) -> dict[int, int]:
+    """Position to size of every storage record of a zip checkpoint; none unless they can be mapped.
+
+    Raises InputError for TorchScript archives and damaged files.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            members = archive.infolist()
+            if any(member.filename.endswith("/constants.pkl") for member in members):
+                raise InputError(
+                    f"{printable(path)}: a TorchScript archive, which holds code; "
+                    "save its state_dict() with torch.save or safetensors instead."
+                )
+            data = [member for member in members if re.search(r"/data/[^/]+$", member.filename)]
+            orders = [member for member in members if member.filename.endswith("/byteorder")]
+            if any(archive.read(order) != b"little" for order in orders if order.file_size < HEAD_BYTES):
+                return {}
+            if any(member.compress_type != zipfile.ZIP_STORED for member in data):
+                return {}
+            return {member_start(file, member): member.file_size for member in data if member.file_size}
+    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{printable(path)}: truncated or damaged zip archive: {printable(error)}."
+        ) from error
+
+
+def _tensors_of(loaded: Any, path: Path) -> tuple[dict[str, Any], int, list[str]]:
+    """Tensors by flattened name, how many leaves are none, and a problem per name that occurs twice."""
+    leaves: dict[str, Any] = {}
+    problems = []
+    others = 0
+    for name, leaf in flatten(loaded, path):
+        if not hasattr(leaf, "untyped_storage"):
+            others += 1
+        elif name in leaves:
+            problems.append(f"{printable(path)}: two tensors flatten to the name '{printable(name)}'.")
+        else:
+            leaves[name] = leaf.detach()
+    return leaves, others, problems
+
+
+def _described(tensor: Any) -> tuple[str, tuple[int, ...]]:
+    """Safetensors dtype and logical shape; raises ValueError for tensors that are not plain dense numbers."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    layout = str(tensor.layout).removeprefix("torch.")
+    if layout != "strided" or tensor.is_quantized or tensor.is_meta:
+        kind = "without data" if tensor.is_meta else f"{layout} {dtype}"
+        raise ValueError(f"{kind} tensors cannot be read; save it as a dense float tensor")
+    if dtype not in NAMES:
+        raise ValueError(f"dtype {dtype} has no safetensors counterpart; convert it to float32")
+    shape = tuple(int(size) for size in tensor.shape)
+    name = NAMES[dtype]
+    per_byte = 8 // DTYPES[name].bits or 1
+    return name, (*shape[:-1], shape[-1] * per_byte) if per_byte > 1 and shape else shape
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether its elements lie one after the other as they are, neither strided nor lazily conjugated."""
+    return bool(tensor.is_contiguous()) and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _mapped_at(tensors: Iterable[Any], records: dict[int, int]) -> int | None:
+    """Address of byte 0 of the mapped file, or None unless storages and records correspond one to one."""
+    storages = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            storages[storage.data_ptr()] = storage.nbytes()
+    if not storages or len(storages) != len(records):
+        return None
+    base = min(storages) - min(records)
+    return base if {address - base: size for address, size in storages.items()} == records else None
+
+
+def _shared(leaves: dict[str, Any]) -> dict[str, str]:
+    """Later name to earlier name of tensors that are the same view of the same storage."""
+    first: dict[tuple[object, ...], str] = {}
+    tied = {}
+    for name, tensor in leaves.items():
+        view = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and first.setdefault(view, name) != name:
+            tied[name] = first[view]
+    return tied
+
+
+def _as_array(tensor: Any, info: TensorInfo) -> Array:
+    import torch
+
+    words = {1: torch.uint8, 2: torch.uint16}
+    try:
+        plain = tensor.resolve_conj().resolve_neg().contiguous()
+        if DTYPES[info.dtype].is_raw:
+            plain = plain.view(words[plain.element_size()])
+        array: Array = plain.numpy()
+    except (RuntimeError, MemoryError) as error:
+        raise EnvironmentFailure(
+            f"{printable(info.file)}: tensor '{printable(info.name)}' needs {info.nbytes:,} bytes of memory: "
+            f"{printable(error)}."
+        ) from error
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,185 @@
+"""What a tensor is for, from its name, shape and dtype: a table of roles and a table of tags.
+
+Every tensor has one role; by default only `weight` is quantized. Tags say where in the model it sits, and a
+tensor may have several. Both are selected as `@name`. A new spelling is one edited row here and its
+expectation in the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mxcli.files.tensors import DTYPES
+
+ACTIVATION, GRADIENT, WEIGHT, MTP = "activation", "gradient", "weight", "mtp"
+
+WIDE, NARROW, EXPONENT, INTEGER = "wide", "narrow", "exponent", "integer"
+ALL = (WIDE, NARROW, EXPONENT, INTEGER)
+FLOAT = (WIDE, NARROW)
+
+ANY, VECTOR, MATRIX, STACK = range(65), range(1, 2), range(2, 3), range(3, 4)
+MATRICES, KERNELS = range(2, 65), range(3, 65)
+
+NAME_END = 512
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRow:
+    """A role, its names (a regex, searched), why, and the dimension counts and dtype widths it covers."""
+
+    role: str
+    name: str
+    reason: str
+    dims: range = ANY
+    widths: tuple[str, ...] = ALL
+
+
+@dataclass(frozen=True, slots=True)
+class TagRow:
+    """A tag and the names it is found in (a searched regex)."""
+
+    tag: str
+    name: str
+
+
+_ROUTERS = r"(^|[._])(router|shared_expert_gate)(\.|$)|(^|\.)(mlp|moe|ffn|feed_forward|\w+_moe|mixer)\.gate\."
+_NORMS = r"(?i)(^|\.)([^.]*norm[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)\.(weight|gamma|scale|g)$"
+_TABLES = r"(?!patch)[^.]*embed(ding)?s?|(embed_(tokens|in|positions)|positional_embed)[^.]*|wte|wpe|shared"
+_EMBEDDINGS = rf"(^|\.)({_TABLES})(\.weight)?$"
+
+# The first row that fits decides.
+ROLES = (
+    RoleRow("lora", r"(^|[._])lora_|(^|[._])(hada_w|lokr_w)\d", "part of a LoRA adapter"),
+    RoleRow(
+        "buffer",
+        r"(^|\.)(running_(mean|var)|num_batches_tracked|position_ids|token_type_ids|g_idx)$",
+        "buffer",
+    ),
+    RoleRow(
+        "buffer",
+        r"inv_freq$|(^|\.)(freqs_cis|cos_cached|sin_cached)$|(^|\.)rotary_(pos_)?emb\.",
+        "rotary table",
+    ),
+    RoleRow("buffer", r"(^|\.)attn\.bias$", "stored causal mask", dims=MATRICES),
+    RoleRow("buffer", r"(^|\.)(masked_bias|attn_mask|causal_mask)$", "stored mask"),
+    RoleRow(
+        "scale", r"(^|[._])(weight|input|output|activation|act|q|k|v|kv)_scale(_inv|_2|s)?$", "scale of codes"
+    ),
+    RoleRow(
+        "scale",
+        r"_global_scale$|_per_tensor_scale$|_zero_point$|[._](qzeros|absmax|scales)$",
+        "scale of codes",
+    ),
+    RoleRow("scale", r"\.scale_(weight|input)$", "scale of codes"),
+    RoleRow("scale", r"", "powers of two", widths=(EXPONENT,)),
+    RoleRow("codes", r"(_packed|_qdata|_blocks|[._]qweight)$", "packed codes", widths=(INTEGER, NARROW)),
+    RoleRow("codes", r"(^|[._])weight$", "packed codes", dims=MATRICES, widths=(INTEGER,)),
+    RoleRow("buffer", r"", "not a float tensor", widths=(INTEGER,)),
+    RoleRow("embedding", r"relative_attention_bias|relative_position_bias_table", "table of position biases"),
+    RoleRow("bias", r"(^|[._])bias(_(ih|hh)(_l\d+)?(_reverse)?|_[kv])?$|\.beta$", "bias"),
+    RoleRow("router", _ROUTERS, "chooses experts"),
+    RoleRow("scale", r"\.scale$", "scale of codes", dims=MATRICES),
+    RoleRow("lm_head", r"(^|[._])lm_heads?(\.\d+)?(\.(decoder|linear))?\.weight$", "output head"),
+    RoleRow(
+        "lm_head", r"(^|\.)(embed_out|unembedding|vocab_projector|shared_head\.head)\.weight$", "output head"
+    ),
+    RoleRow(
+        "lm_head",
+        r"^((language_)?model\.|transformer\.)*(output|head|proj_out)\.weight$",
+        "output head",
+        MATRICES,
+    ),
+    RoleRow("lm_head", r"(^|\.)cls\.predictions\.decoder\.weight$", "output head"),
+    RoleRow("norm", _NORMS, "normalization"),
+    RoleRow("conv", r"(^|\.)patch_embed|conv", "convolution", dims=KERNELS, widths=FLOAT),
+    RoleRow("embedding", _EMBEDDINGS, "embedding table"),
+    RoleRow("other", r"(^|\.)(A_log|D|[^.]*_tokens?|sinks|logit_scale)$", "model parameter"),
+    RoleRow("norm", r"(^|[._])(weight|gamma|scale|g)$", "one value per channel", dims=VECTOR),
+    RoleRow("codes", r"", "already in 8 bits or fewer", dims=MATRICES, widths=(NARROW,)),
+    RoleRow(MTP, r"(^|\.)(mtp[^.]*|eh_proj)\.", "multi-token prediction layer", dims=MATRICES),
+    RoleRow(WEIGHT, r"(^|[._])experts?\.", "linear layers of experts", dims=range(2, 4)),
+    RoleRow(WEIGHT, r"(^|[._])moe\.", "linear layers of experts", dims=STACK),
+    RoleRow(
+        WEIGHT, r"(^|[._])weight(_(ih|hh)(_l\d+)?(_reverse)?)?$|(^|\.)kernel$", "linear layer", dims=MATRIX
+    ),
+    RoleRow("conv", r"(^|[._])(weight|kernel)$", "convolution", dims=KERNELS),
+    RoleRow(WEIGHT, r"^[^.]+$", "matrix without a module name", dims=MATRICES),
+    RoleRow("other", r"", "no row of the role table knows it"),
+)
+TAGS = (
+    TagRow("attn", r"(?i)(^|\.)[^.]*(attn|attention)[^.]*\."),
+    TagRow(
+        "mlp", r"(?i)(^|\.)([^.]*(mlp|ffn|feed_?forward|DenseReluDense|moe|experts?)[^.]*|intermediate)\."
+    ),
+    TagRow("mlp", r"(^|\.)(layers?|blocks?|h)\.\d+\.(output\.dense|fc\d)\."),
+    TagRow("expert", r"(^|\.)((local_|routed_)?experts?|expert_\d+)\.|moe\.(input|output)_linear\."),
+    TagRow("shared_expert", r"(^|\.)shared_experts?\."),
+    TagRow("router", _ROUTERS),
+    TagRow(MTP, r"(^|\.)(mtp[^.]*|eh_proj)\."),
+    TagRow(
+        "vision", r"(?i)(^|\.)(visual|vision|vision_[^.]*|vit|image_encoder|(multi_modal|mm)_projector)\."
+    ),
+)
+ALIASES = {"embedding": "embed"}
+
+SELECTABLE = frozenset(
+    {ACTIVATION, GRADIENT, *(row.role for row in ROLES), *(row.tag for row in TAGS), *ALIASES.values()}
+)
+
+
+def role_of(name: str, shape: tuple[int, ...], dtype: str) -> str:
+    """The role of a tensor; "other" when no row knows it."""
+    return role_row(name, shape, dtype).role
+
+
+def role_row(name: str, shape: tuple[int, ...], dtype: str) -> RoleRow:
+    """The row of ROLES that decides; its reason is what a plan prints."""
+    return _first_row(_template(name), len(shape), _width(dtype))
+
+
+def tags_of(name: str, role: str) -> frozenset[str]:
+    """Every `@name` that selects a tensor: its role, the role's alias and its tags."""
+    own = {role, ALIASES.get(role, role)}
+    return _tags(_template(name)) | own
+
+
+def mtp_prefixes(names: Iterable[str]) -> frozenset[str]:
+    """Prefixes, such as `model.layers.61.`, of the blocks that are MTP layers only because they hold an
+    `eh_proj`.
+    """
+    found = (re.match(r"(.*\.\d+\.)eh_proj\.", name) for name in names if ".eh_proj." in name)
+    return frozenset(match[1] for match in found if match)
+
+
+def _template(name: str) -> str:
+    """The end of the name with numeric segments made equal, so that layers and experts share one look-up."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "0", name[-NAME_END:])
+
+
+def _width(dtype: str) -> str:
+    row = DTYPES[dtype]
+    if dtype == "F8_E8M0":
+        return EXPONENT
+    if not row.is_float:
+        return INTEGER
+    return WIDE if row.bits > 8 else NARROW
+
+
+@lru_cache(maxsize=1 << 16)
+def _first_row(name: str, dims: int, width: str) -> RoleRow:
+    for row, pattern in _COMPILED_ROLES:
+        if dims in row.dims and width in row.widths and pattern.search(name):
+            return row
+    raise AssertionError("the last row fits everything")
+
+
+@lru_cache(maxsize=1 << 16)
+def _tags(name: str) -> frozenset[str]:
+    return frozenset(row.tag for row, pattern in _COMPILED_TAGS if pattern.search(name))
+
+
+_COMPILED_ROLES = tuple((row, re.compile(row.name)) for row in ROLES)
+_COMPILED_TAGS = tuple((row, re.compile(row.name)) for row in TAGS)

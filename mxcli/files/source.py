@@ -1,0 +1,139 @@
+"""From what the user typed to the files to read: a file, a directory, a sharded directory or an index."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mxcli.errors import InputError, did_you_mean, printable
+from mxcli.files.directory import (
+    INDEX_SUFFIX,
+    KINDS,
+    NUMPY,
+    PARTIAL_SUFFIX,
+    PYTORCH,
+    SAFETENSORS,
+    SHARD_NAME,
+    choose_index,
+    counted,
+    listing,
+    model_names,
+    of_kind,
+    refuse_gaps,
+    without_weights,
+)
+from mxcli.files.index import ShardIndex, read_index
+from mxcli.files.plain import foreign_content, path_problem, read_head
+from mxcli.files.safetensors_file import looks_like_safetensors
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Files of one kind in name order, the index that names them, and notes on what was left aside.
+
+    `is_model` is true when the files are the model of the directory `root`, so that its side files belong to
+    them; false for a file opened by itself.
+    """
+
+    root: Path
+    kind: str
+    files: tuple[Path, ...]
+    index: ShardIndex | None = None
+    is_model: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def locate(source: str | Path) -> Source:
+    """The files behind a source; raises InputError when there are none, or some are missing or unreadable.
+
+    A file is read by itself, unless it is the whole model of a directory with a config.json: then it stands
+    for the directory.
+    """
+    if not str(source).strip():
+        raise InputError("The source is empty; give a checkpoint file or directory.")
+    path = Path(source).expanduser() if str(source).startswith("~/") else Path(source)
+    problem = path_problem(path)
+    if problem:
+        raise InputError(problem + _neighbour(path))
+    if path.is_dir():
+        return _in_directory(path)
+    if path.name.endswith(INDEX_SUFFIX):
+        return _indexed(path, listing(path.parent), [])
+    kind = _kind_of(path)
+    names = listing(path.parent)
+    indexed = any(name.endswith(INDEX_SUFFIX) for name in names)
+    if "config.json" in names and not indexed and model_names(kind, names, []) == [path.name]:
+        return _in_directory(path.parent)
+    return Source(path.parent, kind, (path,), notes=_lone_shard(path, names))
+
+
+def _in_directory(root: Path) -> Source:
+    names = listing(root)
+    notes: list[str] = []
+    index = choose_index(root, names, notes)
+    if index is not None:
+        return _indexed(root / index, names, notes)
+    for kind in (SAFETENSORS, PYTORCH, NUMPY):
+        chosen = model_names(kind, names, notes)
+        if chosen:
+            refuse_gaps(root, chosen)
+            notes += _unfinished(names)
+            return Source(root, kind, tuple(root / name for name in chosen), None, True, tuple(notes))
+    raise InputError(without_weights(root, names))
+
+
+def _indexed(path: Path, names: list[str], notes: list[str]) -> Source:
+    index = read_index(path)
+    kinds = {KINDS.get(shard.suffix) for shard in index.shards}
+    kind = kinds.pop()
+    if kinds or kind not in (SAFETENSORS, PYTORCH):
+        raise InputError(f"{printable(path)}: its shards must all be .safetensors or all PyTorch files.")
+    used = {shard.name for shard in index.shards}
+    others = [name for name in of_kind(kind, names) if name not in used]
+    if others:
+        notes.append(f"{counted(others)} not named by {printable(path.name)}; not read.")
+    notes += _unfinished(names)
+    return Source(path.parent, kind, index.shards, index, True, tuple(notes))
+
+
+def _unfinished(names: list[str]) -> list[str]:
+    partial = [name for name in names if name.endswith(PARTIAL_SUFFIX)]
+    return [f"{counted(partial)} left by an unfinished run; not read."] if partial else []
+
+
+def _lone_shard(path: Path, names: list[str]) -> tuple[str, ...]:
+    match = SHARD_NAME.fullmatch(path.name)
+    if match is None or int(match[3]) <= 1:
+        return ()
+    whole = next((name for name in names if name.endswith(INDEX_SUFFIX)), "the directory")
+    return (
+        f"{printable(path.name)} is one of {int(match[3]):,} shards; {printable(whole)} gives all of them.",
+    )
+
+
+def _kind_of(path: Path) -> str:
+    """The kind a file's ending, or else its first bytes, tell; raises InputError when neither does."""
+    if path.suffix in KINDS:
+        return KINDS[path.suffix]
+    head, size = read_head(path)
+    if looks_like_safetensors(head):
+        return SAFETENSORS
+    if head.startswith((b"PK", b"\x80\x02")):
+        return PYTORCH
+    if head.startswith(b"\x93NUMPY"):
+        return NUMPY
+    raise InputError(
+        foreign_content(path, head, size)
+        or f"{printable(path)}: not a checkpoint; known endings are {', '.join(KINDS)} and {INDEX_SUFFIX}."
+    )
+
+
+def _neighbour(path: Path) -> str:
+    """A question naming what lies beside a path that does not exist, or an empty string."""
+    if os.path.lexists(path):
+        return ""
+    try:
+        return did_you_mean(path.name, os.listdir(path.parent))
+    except OSError:
+        return ""

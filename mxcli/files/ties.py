@@ -1,0 +1,100 @@
+"""Output heads that share the embedding's weights and are therefore not stored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mxcli.errors import printable
+from mxcli.files.tensors import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """An embedding's name (full match), the names that share it, the model types it holds for (none: all)."""
+
+    stored: str
+    aliases: tuple[str, ...]
+    model_types: frozenset[str] = frozenset()
+
+
+# The first row that fits decides; \1 is the stored name's prefix.
+TIES = (
+    Tie(r"(.*\.)?decoder\.embed_tokens\.weight", ("proj_out.weight",), frozenset({"whisper"})),
+    Tie(
+        r"shared\.weight",
+        ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+        frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"}),
+    ),
+    Tie(r"(bert\.)embeddings\.word_embeddings\.weight", ("cls.predictions.decoder.weight",)),
+    Tie(r"(roberta\.)embeddings\.word_embeddings\.weight", ("lm_head.decoder.weight",)),
+    Tie(r"gpt_neox\.embed_in\.weight", ("embed_out.weight",)),
+    Tie(r"(language_model\.)model\.embed_tokens\.weight", (r"\1lm_head.weight",)),
+    Tie(r"model\.shared\.weight", ("lm_head.weight",)),
+    Tie(r"(model\.(language_model\.|decoder\.)?)?embed_tokens\.weight", ("lm_head.weight",)),
+    Tie(r"(transformer\.)?wte\.weight|(transformer\.)?word_embeddings\.weight", ("lm_head.weight",)),
+    Tie(r"(backbone\.)?embeddings?\.weight", ("lm_head.weight",)),
+    Tie(r"tok_embeddings\.weight", ("output.weight",)),
+)
+GENERATES = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration|ForMaskedLM)$")
+
+
+def tied_by_config(
+    tensors: Mapping[str, TensorInfo], config: Mapping[str, object] | None
+) -> tuple[dict[str, str], list[str]]:
+    """Absent name to stored name of every tie, and notes.
+
+    A head that is absent is tied when the configuration says tie_word_embeddings, or says nothing and its
+    architecture generates text. Nothing is tied when a head is stored, or the architecture has none.
+    """
+    if config is None:
+        return {}, []
+    heads = [name for name, info in tensors.items() if info.role == "lm_head"]
+    says = _says_tied(config)
+    if heads:
+        head = printable(heads[0])
+        return {}, [f"The configuration ties the output head, yet {head} is stored."] if says else []
+    has_head = _has_head(config)
+    if has_head is False or (has_head is None and not says):
+        return {}, []
+    row, match = _embedding(tensors, config)
+    if row is None or match is None:
+        return {}, []
+    if says is False:
+        return {}, ["The configuration says the output head is not tied, yet no head is stored."]
+    stored = match[0]
+    aliases = sorted(match.expand(alias) for alias in row.aliases)
+    tied = {alias: stored for alias in aliases if alias not in tensors}
+    why = "" if says else " (the configuration does not say so, but no head is stored)"
+    return tied, [f"{alias} is tied to {printable(stored)}{why}." for alias in tied]
+
+
+def _embedding(
+    tensors: Mapping[str, TensorInfo], config: Mapping[str, object]
+) -> tuple[Tie | None, re.Match[str] | None]:
+    names = [name for name, info in tensors.items() if info.role == "embedding"]
+    for row in TIES:
+        if row.model_types and config.get("model_type") not in row.model_types:
+            continue
+        for name in names:
+            match = re.fullmatch(row.stored, name)
+            if match:
+                return row, match
+    return None, None
+
+
+def _says_tied(config: Mapping[str, object]) -> bool | None:
+    for part in (config, config.get("text_config")):
+        says = part.get("tie_word_embeddings") if isinstance(part, Mapping) else None
+        if isinstance(says, bool):
+            return says
+    return None
+
+
+def _has_head(config: Mapping[str, object]) -> bool | None:
+    """Whether the architecture has an output head; None when the configuration names no architecture."""
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        return None
+    return any(GENERATES.search(str(name)) is not None for name in architectures)

@@ -1,0 +1,83 @@
+"""Tensors are mapped one at a time, and their pages can be given back."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from raw_checkpoint import safetensors_bytes
+
+from mxcli.errors import InputError
+from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read
+from mxcli.files.reading import release_pages
+
+MEGABYTES = 8
+COUNT = 16
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    path = tmp_path_factory.mktemp("big") / "big.safetensors"
+    data = np.arange(MEGABYTES << 18, dtype="<u4").tobytes()
+    tensors = {f"t{n}.weight": ("F32", [MEGABYTES, 1 << 18], data) for n in range(COUNT)}
+    path.write_bytes(safetensors_bytes(tensors, {"format": "pt"}))
+    return open_checkpoint(path)
+
+
+def _resident_megabytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def test_an_array_is_a_view_of_the_file(big: Checkpoint) -> None:
+    array = read(big, big.tensors["t3.weight"])
+    assert array.dtype == np.dtype("<f4")
+    assert array.shape == (MEGABYTES, 1 << 18)
+    assert not array.flags.owndata
+    assert not array.flags.writeable
+    assert array.view("<u4")[-1, -1] == (MEGABYTES << 18) - 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_pages_do_not_accumulate(big: Checkpoint) -> None:
+    before = _resident_megabytes()
+    for info in big.tensors.values():
+        read(big, info).view("<u4").sum()
+    gc.collect()
+    assert _resident_megabytes() - before < 3 * MEGABYTES
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_pages_of_living_arrays_can_be_released(big: Checkpoint) -> None:
+    before = _resident_megabytes()
+    arrays = [read(big, info).view("<u4") for info in big.tensors.values()]
+    sums = []
+    for array in arrays:
+        sums.append(int(array.sum(dtype=np.uint64)))
+        release_pages(array)
+    assert _resident_megabytes() - before < 3 * MEGABYTES
+    assert [int(array[0, 1]) for array in arrays] == [1] * COUNT
+    assert len(set(sums)) == 1
+
+
+def test_releasing_what_is_not_mapped_does_nothing() -> None:
+    array = np.ones(4)
+    release_pages(array)
+    assert array.sum() == 4
+
+
+def test_a_file_that_shrinks_or_vanishes_is_an_input_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors_bytes({"x": ("F32", [4], bytes(16))}))
+    checkpoint = open_checkpoint(path)
+    os.truncate(path, path.stat().st_size - 4)
+    with pytest.raises(
+        InputError, match="changed while in use: tensor 'x' ends at byte 80 and the file now has 76"
+    ):
+        read(checkpoint, checkpoint.tensors["x"])
+    path.unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        read(checkpoint, checkpoint.tensors["x"])
