@@ -67,23 +67,27 @@ def quantize(
     stats: bool = True,
     per_block: bool = False,
     threads: int | None = None,
+    reuse: Quantized | None = None,
 ) -> Quantized:
     """Quantizes `x` in one pass (two where the format has a tensor scale and `tensor_amax` is not given).
 
     `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale. Without `codes`
-    only statistics are computed: `packed` and `scales` are empty.
+    only statistics are computed: `packed` and `scales` are empty. `reuse` gives up the arrays of an
+    earlier result of the same shape and format, which saves the cost of fresh memory.
     """
     row, grid = recipe.format, grid_shape(recipe.format, x.shape)
     _, _, columns = folded(x.shape)
     if row.tensor_scale is not None and tensor_amax is None:
         tensor_amax = amax(x, dtype, threads).value
-    packed = np.empty((*x.shape[:-1], packed_columns(row, columns)) if codes else (0,), np.uint8)
-    scales = np.empty(grid if codes else (0,), np.float32 if row.scale is FP32 else np.uint8)
+    packed_shape = (*x.shape[:-1], packed_columns(row, columns)) if codes else (0,)
+    scale_type = np.float32 if row.scale is FP32 else np.uint8
+    if reuse is not None and reuse.packed.shape == packed_shape and reuse.format == row and codes:
+        packed, scales = reuse.packed, reuse.scales
+    else:
+        packed, scales = np.empty(packed_shape, np.uint8), np.empty(grid if codes else (0,), scale_type)
     blocks = _per_block_arrays(grid) if per_block else None
     totals = KernelStats() if stats else None
-    result = Result(
-        codes=packed.ctypes.data if codes else None, scales=scales.ctypes.data if codes else None
-    )
+    result = Result(codes=packed.ctypes.data if codes else None, scales=scales.ctypes.data if codes else None)
     if totals is not None:
         result.stats = ctypes.pointer(totals)
     if blocks is not None:
@@ -162,6 +166,7 @@ def _kernel_recipe(recipe: Recipe) -> KernelRecipe:
         min_exponent=choice.min_exponent,
         byte0_exponent=choice.byte0_exponent.get(rule.name, -127),
         flush_subnormal_blocks=choice.flush_subnormal_blocks,
+        clear_zero_input=choice.clear_zero_input,
         clear_zero_code=choice.clear_zero_code,
         set_zero_code=choice.set_zero_code,
         infinity_is_nan=recipe.infinity_is_nan,
@@ -186,11 +191,17 @@ def _set_scale_recipe(k: KernelRecipe, rule: ScaleRecipe, *, has_tensor_scale: b
     k.zero_scale = rule.zero_scale
     k.zero_code = rule.zero_code
     k.bf16_scale = rule.bf16_scale
-    k.clear_zero_input = rule.clear_zero_input
+    k.clear_zero_input |= rule.clear_zero_input
 
 
 def _per_block_arrays(grid: tuple[int, ...]) -> PerBlock:
-    kinds = {"amax": np.float32, "decode": np.float32, "saturated": np.int32, "underflowed": np.int32, "noise": np.float64}
+    kinds = {
+        "amax": np.float32,
+        "decode": np.float32,
+        "saturated": np.int32,
+        "underflowed": np.int32,
+        "noise": np.float64,
+    }
     return PerBlock(**{name: np.zeros(grid, kind) for name, kind in kinds.items()})
 
 

@@ -37,7 +37,10 @@ class KernelRecipe(ctypes.Structure):
         ("element", Float),
         ("scale", Float),
         ("rounding", Rounding),
-        *((name, c_int32) for name in ("scale_kind", "scale_stored_bits", "block_rows", "block_columns", "stored_bits")),
+        *(
+            (name, c_int32)
+            for name in ("scale_kind", "scale_stored_bits", "block_rows", "block_columns", "stored_bits")
+        ),
         ("of_ratio", c_int32),
         ("carry_above", c_uint32),
         ("candidates", c_int32 * 4),

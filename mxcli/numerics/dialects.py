@@ -18,12 +18,15 @@ class Choice:
     """What a dialect does for one kind of scale (`e8m0`, `narrow`, `fp32`) and one element, or `any`.
 
     `byte0_exponent` maps a rule to the power of two that elements are divided by when the scale byte is 0 (2^-127).
+    `clear_zero_input`: -0.0 in the input has the code of +0.0; `clear_zero_code`: no zero code has a sign;
+    `set_zero_code`: every zero code has one. `infinity_is_nan`: an infinity makes its block NaN.
     """
 
     rule: str
     rounding: str = "nearest-even"
     byte0_exponent: Mapping[str, int] = field(default_factory=dict)
     min_exponent: int = -127
+    clear_zero_input: bool = False
     clear_zero_code: bool = False
     set_zero_code: bool = False
     flush_subnormal_blocks: bool = False
@@ -48,6 +51,12 @@ class Dialect:
 
 _TE_BYTE0 = {"floor": -126, "ceil": -126, "even": -126, "rceil": 0}
 _AMAX = {ANY: Choice("amax")}
+_MODELOPT_MX = {ANY: Choice("rceil"), "e2m1": Choice("rceil", rounding="half-toward-zero", set_zero_code=True)}
+_CT_MX = {
+    "e4m3": Choice("ct-even1"),
+    "e2m1": Choice("even", clear_zero_input=True),
+    "e2m3": Choice("even"),
+}
 
 DEFAULT = Dialect(
     "mxcli",
@@ -97,13 +106,11 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "modelopt",
-            "NVIDIA ModelOpt: rceil; its MXFP4 rounds ties toward zero and writes every zero as the negative zero code.",
+            "NVIDIA ModelOpt: rceil; its MXFP4 rounds ties toward zero and writes every zero as the negative zero "
+            "code.",
             "NVIDIA ModelOpt 0.47, qtensor classes (run)",
             {
-                "e8m0": {
-                    ANY: Choice("rceil"),
-                    "e2m1": Choice("rceil", rounding="half-toward-zero", set_zero_code=True),
-                },
+                "e8m0": _MODELOPT_MX,
                 "narrow": {ANY: Choice("modelopt")},
                 "fp32": _AMAX,
             },
@@ -113,10 +120,7 @@ DIALECTS: dict[str, Dialect] = {
             "ModelOpt as it runs on bfloat16 weights: as `modelopt`, with the FP8 quotient rounded to bfloat16.",
             "NVIDIA ModelOpt 0.47, FP8QTensor on bfloat16 weights (run)",
             {
-                "e8m0": {
-                    ANY: Choice("rceil"),
-                    "e2m1": Choice("rceil", rounding="half-toward-zero", set_zero_code=True),
-                },
+                "e8m0": _MODELOPT_MX,
                 "narrow": {ANY: Choice("modelopt")},
                 "fp32": {ANY: Choice("amax-bf16-quotient")},
             },
@@ -126,11 +130,7 @@ DIALECTS: dict[str, Dialect] = {
             "compressed-tensors on binary32 input: `even` for FP4 and FP6, a threshold of 1.75 for MXFP8.",
             "compressed-tensors 0.20 (run)",
             {
-                "e8m0": {
-                    "e4m3": Choice("ct-even1"),
-                    "e2m1": Choice("even", clear_zero_code=False),
-                    "e2m3": Choice("even"),
-                },
+                "e8m0": _CT_MX,
                 "narrow": {ANY: Choice("ct")},
                 "fp32": _AMAX,
             },
@@ -142,11 +142,7 @@ DIALECTS: dict[str, Dialect] = {
             "llm-compressor's checkpoints.",
             "compressed-tensors 0.20 through llm-compressor 0.14 on a CPU (run)",
             {
-                "e8m0": {
-                    "e4m3": Choice("ct-even1"),
-                    "e2m1": Choice("even"),
-                    "e2m3": Choice("even"),
-                },
+                "e8m0": _CT_MX,
                 "narrow": {ANY: Choice("ct-bf16")},
                 "fp32": {ANY: Choice("amax-bf16")},
             },
@@ -166,8 +162,8 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "microxcaling",
-            "Microsoft's MX emulator: floor; blocks made only of binary32 subnormals become zero; NaN or infinity makes "
-            "the whole block NaN.",
+            "Microsoft's MX emulator: floor; blocks made only of binary32 subnormals become zero; NaN or infinity "
+            "makes the whole block NaN.",
             "microxcaling 1.1 with round='even' (run)",
             {"e8m0": {ANY: Choice("floor", flush_subnormal_blocks=True, infinity_is_nan=True)}},
         ),

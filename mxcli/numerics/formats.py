@@ -110,25 +110,36 @@ def find_format(name: str) -> BlockFormat:
 
 def _spelled(name: str, parts: list[str]) -> BlockFormat:
     if len(parts) not in (3, 4):
-        raise UsageError(f"format '{printable(name)}' has {len(parts)} parts; it needs ELEMENT:SCALE:BLOCK[:TENSOR_SCALE]")
+        raise UsageError(
+            f"format '{printable(name)}' has {len(parts)} parts; it needs ELEMENT:SCALE:BLOCK[:TENSOR_SCALE]"
+        )
     element, scale, block = element_format(parts[0]), SCALES.get(parts[1]), _block(parts[2])
     if element is None:
-        raise UsageError(f"format '{printable(name)}': element '{printable(parts[0])}' is none of {', '.join(ELEMENTS)} nor eXmY of 2 to 8 bits")
+        raise UsageError(
+            f"format '{printable(name)}': element '{printable(parts[0])}' is none of {', '.join(ELEMENTS)} "
+            "nor eXmY of 2 to 8 bits"
+        )
     if scale is None:
         raise UsageError(f"format '{printable(name)}': scale '{printable(parts[1])}' is none of {', '.join(SCALES)}")
     if block is None:
-        raise UsageError(f"format '{printable(name)}': block '{printable(parts[2])}' is not ROWSxCOLUMNS (1 to 65536), channel or tensor")
+        raise UsageError(
+            f"format '{printable(name)}': block '{printable(parts[2])}' is not ROWSxCOLUMNS (1 to 65536), "
+            "channel or tensor"
+        )
     tensor_scale = None
     if len(parts) == 4 and parts[3] != "none":
         if parts[3] != FP32.name:
             raise UsageError(f"format '{printable(name)}': tensor scale '{printable(parts[3])}' is not {FP32.name}")
         if scale in (E8M0, FP32):
             raise UsageError(
-                f"format '{printable(name)}': a tensor scale serves block scales of narrow range; {scale.name} needs none, leave it out"
+                f"format '{printable(name)}': a tensor scale serves block scales of narrow range; {scale.name} "
+                "needs none, leave it out"
             )
         tensor_scale = FP32
     if element.stored_bits < 8 and block[1] is not None and block[1] % 4:
-        raise UsageError(f"format '{printable(name)}': blocks of packed codes begin on a byte, so columns must be a multiple of 4")
+        raise UsageError(
+            f"format '{printable(name)}': blocks of packed codes begin on a byte, so columns must be a multiple of 4"
+        )
     return BlockFormat(":".join(parts), element, scale, block, tensor_scale)
 
 

@@ -58,7 +58,8 @@ def _mse(m: Measurement) -> float | None:
 
 def _sqnr_db(m: Measurement) -> float | None:
     s = m.stats
-    return 10.0 * math.log10(s.signal / s.noise) if s.noise > 0 and s.signal > 0 else None
+    # An output that overflows binary32 has infinite noise: no number of decibels.
+    return 10.0 * math.log10(s.signal / s.noise) if 0 < s.noise < math.inf and s.signal > 0 else None
 
 
 def _relative_error(m: Measurement) -> float | None:
@@ -69,7 +70,9 @@ def _relative_error(m: Measurement) -> float | None:
 def _cosine(m: Measurement) -> float | None:
     s = m.stats
     output = s.signal + 2.0 * s.cross + s.noise
-    return min(1.0, (s.signal + s.cross) / math.sqrt(s.signal * output)) if s.signal > 0 and output > 0 else None
+    if not (s.signal > 0 and 0 < output < math.inf):
+        return None
+    return min(1.0, (s.signal + s.cross) / math.sqrt(s.signal) / math.sqrt(output))
 
 
 def _bits_per_element(m: Measurement) -> float | None:
@@ -200,6 +203,7 @@ def _worst_blocks(m: Measurement) -> list[dict[str, object]]:
             "noise_percent": _percent(noise, m.stats.noise),
         }
         for noise, block in m.stats.worst
+        if math.isfinite(noise)
     ]
 
 
@@ -406,6 +410,8 @@ METRICS: dict[str, Metric] = {
 
 
 def measured(stats: Stats, row: BlockFormat, shape: tuple[int, ...] | None = None) -> dict[str, Value]:
-    """Every metric of one tensor, or of a sum of tensors (`shape` None)."""
+    """Every metric of one tensor, or of a sum of tensors (`shape` None); None where a value does not exist or is not
+    finite."""
     m = Measurement(stats, row, shape)
-    return {name: metric.of(m) for name, metric in METRICS.items()}
+    values = {name: metric.of(m) for name, metric in METRICS.items()}
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}

@@ -32,7 +32,12 @@ ELEMENT_ROUNDINGS: dict[str, ElementRounding] = {
     row.name: row
     for row in (
         ElementRounding(
-            "nearest-even", 0.5, 1, 0, "the nearest code; of two equally near, the even one", "OCP MX v1.0, section 5.3.3"
+            "nearest-even",
+            0.5,
+            1,
+            0,
+            "the nearest code; of two equally near, the even one",
+            "OCP MX v1.0, section 5.3.3",
         ),
         ElementRounding(
             "half-away",
@@ -42,7 +47,9 @@ ELEMENT_ROUNDINGS: dict[str, ElementRounding] = {
             "the nearest code; of two equally near, the one farther from zero",
             "microxcaling 1.1, round='nearest'",
         ),
-        ElementRounding("toward-zero", 2.0, 0, 0, "the nearest code that is not larger in magnitude", "IEEE 754-2019, 4.3.2"),
+        ElementRounding(
+            "toward-zero", 2.0, 0, 0, "the nearest code that is not larger in magnitude", "IEEE 754-2019, 4.3.2"
+        ),
         ElementRounding(
             "half-toward-zero",
             0.5,
@@ -90,7 +97,8 @@ POWER_OF_TWO_ROUNDINGS: dict[str, ScaleRounding] = {
             "floor",
             False,
             lambda element: _NEVER,
-            "rounds the scale down: ignores amax's fraction, so a block whose amax is above element max * scale saturates",
+            "rounds the scale down: ignores amax's fraction, so a block whose amax is above element max * scale "
+            "saturates",
             "2^(floor(log2 amax) - emax)",
             "OCP MX v1.0, section 6.3",
         ),
@@ -140,7 +148,8 @@ POWER_OF_TWO_ROUNDINGS: dict[str, ScaleRounding] = {
             "best",
             False,
             lambda element: _NEVER,
-            "tries the exponents floor-1, floor and floor+1 and keeps the one with the lowest squared error of the block",
+            "tries the exponents floor-1, floor and floor+1 and keeps the one with the lowest squared error of the "
+            "block",
             "argmin over k in {-1, 0, 1} of |x - Q(x; 2^(floor exponent + k))|^2",
             "exhaustive search; the larger of equals",
             candidates=(1, 0, -1),
@@ -187,8 +196,8 @@ class ScaleRecipe:
     """How scales with a mantissa are made: the order of operations, each one binary32 operation.
 
     `scale` is the kind of scale it serves: `fp32`, or
-    `narrow` for scales of 8 bits with a mantissa. `zero_scale` replaces a scale that is exactly 0, `zero_code` a scale code
-    that is 0, `min_scale` clamps from below (0: none of these).
+    `narrow` for scales of 8 bits with a mantissa. `zero_scale` replaces a scale that is exactly 0, `zero_code` a
+    scale code that is 0, `min_scale` clamps from below (0: none of these).
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 SCALE_BINS = 257
 """By biased binary32 exponent of the scale; the last one counts NaN scales."""
@@ -57,21 +58,21 @@ class Stats:
     worst: tuple[tuple[float, int], ...] = ()
 
     def __add__(self, other: Stats) -> Stats:
-        return Stats(**{f.name: _combine(f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
+        both = {f.name: _combine(f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        return Stats(**both)
 
 
 _LARGEST = {"amax", "max_abs_error", "max_rel_error"}
 _LEAST_SET = {"min_block_sqnr", "min_block_range"}
 
 
-def _combine(name: str, a: object, b: object) -> object:
+def _combine(name: str, a: Any, b: Any) -> Any:
     if name == "worst":
         return ()
     if name == "first_nonfinite":
-        return a if isinstance(a, int) and a >= 0 else -1
-    if isinstance(a, array) and isinstance(b, array):
+        return a if a >= 0 else -1
+    if isinstance(a, array):
         return array("q", [i + j for i, j in zip(a, b, strict=True)])
-    assert isinstance(a, (int, float)) and isinstance(b, (int, float))
     if name in _LARGEST:
         return max(a, b)
     if name in _LEAST_SET:

@@ -1,0 +1,178 @@
+"""The functions of `import mxcli`: torch tensors or numpy arrays in, the same kind out."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from mxcli.backends import check_device, cpu
+from mxcli.errors import RefusedError, UsageError
+from mxcli.files import packing
+from mxcli.numerics.blocks import Quantized, divides
+from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.metrics import Value, measured
+from mxcli.numerics.recipe import Recipe, resolve
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import torch
+
+    Tensor: TypeAlias = "torch.Tensor | np.ndarray[Any, Any]"
+
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
+
+
+class QuantizedTensor:
+    """A quantized tensor: codes, scales, and what they stand for.
+
+    Arrays are torch tensors where the input was one, else numpy arrays.
+    """
+
+    def __init__(self, quantized: Quantized, *, as_torch: bool, threads: int | None) -> None:
+        self._q, self._as_torch, self._threads = quantized, as_torch, threads
+
+    @property
+    def format(self) -> BlockFormat:
+        """The row of the format."""
+        return self._q.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the input."""
+        return self._q.shape
+
+    @property
+    def codes(self) -> Tensor:
+        """uint8, one code per element in the low bits, shape of the input."""
+        return self._out(cpu.unpack(self._q))
+
+    @property
+    def packed(self) -> Tensor:
+        """uint8, codes as stored: two 4-bit codes per byte (element 0 low), four 6-bit codes in three bytes."""
+        return self._out(self._q.packed)
+
+    @property
+    def scales(self) -> Tensor:
+        """uint8 codes (E8M0, E4M3) or float32, one per block: a grid over the last two dimensions."""
+        return self._out(self._q.scales)
+
+    @property
+    def tensor_scale(self) -> float | None:
+        """The decode scale of the whole tensor: x ~ code value * scale * tensor_scale; None without one."""
+        return self._q.tensor_scale
+
+    def dequantize(self) -> Tensor:
+        """float32, shape of the input."""
+        return self._out(cpu.dequantize(self._q, "F32", self._threads))
+
+    def __repr__(self) -> str:
+        recipe = self._q.recipe
+        return f"QuantizedTensor({self.format.name}, scale_rounding={recipe.scale_rule.name}, shape={list(self.shape)})"
+
+    def _out(self, array: np.ndarray[Any, Any]) -> Tensor:
+        if not self._as_torch:
+            return array
+        import torch
+
+        return cast("Tensor", torch.from_numpy(array))
+
+
+def quantize(
+    x: Tensor,
+    format: str | BlockFormat,
+    *,
+    scale_rounding: str | None = None,
+    rounding: str | None = None,
+    dialect: str | None = None,
+    nonfinite: str = "saturate",
+    on_indivisible: str = "pad",
+    device: str | None = None,
+    threads: int | None = None,
+) -> QuantizedTensor:
+    """Quantizes a float tensor; blocks lie along the last dimension (2-D blocks over the last two).
+
+    Names are those of the command line; what is not named is the dialect's choice (rceil, te, nearest-even).
+    `nonfinite`: error, saturate or nan-block. `on_indivisible`: pad (the last block is completed with zeros, codes keep
+    the shape of x) or error. Raises UsageError for a name or type that means nothing here and RefusedError for what a
+    policy refuses.
+    """
+    recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
+    array, dtype = _array(x, device)
+    _check(array, dtype, recipe, on_indivisible, threads)
+    return QuantizedTensor(
+        cpu.quantize(array, dtype, recipe, stats=False, threads=threads),
+        as_torch=not isinstance(x, np.ndarray),
+        threads=threads,
+    )
+
+
+def measure(
+    x: Tensor,
+    format: str | BlockFormat,
+    *,
+    scale_rounding: str | None = None,
+    rounding: str | None = None,
+    dialect: str | None = None,
+    nonfinite: str = "saturate",
+    on_indivisible: str = "pad",
+    device: str | None = None,
+    threads: int | None = None,
+) -> dict[str, Value]:
+    """Every metric of `mxcli report` for one tensor (`mxcli explain METRIC` defines them); arguments as in quantize."""
+    recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
+    array, dtype = _array(x, device)
+    _check(array, dtype, recipe, on_indivisible, threads)
+    q = cpu.quantize(array, dtype, recipe, codes=False, threads=threads)
+    assert q.stats is not None
+    return measured(q.stats, q.format, q.shape)
+
+
+def swizzle(scales: Tensor) -> Tensor:
+    """One-byte scales [rows, blocks] in the 128x4 order of block-scaled matrix products, flat and padded with zeros."""
+    if isinstance(scales, np.ndarray):
+        return packing.swizzle(scales)
+    import torch
+
+    return cast("Tensor", torch.from_numpy(packing.swizzle(scales.view(torch.uint8).cpu().numpy())))
+
+
+def _array(x: Tensor, device: str | None) -> tuple[np.ndarray[Any, Any], str]:
+    """The elements without a copy where they are contiguous, BF16 as the uint16 of its bits, and their type."""
+    check_device(device or "auto")
+    if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
+        import torch
+
+        name = str(x.dtype).removeprefix("torch.")
+        if name not in _DTYPES:
+            raise UsageError(f"a tensor of type {name} is not one of {', '.join(_DTYPES)}")
+        check_device(str(x.device))
+        data = x.detach().contiguous()
+        return (data.view(torch.uint16) if name == "bfloat16" else data).numpy(), _DTYPES[name]
+    if not isinstance(x, np.ndarray):
+        raise UsageError(f"{type(x).__name__} is neither a torch tensor nor a numpy array")
+    if x.dtype.name not in _DTYPES:
+        raise UsageError(f"an array of type {x.dtype.name} is not one of {', '.join(_DTYPES)}")
+    native = x.astype(x.dtype.newbyteorder("="), copy=False)
+    return (native.view(np.uint16) if x.dtype.name == "bfloat16" else native), _DTYPES[x.dtype.name]
+
+
+def _check(x: np.ndarray[Any, Any], dtype: str, recipe: Recipe, on_indivisible: str, threads: int | None) -> None:
+    if on_indivisible not in ("pad", "error"):
+        raise UsageError(f"on_indivisible '{on_indivisible}' is neither pad nor error")
+    if x.ndim == 0:
+        raise UsageError("a tensor without dimensions has no blocks: give it one, x.reshape(1)")
+    if on_indivisible == "error" and not divides(recipe.format, x.shape):
+        raise RefusedError(
+            f"shape {list(x.shape)} does not divide into blocks of {recipe.format.block_name} ({recipe.format.name}): "
+            "pad it, or pass on_indivisible='pad'"
+        )
+    if recipe.nonfinite == "error":
+        found = cpu.amax(x, dtype, threads)
+        if found.nonfinite:
+            raise RefusedError(
+                f"{found.nonfinite} of {x.size} elements are NaN or infinite, the first at flat index "
+                f"{found.first_nonfinite}: pass nonfinite='saturate' or 'nan-block' to go on"
+            )
