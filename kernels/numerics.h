@@ -122,7 +122,7 @@ struct MxRecipe {
   // signs of zero
   mx_i32 clear_zero_input;    // -0.0 in the input counts as +0.0
   mx_i32 clear_zero_code;     // a zero code never carries a sign
-  mx_i32 set_zero_code;       // a zero code always carries a sign
+  mx_i32 set_zero_input;      // +0.0 in the input counts as -0.0
   mx_i32 infinity_is_nan;     // an infinity makes its block NaN, as a NaN does
 };
 
@@ -252,11 +252,12 @@ MX_FN U mx_signed_code(U code, U negative, mx_i32 bits, mx_i32 twos_complement) 
   return twos_complement ? ((code ^ (0u - negative)) + negative) & ((1u << bits) - 1u) : code | negative << (bits - 1);
 }
 
-// The sign of a code whose row has a rule for zeros.
-template <class U>
-MX_FN U mx_sign_of_zero(U code, U negative, mx_i32 clear_zero_code, mx_i32 set_zero_code) {
-  U of_zero = (negative & (clear_zero_code ? 0u : 1u)) | (mx_u32)set_zero_code;
-  return code == 0u ? of_zero : negative;
+// The input as a recipe sees it: some have one zero only.
+template <class F>
+MX_FN F mx_zero_input(F x, mx_i32 clear_zero_input, mx_i32 set_zero_input) {
+  if (clear_zero_input) return x + 0.0f;
+  F negative_zero = mx_fill(x, -0.0f);
+  return set_zero_input ? (x == 0.0f ? negative_zero : x) : x;
 }
 
 // ------------------------------------------------------------------------------------------------------------- scales

@@ -42,7 +42,7 @@ std::vector<std::unique_ptr<State>> run_chunks(int64_t chunks, int threads, cons
 
 // What encoding needs to know of a recipe, in registers.
 struct Encoder {
-  int mantissa_bits, emin, bits, twos_complement, clear_zero_code, set_zero_code;
+  int mantissa_bits, emin, bits, twos_complement, clear_zero_code;
   bool divides, quotient_bf16, plain;  // plain: nearest-even, no rule for the sign of zero
   uint32_t magnitude_mask;             // a code is zero when these bits are
   float max;
@@ -51,7 +51,6 @@ struct Encoder {
   explicit Encoder(const MxRecipe& r)
       : mantissa_bits(r.element.mantissa_bits), emin(r.element.emin), bits(r.element.bits),
         twos_complement(r.element.twos_complement), clear_zero_code(r.clear_zero_code),
-        set_zero_code(r.set_zero_code),
         magnitude_mask(r.element.twos_complement ? ~0u : (1u << (r.element.bits - 1)) - 1u), max(r.element.max),
         rounding(r.rounding) {
     const bool mantissa = r.scale_kind != MX_POWER_OF_TWO;
@@ -59,7 +58,7 @@ struct Encoder {
     divides = mantissa && (quotient_bf16 || r.element_step == MX_ELEMENT_OVER_PRODUCT ||
                            r.element_step == MX_ELEMENT_OVER_QUOTIENT);
     const bool nearest_even = rounding.above == 0.5f && rounding.half_if == 1 && rounding.half_always == 0;
-    plain = nearest_even && !quotient_bf16 && !clear_zero_code && !set_zero_code;
+    plain = nearest_even && !quotient_bf16 && !clear_zero_code;
   }
 
   template <bool Divides, bool Plain, class F>
@@ -78,7 +77,8 @@ struct Encoder {
       if constexpr (Plain) return mx_encode_nearest_even(magnitude, mantissa_bits, emin, max);
       else return mx_encode(magnitude, mantissa_bits, emin, max, rounding);
     }();
-    U sign = Plain ? negative : mx_sign_of_zero(rounded.code, negative, clear_zero_code, set_zero_code);
+    U none = argument_bits & 0u;
+    U sign = !Plain && clear_zero_code ? (rounded.code == 0u ? none : negative) : negative;
     code = mx_signed_code(rounded.code, sign, bits, twos_complement);
     value = mx_float(mx_bits(rounded.value) | sign_bit) * decode;
   }
@@ -155,7 +155,7 @@ struct Loops {
 
   void load_span(const Span& span) {
     load(job.x, span.row * job.x.columns + span.column, span.width, w.x);
-    if (job.r.clear_zero_input) clear_negative_zeros(w.x, span.width);
+    if (job.r.clear_zero_input | job.r.set_zero_input) one_zero(w.x, span.width, job.r);
   }
 
   // Elements of flushed blocks are zeros, with their signs.

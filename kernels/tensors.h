@@ -38,8 +38,9 @@ inline void load(const MxTensor& t, int64_t at, int n, float* x) {
   }
 }
 
-inline void clear_negative_zeros(float* x, int n) {
-  for (int i = 0; i < n; ++i) x[i] = x[i] + 0.0f;
+inline void one_zero(float* x, int n, const MxRecipe& r) {
+  const int clear = r.clear_zero_input, set = r.set_zero_input;
+  for (int i = 0; i < n; ++i) x[i] = mx_zero_input(x[i], clear, set);
 }
 
 inline void store_value(const MxTensor& t, int64_t at, float y) {

@@ -168,7 +168,7 @@ def _kernel_recipe(recipe: Recipe) -> KernelRecipe:
         flush_subnormal_blocks=choice.flush_subnormal_blocks,
         clear_zero_input=choice.clear_zero_input,
         clear_zero_code=choice.clear_zero_code,
-        set_zero_code=choice.set_zero_code,
+        set_zero_input=choice.set_zero_input,
         infinity_is_nan=recipe.infinity_is_nan,
     )
     if isinstance(rule, ScaleRounding):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import sys
+from collections.abc import Iterator
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
@@ -65,7 +67,7 @@ class KernelRecipe(ctypes.Structure):
                 "bf16_scale",
                 "clear_zero_input",
                 "clear_zero_code",
-                "set_zero_code",
+                "set_zero_input",
                 "infinity_is_nan",
             )
         ),
@@ -153,20 +155,27 @@ _MIRRORED = (KernelRecipe, Tensor, KernelStats, KernelPerBlock, Result, Float)
 
 def kernel_folder() -> Path:
     """The folder that holds the compiled kernel and the kernel sources of this installation."""
-    for place in mxcli.__path__:
-        folder = Path(place) / "kernels"
+    beside = [Path(place) / "kernels" for place in mxcli.__path__]
+    for folder in itertools.chain(beside, _installed_folders()):
         if (folder / _NAME).is_file():
             return folder
+    raise EnvironmentFailure(
+        f"the CPU kernel {_NAME} is neither in {beside[0]} nor installed: install mxcli with a C++17 compiler present "
+        "(pip install .)"
+    )
+
+
+def _installed_folders() -> Iterator[Path]:
+    """Where pip put the kernel: not beside these modules where they run from a checkout or are installed editable."""
     import importlib.metadata
 
-    # An editable installation keeps what was compiled apart from the sources.
-    for file in importlib.metadata.files("mxcli") or ():
+    try:
+        files = importlib.metadata.files("mxcli") or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for file in files:
         if file.name == _NAME:
-            return Path(str(file.locate())).parent
-    raise EnvironmentFailure(
-        f"the CPU kernel {_NAME} is not installed beside {next(iter(mxcli.__path__))}: install mxcli with a C++17 "
-        "compiler present (pip install .)"
-    )
+            yield Path(str(file.locate())).parent
 
 
 @functools.cache

@@ -18,8 +18,8 @@ class Choice:
     """What a dialect does for one kind of scale (`e8m0`, `narrow`, `fp32`) and one element, or `any`.
 
     `byte0_exponent` maps a rule to the power of two that elements are divided by when the scale byte is 0 (2^-127).
-    `clear_zero_input`: -0.0 in the input has the code of +0.0; `clear_zero_code`: no zero code has a sign;
-    `set_zero_code`: every zero code has one. `infinity_is_nan`: an infinity makes its block NaN.
+    `clear_zero_input`: -0.0 in the input counts as +0.0; `set_zero_input`: the other way round; `clear_zero_code`: no
+    zero code has a sign. `infinity_is_nan`: an infinity makes its block NaN.
     """
 
     rule: str
@@ -28,7 +28,7 @@ class Choice:
     min_exponent: int = -127
     clear_zero_input: bool = False
     clear_zero_code: bool = False
-    set_zero_code: bool = False
+    set_zero_input: bool = False
     flush_subnormal_blocks: bool = False
     infinity_is_nan: bool = False
 
@@ -51,7 +51,7 @@ class Dialect:
 
 _TE_BYTE0 = {"floor": -126, "ceil": -126, "even": -126, "rceil": 0}
 _AMAX = {ANY: Choice("amax")}
-_MODELOPT_MX = {ANY: Choice("rceil"), "e2m1": Choice("rceil", rounding="half-toward-zero", set_zero_code=True)}
+_MODELOPT_MX = {ANY: Choice("rceil"), "e2m1": Choice("rceil", rounding="half-toward-zero", set_zero_input=True)}
 _CT_MX = {
     "e4m3": Choice("ct-even1"),
     "e2m1": Choice("even", clear_zero_input=True),
@@ -106,7 +106,7 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "modelopt",
-            "NVIDIA ModelOpt: rceil; its MXFP4 rounds ties toward zero and writes every zero as the negative zero "
+            "NVIDIA ModelOpt: rceil; its MXFP4 rounds ties toward zero and writes a zero as the negative zero "
             "code.",
             "NVIDIA ModelOpt 0.47, qtensor classes (run)",
             {
