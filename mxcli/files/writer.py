@@ -34,8 +34,7 @@ def json_bytes(content: object) -> bytes:
 class Output:
     """A directory being written; leaving the `with` block by an exception removes all that was begun.
 
-    `names` are the files it will consist of, the record apart; `data_bytes` what they need on the disk,
-    about.
+    `names` are the files it will consist of, the record apart; `data_bytes` what they need on the disk, about.
     """
 
     def __init__(self, place: Place, names: Sequence[str], data_bytes: int) -> None:
@@ -47,9 +46,7 @@ class Output:
         self._shard: ShardFile | None = None
 
     def __enter__(self) -> Output:
-        """Make the directory and see that the disk can hold the output; raises EnvironmentFailure if it
-        cannot.
-        """
+        """Make the directory and see that the disk can hold the output; raises EnvironmentFailure if it cannot."""
         try:
             with self._on_disk():
                 for folder in folders_of(self.place.folder, self._names):
@@ -163,8 +160,7 @@ class Output:
     def _full(self, available: int) -> EnvironmentFailure:
         return EnvironmentFailure(
             f"{printable(self.place.folder)}: disk full: the output needs {self.needed_bytes:,} bytes and "
-            f"{available:,} "
-            "are available; free some space, or give another -o/--output. Nothing was left behind."
+            f"{available:,} are available; free some space, or give another -o/--output. Nothing was left behind."
         )
 
 
@@ -182,5 +178,9 @@ def _sync_folders(folder: Path, names: Sequence[str]) -> None:
         descriptor = os.open(parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            # Some network file systems have no such call for directories; the files themselves are synced.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
         finally:
             os.close(descriptor)

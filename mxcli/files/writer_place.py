@@ -31,8 +31,7 @@ def check_place(folder: Path, checkpoint: Checkpoint, names: Sequence[str], *, f
         held = [entry for entry in os.listdir(folder) if not entry.endswith(PARTIAL_SUFFIX)]
         if held:
             problem = (
-                f"{printable(folder)}: exists and holds {len(held):,} entries; give a new directory, or "
-                "--force to "
+                f"{printable(folder)}: exists and holds {len(held):,} entries; give a new directory, or --force to "
                 "replace what an output replaces."
             )
     if problem:
@@ -53,22 +52,14 @@ def folders_of(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
 
 
 def _inside_source(folder: Path, checkpoint: Checkpoint, names: Sequence[str]) -> str | None:
-    """Why the folder is, or lies in, the source, links resolved. Beside a file opened by itself is
-    allowed.
-    """
+    """Why the folder is, or lies in, the source, links resolved. Beside a file opened by itself is allowed."""
     target, root = folder.resolve(), checkpoint.root.resolve()
     homes = {root, *(file.resolve().parent for file in (*checkpoint.files, *checkpoint.side_files))}
     if any(_same(written.resolve(), home) for written in folders_of(folder, names) for home in homes):
-        return (
-            f"{printable(folder)}: holds the source itself; give another directory, the source is never "
-            "written to."
-        )
+        return f"{printable(folder)}: holds the source itself; give another directory, the source is never written to."
     whole = bool(checkpoint.config or checkpoint.index or checkpoint.side_files or len(checkpoint.files) > 1)
     if whole and any(_same(parent, root) for parent in target.parents):
-        return (
-            f"{printable(folder)}: lies inside the source {printable(checkpoint.root)}; give a directory "
-            "outside it."
-        )
+        return f"{printable(folder)}: lies inside the source {printable(checkpoint.root)}; give a directory outside it."
     return None
 
 
@@ -77,10 +68,7 @@ def _in_cache(folder: Path) -> str | None:
     target = folder.resolve()
     for path in (target, *target.parents):
         if path.name in ("snapshots", "blobs") and path.parent.name.startswith(("models--", "datasets--")):
-            return (
-                f"{printable(folder)}: lies in the download cache {printable(path.parent)}; give another "
-                "directory."
-            )
+            return f"{printable(folder)}: lies in the download cache {printable(path.parent)}; give another directory."
     return None
 
 
@@ -119,14 +107,11 @@ def _obstacles(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def _other_weights(folder: Path, ours: set[str]) -> list[str]:
-    """Weights and indexes that would stay beside the output, where a loader could take them for part of
-    it.
-    """
+    """Weights and indexes that would stay beside the output, where a loader could take them for part of it."""
     if not folder.is_dir():
         return []
     return [
-        f"{printable(folder / name)}: weights of another checkpoint, which could be taken for this one; "
-        "move them away."
+        f"{printable(folder / name)}: weights of another checkpoint, which could be taken for this one; move them away."
         for name in sorted(os.listdir(folder))
         if name not in ours and (Path(name).suffix in KINDS or name.endswith(INDEX_SUFFIX))
     ]

@@ -65,9 +65,7 @@ class Shard:
 
 
 class ShardFile:
-    """A shard under its partial name. Tensors may come in any order; nothing is mapped and nothing is
-    buffered.
-    """
+    """A shard under its partial name. Tensors may come in any order; nothing is mapped and nothing is buffered."""
 
     def __init__(self, shard: Shard, file: BinaryIO) -> None:
         header = shard.header

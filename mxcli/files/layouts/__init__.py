@@ -8,6 +8,7 @@ from mxcli.files.layouts.layout import (
     COLUMN,
     QUANTIZATION_CONFIG,
     ROW,
+    SCALES,
     Content,
     Entry,
     Layout,
@@ -24,6 +25,7 @@ __all__ = [
     "PREFERRED",
     "QUANTIZATION_CONFIG",
     "ROW",
+    "SCALES",
     "Content",
     "Entry",
     "Layout",
@@ -44,7 +46,6 @@ def find_layout(name: str) -> Layout:
     row = _BY_NAME.get(name.strip().lower())
     if row is None:
         raise UsageError(
-            f"unknown layout '{printable(name)}': known are "
-            f"{', '.join(LAYOUTS)}.{did_you_mean(name, _BY_NAME)}"
+            f"unknown layout '{printable(name)}': known are {', '.join(LAYOUTS)}.{did_you_mean(name, _BY_NAME)}"
         )
     return row

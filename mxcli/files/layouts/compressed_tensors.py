@@ -1,9 +1,8 @@
 """compressed-tensors, as llm-compressor writes it and vLLM, SGLang and transformers read it.
 
-Readers of NVFP4 compute `codes * (scale / global scale)` in binary32; a rule that scales back by `scale *
-(1 / global scale)` gives the same but for the last bit, so what is read back follows the readers. FP8
-scales are BF16 where the rule rounds them to it, else F32, which transformers rounds to the dtype that it
-loads the model in.
+Readers of NVFP4 compute `codes * (scale / global scale)` in binary32; a rule that scales back by `scale * (1 /
+global scale)` gives the same but for the last bit, so what is read back follows the readers. FP8 scales are BF16
+where the rule rounds them to it, else F32, which transformers rounds to the dtype that it loads the model in.
 """
 
 from __future__ import annotations
@@ -138,21 +137,16 @@ def _groups(config: Config) -> list[tuple[Sequence[str], Scheme]]:
     settings = config.get(QUANTIZATION_CONFIG)
     groups = settings.get("config_groups") if isinstance(settings, Mapping) else None
     if not isinstance(groups, Mapping) or not groups:
-        raise InputError(
-            "config.json: its quantization_config needs config_groups to say what the codes mean."
-        )
+        raise InputError("config.json: its quantization_config needs config_groups to say what the codes mean.")
     found: list[tuple[Sequence[str], Scheme]] = []
     problems = []
     for name, group in groups.items():
         args = group.get("weights") if isinstance(group, Mapping) else None
         targets = group.get("targets") if isinstance(group, Mapping) else None
-        scheme = next(
-            (row for row in SCHEMES.values() if isinstance(args, Mapping) and row.means(args)), None
-        )
+        scheme = next((row for row in SCHEMES.values() if isinstance(args, Mapping) and row.means(args)), None)
         if scheme is None or not isinstance(targets, list):
             problems.append(
-                f"config.json: config group {printable(name)}: its weights are none of the schemes that "
-                "can be read "
+                f"config.json: config group {printable(name)}: its weights are none of the schemes that can be read "
                 f"back ({', '.join(SCHEMES)})."
             )
         else:
@@ -176,9 +170,13 @@ def _scheme_of(module: str, groups: Iterable[tuple[Sequence[str], Scheme]]) -> S
 
 
 def _targets(target: str, module: str) -> bool:
-    if target.startswith("re:"):
+    """Whether a target names a module or, after `re:`, matches its beginning."""
+    if not target.startswith("re:"):
+        return target == module
+    try:
         return re.match(target.removeprefix("re:"), module) is not None
-    return target == module
+    except re.error as error:
+        raise ValueError(f"the target '{printable(target)}' is no regular expression: {error}") from error
 
 
 def _dtype(config: Config) -> str:

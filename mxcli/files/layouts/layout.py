@@ -1,6 +1,4 @@
-"""What a layout is: how a quantized weight is named, typed and shaped in a file, and what config.json
-says of it.
-"""
+"""What a layout is: how a quantized weight is named, typed and shaped in a file, and what config.json says of it."""
 
 from __future__ import annotations
 
@@ -58,8 +56,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """An entry and what it holds of a quantized weight: CODES, SCALES, or the tensor scale as ENCODE or
-    DECODE scale.
+    """An entry and what it holds of a quantized weight: CODES, SCALES, or the tensor scale as ENCODE or DECODE
+    scale.
     """
 
     entry: Entry
@@ -70,10 +68,10 @@ class Content:
 class Layout:
     """One way to store quantized weights.
 
-    `formats` names the rows it can hold, `refusal(weight)` says why it cannot hold one (None: it can),
-    `contents` what is stored of it. `settings(weights, ignored modules)` is the quantization_config;
-    `weights(tensors, config)` finds the weights again from the tensors and config.json, and raises
-    InputError where they do not fit.
+    `formats` names the rows it can hold, `refusal(weight)` says why it cannot hold one (None: it can), `contents`
+    what is stored of it. `settings(weights, ignored modules)` is the quantization_config; `weights(tensors,
+    config)` finds the weights again from the tensors and config.json, and raises InputError where they do not
+    fit.
     """
 
     name: str
@@ -124,8 +122,8 @@ def check_fit(contents: Sequence[Content], tensors: Mapping[str, TensorInfo], fo
             raise ValueError(f"{printable(entry.name)} is missing ({format})")
         if (there.dtype, there.shape) != (entry.dtype, entry.shape):
             raise ValueError(
-                f"{printable(entry.name)} is {there.dtype} {list(there.shape)}; {format} needs "
-                f"{entry.dtype} {list(entry.shape)}"
+                f"{printable(entry.name)} is {there.dtype} {list(there.shape)}; {format} needs {entry.dtype} "
+                f"{list(entry.shape)}"
             )
 
 

@@ -1,19 +1,18 @@
-"""Our own layout, for every format: the keys of compressed-tensors, and a configuration that names format
-and rules.
+"""Our own layout, for every format: the keys of compressed-tensors, and a configuration that names format and
+rules.
 
 A plain tensor `x` becomes
 
-* `x_packed` (U8) for codes of 4 and 6 bits, packed row by row with element 0 in the low bits; codes of 8
-  bits keep the name `x`, as F8_E4M3, F8_E5M2, I8 (INT8, in units of 1/64) or U8;
-* `x_scale`: E8M0 codes as U8, codes of other 8-bit scales as F8_E4M3 or F8_E5M2, binary32 scales as F32;
-  one per block in the shape of the grid of blocks, or [1] for the whole tensor;
-* with a tensor scale, `x_global_scale` (F32 [1], the encode scale, as compressed-tensors) and `x_scale_2`
-  (F32 [], the decode scale, as ModelOpt). Which of them scales back, and how, is the named rule's order
-  of operations.
+* `x_packed` (U8) for codes of 4 and 6 bits, packed row by row with element 0 in the low bits; codes of 8 bits
+  keep the name `x`, as F8_E4M3, F8_E5M2, I8 (INT8, in units of 1/64) or U8;
+* `x_scale`: E8M0 codes as U8, codes of other 8-bit scales as F8_E4M3 or F8_E5M2, binary32 scales as F32; one per
+  block in the shape of the grid of blocks, or [1] for the whole tensor;
+* with a tensor scale, `x_global_scale` (F32 [1], the encode scale, as compressed-tensors) and `x_scale_2` (F32
+  [], the decode scale, as ModelOpt). Which of them scales back, and how, is the named rule's order of operations.
 
-The quantization_config holds what is true of most weights, and `tensors` what is different of one: its
-rules, the dtype of the plain tensor, `axis` (codes are of the tensor with its last two dimensions
-exchanged) and `columns` (its last dimension, where whole bytes do not tell it).
+The quantization_config holds what is true of most weights, and `tensors` what is different of one: its rules, the
+dtype of the plain tensor, `axis` (codes are of the tensor with its last two dimensions exchanged) and `columns`
+(its last dimension, where whole bytes do not tell it).
 """
 
 from __future__ import annotations
@@ -74,9 +73,7 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
     each = {weight.name: _of(weight) for weight in weights}
     usual = {key: Counter(str(own[key]) for own in each.values()).most_common(1)[0][0] for key in _SETTINGS}
-    exceptions = {
-        name: {key: own[key] for key in own if own[key] != usual.get(key)} for name, own in each.items()
-    }
+    exceptions = {name: {key: own[key] for key in own if own[key] != usual.get(key)} for name, own in each.items()}
     return {
         "quant_method": METHOD,
         "version": VERSION,
@@ -115,8 +112,7 @@ def _weights(tensors: Mapping[str, TensorInfo], config: Config) -> list[Weight]:
         raise InputError("config.json: without its quantization_config the codes cannot be read.")
     if settings.get("version") != VERSION:
         raise InputError(
-            f"config.json: its quantization_config has version {printable(settings.get('version'))}; this "
-            "program "
+            f"config.json: its quantization_config has version {printable(settings.get('version'))}; this program "
             f"reads {VERSION}."
         )
     exceptions = settings.get("tensors", {})
@@ -137,9 +133,7 @@ def _weights(tensors: Mapping[str, TensorInfo], config: Config) -> list[Weight]:
 
 
 def _weight(name: str, settings: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Weight | None:
-    """The weight called `name`, or None where a tensor merely ends in `_scale`; raises ValueError for a
-    misfit.
-    """
+    """The weight called `name`, or None where a tensor merely ends in `_scale`; raises ValueError for a misfit."""
     recipe = resolve(
         str(settings.get("format")),
         scale_rounding=_text(settings, "scale_rounding"),
@@ -153,9 +147,7 @@ def _weight(name: str, settings: Mapping[str, object], tensors: Mapping[str, Ten
     columns = settings.get("columns", _columns(recipe.format, codes.shape[-1]))
     dtype, axis = settings.get("dtype"), settings.get("axis", ROW)
     if not isinstance(columns, int) or dtype not in DTYPES or axis not in (ROW, COLUMN):
-        raise ValueError(
-            f"columns {columns}, dtype {dtype} or axis {axis} of its quantization_config makes no sense"
-        )
+        raise ValueError(f"columns {columns}, dtype {dtype} or axis {axis} of its quantization_config makes no sense")
     weight = Weight(name, (*codes.shape[:-1], columns), recipe, str(dtype), str(axis))
     check_fit(_contents(weight), tensors, recipe.format.name)
     return weight

@@ -1,7 +1,7 @@
 """The formats of compressed-tensors that we write, as rows: what its quantization_config says of each.
 
-NVFP4 and MX layers state no activation scheme: their weights alone are quantized. `float-quantized`
-implies one, so FP8 layers state dynamic activations, which need no calibration.
+NVFP4 and MX layers state no activation scheme: their weights alone are quantized. `float-quantized` implies one,
+so FP8 layers state dynamic activations, which need no calibration.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ _KEYS = ("num_bits", "type", "strategy", "group_size", "block_structure")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What a configuration says of one of our formats: `weights` and `activations` are its
-    QuantizationArgs.
-    """
+    """What a configuration says of one of our formats: `weights` and `activations` are its QuantizationArgs."""
 
     ours: str
     format: str
@@ -28,9 +26,7 @@ class Scheme:
     @property
     def group(self) -> dict[str, object]:
         """A config group, but for its targets."""
-        activations = (
-            None if self.activations is None else {**self.symbols, **self.activations, "dynamic": True}
-        )
+        activations = None if self.activations is None else {**self.symbols, **self.activations, "dynamic": True}
         return {
             "format": self.format,
             "weights": {**self.symbols, **self.weights, "dynamic": False},
@@ -73,8 +69,6 @@ SCHEMES: dict[str, Scheme] = {
         _mx("mxfp8_e4m3", "mxfp8-quantized", 8),
         _fp8("fp8_e4m3", "tensor", {"strategy": "tensor"}),
         _fp8("fp8_e4m3_channel", "channel", {"strategy": "token"}),
-        _fp8(
-            "fp8_e4m3_128x128", "block", {"strategy": "group", "group_size": 128}, block_structure=[128, 128]
-        ),
+        _fp8("fp8_e4m3_128x128", "block", {"strategy": "group", "group_size": 128}, block_structure=[128, 128]),
     )
 }

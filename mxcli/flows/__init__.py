@@ -1,0 +1,1 @@
+"""One module per thing a user wants done; knows no terminal."""

@@ -1,0 +1,176 @@
+"""A plan laid out in files: which layout, which tensors in which shard, at what cost; still from headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mxcli.errors import RefusedError, printable, together
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.layouts import COLUMN, OWN, PREFERRED, SCALES, Entry, Layout, Weight, find_layout
+from mxcli.files.writer_shards import Shard
+from mxcli.flows.ignored import ignored_modules
+from mxcli.flows.pieces import Piece, pieces_of
+from mxcli.flows.plan import Plan, Step
+from mxcli.flows.reasons import nothing_to_quantize
+from mxcli.flows.sharding import shards_of
+
+PROGRAM_BYTES = 1 << 26
+"""Memory of the interpreter and its libraries, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A step and the pieces it is quantized in; without pieces its tensor is copied, or left out if it is tied."""
+
+    step: Step
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The tensors written for it."""
+        info = self.step.tensor
+        if self.pieces:
+            return tuple(content.entry for piece in self.pieces for content in piece.contents)
+        return () if self.step.tied_to is not None else (Entry(info.name, info.dtype, info.shape),)
+
+    @property
+    def working_bytes(self) -> int:
+        """Memory it needs: the tensor, and of its largest piece what is written and a copy where it is turned."""
+        largest = max((piece.nbytes for piece in self.pieces), default=0)
+        turned = self.step.tensor.nbytes // len(self.pieces) if self.pieces and self.step.axis == COLUMN else 0
+        return self.step.tensor.nbytes + turned + largest
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What is written: the tasks in order and the shards they fill; `ignored` are the modules that stay plain."""
+
+    layout: Layout
+    tasks: tuple[Task, ...]
+    shards: tuple[Shard, ...]
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps as they are carried out: what the layout cannot hold is kept."""
+        return tuple(task.step for task in self.tasks)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Everything quantized."""
+        return tuple(piece.weight for task in self.tasks for piece in task.pieces)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the shards."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory used at a time, about: the largest task while the output before it is still being written."""
+        pending = max(piece.nbytes for task in self.tasks for piece in task.pieces)
+        return PROGRAM_BYTES + pending + max(task.working_bytes for task in self.tasks)
+
+
+def arrange(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Arrangement:
+    """The plan in files; `layout` None is the one the plan's options name, else the preferred one that serves.
+
+    Steps that the layout cannot hold are kept, with a note. Raises RefusedError, naming everything at once, for a
+    format or padding that a named layout cannot hold, for names that would occur twice, and if nothing is left.
+    """
+    name = layout or plan.options.layout
+    chosen = find_layout(name) if name else _default_layout(checkpoint, plan)
+    _refuse_impossible(plan, chosen)
+    tasks = tuple(_task(step, chosen, checkpoint.config) for step in plan.steps)
+    if not any(task.pieces for task in tasks):
+        infos, reasons = [task.step.tensor for task in tasks], [task.step.reason for task in tasks]
+        raise RefusedError(nothing_to_quantize(checkpoint.root, infos, reasons))
+    entries: dict[Path, list[Entry]] = {}
+    for task in tasks:
+        entries.setdefault(task.step.tensor.file, []).extend(task.entries)
+    kept = [task.step.tensor for task in tasks if not task.pieces]
+    weights = [piece.weight.name for task in tasks for piece in task.pieces]
+    ignored = ignored_modules(kept, checkpoint.tied, weights)
+    notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(name)))
+    return Arrangement(chosen, tasks, shards_of(checkpoint, entries), ignored, notes)
+
+
+def _task(step: Step, layout: Layout, config: Mapping[str, object] | None) -> Task:
+    if step.recipe is None:
+        return Task(step)
+    pieces = pieces_of(step, layout, config)
+    if isinstance(pieces, str):
+        kept = replace(
+            step, recipe=None, padded=False, group=None, reason=f"kept: {layout.name} cannot hold it: {pieces}"
+        )
+        return Task(kept)
+    return Task(step, pieces)
+
+
+def _default_layout(checkpoint: Checkpoint, plan: Plan) -> Layout:
+    """The preferred layout if it has every format, needs no padding and holds most of the elements, else our own."""
+    steps = plan.quantized
+    if any(step.padded for step in steps) or not _formats(steps) <= set(PREFERRED.formats):
+        return OWN
+    held = [step for step in steps if not isinstance(pieces_of(step, PREFERRED, checkpoint.config), str)]
+    return PREFERRED if 2 * _elements(held) >= _elements(steps) else OWN
+
+
+def _refuse_impossible(plan: Plan, layout: Layout) -> None:
+    """Raise RefusedError for formats that a layout lacks, and for padding where it stores none."""
+    problems = [
+        f"{name}: the layout {layout.name} cannot hold it; it holds {', '.join(layout.formats)}. Use --layout "
+        f"{OWN.name} for any format."
+        for name in sorted(_formats(plan.quantized) - set(layout.formats))
+        if layout is not OWN
+    ]
+    problems += [
+        f"{printable(step.tensor.name)} {list(step.tensor.shape)}: the layout {layout.name} stores no padding. Use "
+        f"--layout {OWN.name} or --on-indivisible keep."
+        for step in plan.quantized
+        if step.padded and layout is not OWN
+    ]
+    if problems:
+        raise together(RefusedError, f"What the layout {layout.name} cannot hold", problems)
+
+
+def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) -> list[str]:
+    """What the user might not expect of the layout: weights kept because of it, and that another one was taken."""
+    unheld = [step for step, task in zip(plan.steps, tasks, strict=True) if step.recipe and not task.pieces]
+    notes = []
+    if unheld:
+        share = 100 * _elements(unheld) / _elements(plan.steps)
+        notes.append(
+            f"{_elements(unheld):,} parameters ({share:.1f} % of the model, {len(unheld):,} tensors) are not "
+            f"quantized, since {layout.name} cannot hold "
+            f"'{printable(unheld[0].tensor.name)}'{' and others' if len(unheld) > 1 else ''}. Use --layout "
+            f"{OWN.name} to quantize them."
+        )
+    if any(map(_has_wide_scales, tasks)) and layout is PREFERRED:
+        notes.append(
+            "FP8 scales are binary32: vLLM keeps them so, transformers rounds them to the dtype it loads a model in."
+        )
+    if not named and layout is not PREFERRED:
+        missing = sorted(_formats(plan.quantized) - set(PREFERRED.formats))
+        lacks = f"has no {', '.join(missing)}" if missing else "cannot hold most of the weights"
+        padded = any(step.padded for step in plan.quantized) and not missing
+        reason = "stores no padding" if padded else lacks
+        notes.append(f"Written in the layout {layout.name}, since {PREFERRED.name} {reason}.")
+    return notes
+
+
+def _has_wide_scales(task: Task) -> bool:
+    """Whether it stores binary32 scales of weights that are narrower themselves."""
+    scales = [content.entry for piece in task.pieces for content in piece.contents if content.holds == SCALES]
+    return task.step.tensor.dtype != "F32" and any(entry.dtype == "F32" for entry in scales)
+
+
+def _formats(steps: Sequence[Step]) -> set[str]:
+    return {step.recipe.format.name for step in steps if step.recipe is not None}
+
+
+def _elements(steps: Sequence[Step]) -> int:
+    return sum(step.tensor.elements for step in steps)

@@ -1,0 +1,171 @@
+"""What this installation and machine can do, and why not; nothing heavy is imported to find out."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mxcli import __version__
+from mxcli.errors import MxcliError
+
+PACKAGES = (
+    "numpy",
+    "rich",
+    "safetensors",
+    "torch",
+    "typer",
+    "matplotlib",
+    "transformers",
+    "compressed-tensors",
+)
+GPU_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
+_FLAGS = {"avx2": ("avx2", "fma", "bmi2"), "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl")}
+_COMPILER = re.compile(rb"GCC: \([ -~]{0,80}\) [0-9.]+|clang version [0-9][ -~]{0,80}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The compiled CPU kernel: its folder, compiler and the instruction set it runs on, or why it cannot."""
+
+    path: str | None
+    compiler: str | None
+    instruction_set: str | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The NVIDIA driver, the number of devices it shows, the packages found, and why no GPU is used."""
+
+    driver: str | None
+    devices: int
+    packages: Mapping[str, str | None]
+    unusable_because: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Versions (None: not installed), processor, threads, memory, kernel and GPU of this machine."""
+
+    version: str
+    python: str
+    system: str
+    packages: Mapping[str, str | None]
+    processor: str
+    instruction_sets: tuple[str, ...]
+    threads: int
+    memory_bytes: int | None
+    compiler_found: str | None
+    kernel: Kernel
+    gpu: Gpu
+
+
+def own_version() -> str:
+    """The version of mxcli."""
+    return __version__
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed package, from its metadata alone."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def examine() -> Diagnosis:
+    """Looks at this installation and machine; never fails for something that is missing."""
+    flags = _processor("flags").split()
+    return Diagnosis(
+        version=own_version(),
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        packages={name: package_version(name) for name in PACKAGES},
+        processor=_processor("model name") or platform.processor() or platform.machine(),
+        instruction_sets=(
+            "baseline",
+            *(name for name, needed in _FLAGS.items() if set(needed) <= set(flags)),
+        ),
+        threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=_memory(),
+        compiler_found=next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None),
+        kernel=_kernel(),
+        gpu=_gpu(),
+    )
+
+
+def _kernel() -> Kernel:
+    if package_version("numpy") is None:
+        return Kernel(None, None, None, "numpy is not installed")
+    from mxcli.backends import cpu, library
+
+    try:
+        folder = library.kernel_folder()
+        instruction_set = cpu.instruction_set()
+    except (MxcliError, OSError) as error:
+        return Kernel(None, None, None, str(error))
+    path = Path(library.load()._name)
+    compiler = _COMPILER.search(path.read_bytes())
+    return Kernel(str(folder), compiler[0].decode() if compiler else None, instruction_set, None)
+
+
+def _gpu() -> Gpu:
+    driver, devices = _driver(), _devices()
+    packages = {name: package_version(name) for name in GPU_PACKAGES}
+    reasons = ["this build has no GPU path"]
+    if driver is None:
+        reasons.append("no NVIDIA driver")
+    elif not devices:
+        reasons.append("the driver shows no device")
+    if not any(version for name, version in packages.items() if name.startswith("cupy")):
+        reasons.append("CuPy is not installed")
+    return Gpu(driver, devices, packages, tuple(reasons))
+
+
+def _driver() -> str | None:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
+    return found[0] if found else "unknown"
+
+
+def _devices() -> int:
+    """Devices the CUDA driver library shows; 0 without the library."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        count = ctypes.c_int(0)
+        return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+    except (OSError, AttributeError):
+        return 0
+
+
+def _processor(field: str) -> str:
+    """A field of the first processor in /proc/cpuinfo, or an empty string."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return ""
+    found = re.search(rf"^{field}\s*:(.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space where a directory lies or will lie."""
+    there = next((parent for parent in (folder, *folder.absolute().parents) if parent.exists()), Path("/"))
+    return shutil.disk_usage(there).free

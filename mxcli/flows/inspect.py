@@ -1,0 +1,72 @@
+"""What a source holds, from its headers: tensors, roles, ties, layout, totals and everything odd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mxcli.files.captures import Capture
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.tensors import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """How much some tensors are together."""
+
+    tensors: int = 0
+    elements: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def of(cls, infos: Iterable[TensorInfo]) -> Total:
+        """The total of some tensors."""
+        listed = list(infos)
+        return cls(len(listed), sum(info.elements for info in listed), sum(info.nbytes for info in listed))
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A source as its headers show it; `dialect` names a quantized layout, None for plain tensors."""
+
+    source: str
+    kind: str
+    files: Mapping[Path, int]
+    index: Path | None
+    dialect: str | None
+    tensors: tuple[TensorInfo, ...]
+    tied: Mapping[str, str]
+    captures: Mapping[str, Capture]
+    total: Total
+    by_dtype: Mapping[str, Total]
+    by_role: Mapping[str, Total]
+    notes: tuple[str, ...]
+
+
+def inspect_checkpoint(source: str, checkpoint: Checkpoint) -> Inspection:
+    """An opened source summed up; `source` is what the user called it."""
+    tensors = tuple(checkpoint.tensors.values())
+    return Inspection(
+        source=source,
+        kind=checkpoint.kind,
+        files={path: path.stat().st_size for path in checkpoint.files},
+        index=checkpoint.index,
+        dialect=checkpoint.dialect,
+        tensors=tensors,
+        tied=checkpoint.tied,
+        captures=checkpoint.captures,
+        total=Total.of(tensors),
+        by_dtype=totals_by(lambda info: info.dtype, tensors),
+        by_role=totals_by(lambda info: info.role, tensors),
+        notes=checkpoint.notes,
+    )
+
+
+def totals_by(key: Callable[[TensorInfo], str], infos: Iterable[TensorInfo]) -> dict[str, Total]:
+    """Totals by a property of tensors, the one with most bytes first."""
+    groups: dict[str, list[TensorInfo]] = {}
+    for info in infos:
+        groups.setdefault(key(info), []).append(info)
+    totals = {value: Total.of(group) for value, group in groups.items()}
+    return dict(sorted(totals.items(), key=lambda item: -item[1].bytes))

@@ -1,0 +1,89 @@
+"""How a tensor is cut for a layout: one weight as a rule, and two per expert where a stack of experts is split."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mxcli.files.layouts import COLUMN, ROW, Content, Layout, Weight
+from mxcli.files.orientation import BEFORE_LAST, LAST, reduction_axis
+from mxcli.files.tensors import Array, TensorInfo
+from mxcli.flows.plan import Step
+
+_STACK = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(\.weight)?")
+INTERLEAVED = frozenset({"gpt_oss"})
+"""Model types whose gate and up rows alternate, so that halves of the stack are neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A weight, how it is stored, and where it lies in the tensor as quantized: rows `begin` to `end` of one
+    `expert` of a stack, or (`expert` None) all of it. Pieces with the same `shared` have one tensor scale.
+    """
+
+    weight: Weight
+    contents: tuple[Content, ...]
+    shared: str | None
+    expert: int | None = None
+    begin: int = 0
+    end: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is written for it."""
+        return sum(content.entry.nbytes for content in self.contents)
+
+    def of(self, x: Array, axis: str) -> Array:
+        """The piece of a tensor."""
+        turned = np.swapaxes(x, -1, -2) if axis == COLUMN else x
+        return turned if self.expert is None else turned[self.expert, self.begin : self.end]
+
+
+def pieces_of(step: Step, layout: Layout, config: Mapping[str, object] | None) -> tuple[Piece, ...] | str:
+    """The pieces of a quantized tensor, or why the layout cannot hold it."""
+    assert step.recipe is not None
+    whole = Weight(step.tensor.name, step.shape, step.recipe, step.tensor.dtype, step.axis)
+    refusal = layout.refusal(whole)
+    if refusal is None:
+        return (Piece(whole, layout.contents(whole), step.group),)
+    pieces = _experts(step, layout, config)
+    return refusal if pieces is None else pieces
+
+
+def _experts(step: Step, layout: Layout, config: Mapping[str, object] | None) -> tuple[Piece, ...] | str | None:
+    """A stack of experts as the matrices of each; None for any other tensor."""
+    stack = _STACK.fullmatch(step.tensor.name)
+    if stack is None or len(step.shape) != 3 or step.recipe is None:
+        return None
+    axis = ROW if reduction_axis(step.tensor, config) == LAST else COLUMN
+    if not _is_decided(step.tensor, config) or axis != step.axis:
+        return "a stack of experts of which the configuration does not tell whether it is stored [expert, out, in]"
+    if config is not None and config.get("model_type") in INTERLEAVED:
+        return "a stack of experts in which gate and up alternate"
+    experts, rows, columns = step.shape
+    names = ("gate_proj", "up_proj") if stack[2] == "gate_up_proj" else ("down_proj",)
+    if rows % len(names):
+        return f"a stack of experts whose {rows} rows are no two halves"
+    height = rows // len(names)
+    pieces = []
+    for expert in range(experts):
+        module = f"{stack[1]}.{expert}"
+        shared = f"{module}.{'+'.join(names)}" if len(names) > 1 and step.recipe.format.tensor_scale else None
+        for place, name in enumerate(names):
+            weight = Weight(f"{module}.{name}.weight", (height, columns), step.recipe, step.tensor.dtype)
+            refusal = layout.refusal(weight)
+            if refusal is not None:
+                return refusal
+            begin = place * height
+            pieces.append(Piece(weight, layout.contents(weight), shared, expert, begin, begin + height))
+    return tuple(pieces)
+
+
+def _is_decided(stack: TensorInfo, config: Mapping[str, object] | None) -> bool:
+    """Whether the orientation of a stack is known, not assumed: then it would differ for the exchanged shape."""
+    experts, rows, columns = stack.shape
+    exchanged = replace(stack, shape=(experts, columns, rows))
+    return BEFORE_LAST in (reduction_axis(stack, config), reduction_axis(exchanged, config))

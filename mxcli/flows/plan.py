@@ -1,0 +1,226 @@
+"""What happens to every tensor and why, decided from headers alone; printable before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mxcli.errors import RefusedError, UsageError, printable, together
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.layouts import COLUMN, PREFERRED, ROW, find_layout
+from mxcli.files.orientation import LAST, reduction_axis, stores_conv1d
+from mxcli.files.selection import Choice, Rule, select
+from mxcli.files.tensors import TensorInfo
+from mxcli.flows.fused import fused_sets
+from mxcli.flows.reasons import misfit, nothing_to_quantize, refused_length, why_kept
+from mxcli.numerics.blocks import divides
+from mxcli.numerics.floats import FP32
+from mxcli.numerics.formats import BlockFormat, find_format
+from mxcli.numerics.recipe import Recipe, resolve
+
+INDIVISIBLE_POLICIES = ("error", "pad", "keep")
+AXES = (ROW, COLUMN)
+BFLOAT16_RULE = "amax-bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """Another format (None: keep as it is) for the tensors a selector takes; of several the last one decides."""
+
+    selector: str
+    format: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for, by the names of the command line.
+
+    `axis` None lets blocks run along the dimension that a layer sums over, whichever way it is stored. `layout`
+    None is the preferred one that can hold the result.
+    """
+
+    format: str
+    scale_rounding: str | None = None
+    rounding: str | None = None
+    dialect: str | None = None
+    nonfinite: str = "error"
+    on_indivisible: str = "error"
+    selection: tuple[Rule, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    layout: str | None = None
+    axis: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One tensor: how it is quantized (`recipe` None: kept), and why in words.
+
+    `axis` COLUMN exchanges the last two dimensions before quantizing. `padded` says that the last block of rows
+    is completed with zeros. `group` names the set of tensors with which it shares a tensor scale. `tied_to` names
+    the stored tensor that this one is another name of; it is not stored again.
+    """
+
+    tensor: TensorInfo
+    recipe: Recipe | None
+    reason: str
+    axis: str = ROW
+    padded: bool = False
+    group: str | None = None
+    tied_to: str | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape as quantized: blocks run along its last dimension."""
+        shape = self.tensor.shape
+        return (*shape[:-2], shape[-1], shape[-2]) if self.axis == COLUMN else shape
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step for every tensor of the source in its order, and what else there is to say."""
+
+    options: Options
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def quantized(self) -> tuple[Step, ...]:
+        """The steps that quantize."""
+        return tuple(step for step in self.steps if step.recipe is not None)
+
+    @property
+    def groups(self) -> dict[str, tuple[Step, ...]]:
+        """The sets of steps that share a tensor scale."""
+        found: dict[str, list[Step]] = {}
+        for step in self.steps:
+            if step.group is not None:
+                found.setdefault(step.group, []).append(step)
+        return {name: tuple(steps) for name, steps in found.items()}
+
+
+def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
+    """The plan for a source.
+
+    Raises UsageError for a name or selector that means nothing, and RefusedError with every refusal at once: a
+    source that is quantized already, lengths that blocks do not divide, nothing to quantize.
+    """
+    _check_names(options)
+    if checkpoint.dialect is not None:
+        raise RefusedError(
+            f"{printable(checkpoint.root)}: already quantized ({checkpoint.dialect}); quantizing codes again would "
+            "lose their scales. Write it back to floats with `mxcli dequantize` first."
+        )
+    choices = select(checkpoint.tensors, options.selection).choices
+    formats = _formats(checkpoint, options)
+    conv1d = stores_conv1d(checkpoint.tensors)
+    steps, problems = [], []
+    for name, info in checkpoint.tensors.items():
+        tied_to = _tied(checkpoint, info)
+        if tied_to is not None:
+            steps.append(Step(info, None, f"tied: the same as '{printable(tied_to)}', stored once", tied_to=tied_to))
+            continue
+        axis = options.axis or (ROW if reduction_axis(info, checkpoint.config, conv1d=conv1d) == LAST else COLUMN)
+        step = _step(info, choices[name], formats[name], axis, options)
+        if step.padded and step.recipe and options.on_indivisible == "error":
+            problems.append(refused_length(info, step.recipe.format, step.shape))
+        steps.append(step)
+    if problems:
+        raise together(RefusedError, "Lengths that blocks do not divide", problems)
+    if not any(step.recipe for step in steps):
+        infos, reasons = [step.tensor for step in steps], [step.reason for step in steps]
+        raise RefusedError(nothing_to_quantize(checkpoint.root, infos, reasons))
+    grouped, notes = _grouped(steps)
+    return Plan(options, grouped, tuple(notes))
+
+
+def _check_names(options: Options) -> None:
+    resolve(
+        options.format,
+        scale_rounding=options.scale_rounding,
+        rounding=options.rounding,
+        dialect=options.dialect,
+    )
+    for value, flag, known in (
+        (options.on_indivisible, "--on-indivisible", INDIVISIBLE_POLICIES),
+        (options.axis or ROW, "--axis", AXES),
+    ):
+        if value not in known:
+            raise UsageError(f"unknown value '{printable(value)}': {flag} takes {', '.join(known)}")
+    if options.layout is not None:
+        find_layout(options.layout)
+
+
+def _formats(checkpoint: Checkpoint, options: Options) -> Mapping[str, BlockFormat | None]:
+    """The format of each tensor, overrides applied; None keeps it."""
+    formats: dict[str, BlockFormat | None] = dict.fromkeys(checkpoint.tensors, find_format(options.format))
+    for override in options.overrides:
+        row = None if override.format is None else find_format(override.format)
+        taken = select(checkpoint.tensors, (Rule(True, override.selector),)).taken
+        formats.update(dict.fromkeys(taken, row))
+    return formats
+
+
+def _step(info: TensorInfo, choice: Choice, row: BlockFormat | None, axis: str, options: Options) -> Step:
+    kept = why_kept(info, choice, row)
+    if kept is not None or row is None:
+        return Step(info, None, f"kept: {kept}")
+    step = Step(info, recipe_for(row, info.dtype, options), f"quantized: {choice.reason}", axis)
+    if divides(row, step.shape):
+        return step
+    if options.on_indivisible == "keep":
+        return Step(info, None, f"kept: {misfit(row, step.shape)}")
+    return replace(step, padded=True, reason=f"{step.reason}; padded, as {misfit(row, step.shape)}")
+
+
+def recipe_for(row: BlockFormat, dtype: str, options: Options) -> Recipe:
+    """The recipe of a tensor of that dtype.
+
+    Loaders of the preferred layout hold FP8 scales in the dtype of the model, so for BF16 weights its default
+    rule rounds them to BF16 first.
+    """
+    layout = PREFERRED if options.layout is None else find_layout(options.layout)
+    rule = options.scale_rounding
+    if rule is None and options.dialect is None and dtype == "BF16" and row.scale is FP32 and layout is PREFERRED:
+        rule = BFLOAT16_RULE if row.name in layout.formats else None
+    return resolve(
+        row,
+        scale_rounding=rule,
+        rounding=options.rounding,
+        dialect=options.dialect,
+        nonfinite=options.nonfinite,
+    )
+
+
+def _tied(checkpoint: Checkpoint, info: TensorInfo) -> str | None:
+    """The stored tensor that an output head, or an embedding, is another name of: loaders tie these again.
+
+    Other tensors that share storage are written under each of their names.
+    """
+    stored = checkpoint.tensors.get(checkpoint.tied.get(info.name, ""))
+    if stored is None:
+        return None
+    is_tied_again = info.role == "lm_head" or info.role == stored.role == "embedding"
+    return stored.name if is_tied_again else None
+
+
+def _grouped(steps: list[Step]) -> tuple[tuple[Step, ...], list[str]]:
+    """The steps with their groups, and notes on fused sets: which share a scale, which are not quantized alike."""
+    by_name = {step.tensor.name: step for step in steps}
+    group_of: dict[str, str] = {}
+    shared, torn = 0, []
+    for key, names in fused_sets(by_name).items():
+        recipe = by_name[names[0]].recipe
+        if any(by_name[name].recipe != recipe for name in names):
+            torn.append(key)
+        elif recipe is not None and recipe.format.tensor_scale is not None:
+            group_of |= dict.fromkeys(names, key)
+            shared += 1
+    notes = []
+    if shared:
+        notes.append(f"{shared:,} fused sets (such as q, k, v or gate, up) share one tensor scale each.")
+    if torn:
+        notes.append(
+            f"{len(torn):,} fused sets ('{printable(torn[0])}'{', …' if len(torn) > 1 else ''}) are quantized in "
+            "part or differently; loaders that fuse them, such as vLLM, refuse that."
+        )
+    return tuple(replace(step, group=group_of.get(step.tensor.name)) for step in steps), notes

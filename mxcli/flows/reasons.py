@@ -1,0 +1,51 @@
+"""The words of a plan: why a tensor is kept, what does not fit, and what to do about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from mxcli.errors import printable
+from mxcli.files.selection import Choice
+from mxcli.files.tensors import DTYPES, TensorInfo
+from mxcli.numerics.formats import BlockFormat
+
+
+def why_kept(info: TensorInfo, choice: Choice, row: BlockFormat | None) -> str | None:
+    """Why a tensor is not quantized whatever its lengths; None: it is. `row` None keeps it on request."""
+    if not choice.taken:
+        excluded = choice.rule is not None and not choice.rule.include
+        return f"excluded by {choice.rule}" if excluded else choice.reason.removeprefix("kept: ")
+    if not info.elements:
+        return f"{info.role}, without elements"
+    if len(info.shape) < 2:
+        return f"{info.role}, {len(info.shape)} dimension(s); blocks need two"
+    if not DTYPES[info.dtype].is_float or DTYPES[info.dtype].bits < 16:
+        return f"{info.dtype} is no float of more than 8 bits"
+    return f"{info.role}, kept by the recipe" if row is None else None
+
+
+def misfit(row: BlockFormat, shape: Sequence[int]) -> str:
+    """Which length of a shape blocks do not divide."""
+    rows, columns = row.block
+    if columns is not None and shape[-1] % columns:
+        return f"last dimension {shape[-1]} is not a multiple of {columns} ({row.name})"
+    return f"dimension {len(shape) - 2}, {shape[-2]}, is not a multiple of {rows} ({row.name})"
+
+
+def refused_length(info: TensorInfo, row: BlockFormat, shape: Sequence[int]) -> str:
+    """The refusal of a tensor whose shape as quantized blocks do not divide."""
+    name = printable(info.name)
+    turned = f" (blocks run along dimension {len(shape) - 2})" if tuple(shape) != info.shape else ""
+    return (
+        f"{name} {list(info.shape)}{turned}: {misfit(row, shape)}. Use --exclude '{name}', or --on-indivisible pad "
+        "or keep."
+    )
+
+
+def nothing_to_quantize(where: object, infos: Sequence[TensorInfo], reasons: Sequence[str]) -> str:
+    """The refusal of a source of which every tensor is kept."""
+    if all(info.role == "lora" for info in infos):
+        return f"{printable(where)}: a LoRA adapter, no model by itself; merge it into its model and quantize that."
+    listed = "; ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common(3))
+    return f"{printable(where)}: nothing to quantize among {len(infos):,} tensors ({listed}). Name some with --include."

@@ -1,0 +1,75 @@
+"""The record an output carries (`mxcli.json`): from what it was made, how, and what became of every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.flows.arrange import Arrangement
+from mxcli.flows.doctor import own_version
+from mxcli.flows.fingerprint import fingerprint
+from mxcli.flows.plan import Options, Plan, Step
+from mxcli.numerics.metrics import measured
+from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.stats import Stats
+
+
+def quantize_record(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    arrangement: Arrangement,
+    stats: Mapping[str, Stats],
+    command: Sequence[str],
+) -> dict[str, object]:
+    """The record of a quantized checkpoint: no time, host or path, so that the same work has the same bytes."""
+    return {
+        "schema": "mxcli.quantized/1",
+        "version": own_version(),
+        "command": list(command),
+        "options": options_record(plan.options),
+        "input": fingerprint(checkpoint),
+        "layout": arrangement.layout.name,
+        "notes": list(arrangement.notes),
+        "tensors": {task.step.tensor.name: _tensor(task.step, stats) for task in arrangement.tasks},
+    }
+
+
+def options_record(options: Options) -> dict[str, object]:
+    """The options by their names, with selectors as typed."""
+    return {
+        "format": options.format,
+        "scale_rounding": options.scale_rounding,
+        "rounding": options.rounding,
+        "dialect": options.dialect,
+        "nonfinite": options.nonfinite,
+        "on_indivisible": options.on_indivisible,
+        "selection": [{"include" if rule.include else "exclude": rule.selector} for rule in options.selection],
+        "overrides": [{"selector": each.selector, "format": each.format} for each in options.overrides],
+        "layout": options.layout,
+        "axis": options.axis,
+    }
+
+
+def _tensor(step: Step, stats: Mapping[str, Stats]) -> dict[str, object]:
+    info = step.tensor
+    record: dict[str, object] = {
+        "decision": "quantized" if step.recipe else "tied" if step.tied_to else "kept",
+        "reason": step.reason,
+        "role": info.role,
+        "dtype": info.dtype,
+        "shape": list(info.shape),
+    }
+    if step.recipe is not None:
+        record |= _recipe(step.recipe)
+        record |= {"axis": step.axis, "padded": step.padded, "shares_tensor_scale_with": step.group}
+        record["statistics"] = measured(stats[info.name], step.recipe.format, step.shape)
+    return record
+
+
+def _recipe(recipe: Recipe) -> dict[str, object]:
+    return {
+        "format": recipe.format.name,
+        "scale_rounding": recipe.scale_rule.name,
+        "rounding": recipe.rounding.name,
+        "dialect": recipe.dialect.name,
+    }

@@ -1,0 +1,246 @@
+"""How far each tensor of a plan is from its quantized form; writes per-block arrays if asked, else nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+
+import numpy as np
+
+from mxcli.backends import cpu
+from mxcli.errors import RefusedError, printable, together
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.layouts import COLUMN, Entry
+from mxcli.files.writer_shards import Shard, ShardFile, partial_path
+from mxcli.flows.arrange import Arrangement
+from mxcli.flows.inspect import Total, totals_by
+from mxcli.flows.plan import Options, Plan, Step
+from mxcli.numerics.blocks import Quantized, grid_shape
+from mxcli.numerics.formats import find_format
+from mxcli.numerics.metrics import Value, measured
+from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.stats import Stats
+
+QUANTIZED, PADDED, KEPT, TIED = "quantized", "padded", "kept", "tied"
+_PER_BLOCK = {"amax": "F32", "decode": "F32", "saturated": "I32", "underflowed": "I32", "noise": "F64"}
+
+_ODDITIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
+    "with NaN or infinities": lambda m: m["nonfinite"],
+    "with blocks lost to a scale that became zero or was clamped": lambda m: m["scale_underflowed_blocks"],
+    "of zeros only": lambda m: m["amax"] == 0 and not m["nonfinite"],
+}
+Gathered = Iterable[tuple[Step, Stats | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """One tensor: what was decided about it and why, and its metrics where it was measured (else empty).
+
+    `shape` is that of the file; `recipe` is None for a tensor that is not quantized.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    decision: str
+    reason: str
+    recipe: Recipe | None
+    metrics: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured of a source, in the order of its tensors, and what was decided about the others.
+
+    `source` is what the user called it. `recipes` counts the tensors of each recipe, `counts` those of every
+    decision. `sum` (None: nothing measured) and `by_role` are the metrics of tensors taken together, with their number
+    as `tensors`. `unfinished` is how many tensors an interruption left unmeasured.
+    """
+
+    source: str
+    total: Total
+    by_dtype: Mapping[str, Total]
+    options: Options
+    recipes: tuple[tuple[Recipe, int], ...]
+    layers: tuple[LayerReport, ...]
+    kept: tuple[LayerReport, ...]
+    sum: Mapping[str, Value] | None
+    by_role: Mapping[str, Mapping[str, Value]]
+    counts: Mapping[str, int]
+    notes: tuple[str, ...]
+    unfinished: int
+
+
+def decision_of(step: Step) -> str:
+    """What a step does with its tensor, in one word."""
+    if step.recipe is not None:
+        return PADDED if step.padded else QUANTIZED
+    return TIED if step.tied_to is not None else KEPT
+
+
+class Tally:
+    """Layer reports as they come in, and the running sums over them: all that a report is made of."""
+
+    def __init__(self, source: str, checkpoint: Checkpoint, plan: Plan) -> None:
+        self._source, self._checkpoint, self._plan = source, checkpoint, plan
+        self._layers: list[LayerReport] = []
+        self._sums: dict[str, Stats] = {}
+
+    def add(self, step: Step, stats: Stats) -> LayerReport:
+        """Counts a measured tensor in."""
+        assert step.recipe is not None
+        layer = _layer(step, measured(stats, step.recipe.format, step.shape))
+        self._layers.append(layer)
+        self._sums[layer.role] = self._sums[layer.role] + stats if layer.role in self._sums else stats
+        return layer
+
+    def report(self) -> Report:
+        """The report on what was counted in so far."""
+        plan, infos = self._plan, self._checkpoint.tensors.values()
+        row = find_format(plan.options.format)
+        roles = [layer.role for layer in self._layers]
+        by_role = {role: {"tensors": roles.count(role), **measured(stats, row)} for role, stats in self._sums.items()}
+        whole = reduce(add, self._sums.values()) if self._sums else None
+        decisions = [decision_of(step) for step in plan.steps]
+        return Report(
+            source=self._source,
+            total=Total.of(infos),
+            by_dtype=totals_by(lambda info: info.dtype, infos),
+            options=plan.options,
+            recipes=_recipes(plan),
+            layers=tuple(self._layers),
+            kept=tuple(_layer(step) for step in plan.steps if step.recipe is None),
+            sum=None if whole is None else {"tensors": len(roles), **measured(whole, row)},
+            by_role=by_role,
+            counts={word: decisions.count(word) for word in (QUANTIZED, PADDED, KEPT, TIED)},
+            notes=(*self._checkpoint.notes, *plan.notes, *_layer_notes(self._layers)),
+            unfinished=len(plan.quantized) - len(self._layers),
+        )
+
+
+def report_of(
+    source: str, checkpoint: Checkpoint, plan: Plan, arrangement: Arrangement, layers: Gathered = ()
+) -> Report:
+    """The report on a plan as its layout lets it be carried out, with the statistics gathered on the way."""
+    steps = tuple(task.step for task in arrangement.tasks)
+    tally = Tally(source, checkpoint, replace(plan, steps=steps, notes=arrangement.notes))
+    for step, stats in layers:
+        if stats is not None:
+            tally.add(step, stats)
+    return tally.report()
+
+
+def make_report(
+    source: str,
+    checkpoint: Checkpoint,
+    plan: Plan,
+    *,
+    threads: int | None = None,
+    on_layer: Callable[[LayerReport], None] | None = None,
+    per_block: Path | None = None,
+) -> Report:
+    """Measures every tensor that the plan quantizes, in one pass each (two where a tensor scale is shared).
+
+    `on_layer` is told of each as it is done. `per_block` names a safetensors file for arrays with a value per
+    block; it is replaced, and appears only when complete. An interruption ends the measuring and leaves a
+    report on what was done. Raises RefusedError for values that are not finite, if the options refuse them.
+    """
+    tally = Tally(source, checkpoint, plan)
+    groups, amax = plan.groups, dict[str, float]()
+    refusals: list[str] = []
+    try:
+        with _block_file(per_block, plan) as file:
+            for step in plan.quantized:
+                if step.group is not None and step.group not in amax:
+                    amax[step.group] = _amax(checkpoint, groups[step.group], threads)
+                q = _quantized(checkpoint, step, amax.get(step.group or ""), threads, file is not None)
+                assert q.stats is not None
+                if plan.options.nonfinite == "error" and q.stats.nan + q.stats.infinite:
+                    refusals.append(_not_finite(step, q.stats))
+                if file is not None:
+                    for array in _PER_BLOCK:
+                        file.write(f"{step.tensor.name}.{array}", getattr(q.per_block, array))
+                layer = tally.add(step, q.stats)
+                if on_layer is not None:
+                    on_layer(layer)
+    except KeyboardInterrupt:
+        pass
+    if refusals:
+        raise together(RefusedError, "Values that are not finite", refusals)
+    return tally.report()
+
+
+def _layer(step: Step, metrics: Mapping[str, Value] | None = None) -> LayerReport:
+    info, decision = step.tensor, decision_of(step)
+    return LayerReport(info.name, info.dtype, info.shape, info.role, decision, step.reason, step.recipe, metrics or {})
+
+
+def _quantized(
+    checkpoint: Checkpoint, step: Step, amax: float | None, threads: int | None, per_block: bool
+) -> Quantized:
+    assert step.recipe is not None
+    x = read(checkpoint, step.tensor)
+    turned = np.swapaxes(x, -1, -2) if step.axis == COLUMN else x
+    return cpu.quantize(
+        turned, step.tensor.dtype, step.recipe, tensor_amax=amax, codes=False, per_block=per_block, threads=threads
+    )
+
+
+def _amax(checkpoint: Checkpoint, steps: Iterable[Step], threads: int | None) -> float:
+    return max(cpu.amax(read(checkpoint, step.tensor), step.tensor.dtype, threads).value for step in steps)
+
+
+def _not_finite(step: Step, stats: Stats) -> str:
+    place = [int(at) for at in np.unravel_index(stats.first_nonfinite, step.shape)]
+    if step.axis == COLUMN:
+        place[-2:] = place[:-3:-1]
+    return (
+        f"{printable(step.tensor.name)}: {stats.nan + stats.infinite:,} of {stats.elements:,} values are NaN "
+        f"or infinite, the first at {place}. Use --nonfinite saturate or nan-block to measure it all the same."
+    )
+
+
+@contextmanager
+def _block_file(path: Path | None, plan: Plan) -> Iterator[ShardFile | None]:
+    """The file for per-block arrays under its partial name; it gets its own name when all went well."""
+    if path is None:
+        yield None
+        return
+    entries = tuple(
+        Entry(f"{step.tensor.name}.{array}", dtype, grid_shape(step.recipe.format, step.shape))
+        for step in plan.quantized
+        for array, dtype in _PER_BLOCK.items()
+        if step.recipe is not None
+    )
+    partial = partial_path(path)
+    try:
+        file = ShardFile(Shard(path.name, entries, {"schema": "mxcli.per_block/1"}), partial.open("wb"))
+        try:
+            yield file
+        finally:
+            file.close()
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _recipes(plan: Plan) -> tuple[tuple[Recipe, int], ...]:
+    """The recipes of a plan with the number of tensors of each, most used first."""
+    used = [step.recipe for step in plan.quantized if step.recipe is not None]
+    counts = [(recipe, used.count(recipe)) for at, recipe in enumerate(used) if used.index(recipe) == at]
+    return tuple(sorted(counts, key=lambda pair: -pair[1]))
+
+
+def _layer_notes(layers: list[LayerReport]) -> Iterator[str]:
+    """A sentence for each oddity that some measured tensor has."""
+    for what, has in _ODDITIES.items():
+        found = [layer.name for layer in layers if has(layer.metrics)]
+        if found:
+            plural, more = ("s", ", …") if len(found) > 1 else ("", "")
+            yield f"{len(found):,} tensor{plural} ('{printable(found[0])}'{more}) {what}."

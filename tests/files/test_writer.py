@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from raw_checkpoint import safetensors_bytes, zeros
+
+from mxcli.errors import EnvironmentFailure, RefusedError
+from mxcli.files.checkpoint import Checkpoint, open_checkpoint
+from mxcli.files.layouts import Entry
+from mxcli.files.writer import Output, json_bytes
+from mxcli.files.writer_place import Place, check_place
+from mxcli.files.writer_shards import Shard, ShardFile
+
+BYTES = Entry("b", "U8", (3,))
+WIDE = Entry("w", "F32", (2,))
+HALVES = Entry("h", "BF16", (1, 3))
+
+
+def write_shard(path: Path, shard: Shard, arrays: dict[str, np.ndarray]) -> None:
+    with path.open("wb") as file:
+        written = ShardFile(shard, file)
+        for name, array in arrays.items():
+            written.write(name, array)
+        written.finish()
+
+
+def test_a_shard_is_laid_out_widest_element_first_and_aligned(tmp_path: Path) -> None:
+    shard = Shard("s", (BYTES, HALVES, WIDE), {"author": "x"})
+    arrays = {
+        "b": np.array([1, 2, 3], np.uint8),
+        "h": np.array([[4, 5, 6]], np.uint16),
+        "w": np.array([1.0, -2.0], np.float32),
+    }
+    write_shard(tmp_path / "s.safetensors", shard, arrays)
+    content = (tmp_path / "s.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0
+    assert json.loads(content[8 : 8 + length]) == {
+        "__metadata__": {"format": "pt", "author": "x"},
+        "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        "h": {"dtype": "BF16", "shape": [1, 3], "data_offsets": [8, 14]},
+        "b": {"dtype": "U8", "shape": [3], "data_offsets": [14, 17]},
+    }
+    assert content[8 + length :] == arrays["w"].tobytes() + arrays["h"].tobytes() + b"\1\2\3"
+    assert len(content) == shard.nbytes
+    assert shard.data_bytes == 17
+
+
+def test_the_safetensors_library_reads_a_shard(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.numpy")
+    write_shard(
+        tmp_path / "s.safetensors",
+        Shard("s", (BYTES, WIDE, Entry("none", "F32", (0, 4)), Entry("one", "I64", ()))),
+        {
+            "one": np.array(7, np.int64),
+            "none": np.zeros((0, 4), np.float32),
+            "w": np.array([1, 2], np.float32),
+            "b": np.array([1, 2, 3], np.uint8),
+        },
+    )
+    found = library.load_file(tmp_path / "s.safetensors")
+    assert {name: (array.shape, array.tolist()) for name, array in found.items()} == {
+        "one": ((), 7),
+        "none": ((0, 4), []),
+        "w": ((2,), [1.0, 2.0]),
+        "b": ((3,), [1, 2, 3]),
+    }
+
+
+def test_a_shard_is_not_finished_before_every_tensor_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"described but not written: \['w'\]"):
+        write_shard(tmp_path / "s", Shard("s", (BYTES, WIDE)), {"b": np.zeros(3, np.uint8)})
+    with pytest.raises(ValueError, match="b: 4 bytes given, 3 described"):
+        write_shard(tmp_path / "s", Shard("s", (BYTES,)), {"b": np.zeros(4, np.uint8)})
+
+
+def test_json_is_sorted_readable_and_ends_with_a_newline() -> None:
+    assert json_bytes({"b": 1, "a": "ä"}) == '{\n  "a": "ä",\n  "b": 1\n}\n'.encode()
+
+
+def test_an_output_appears_under_its_names_only_when_published(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "out"
+    with Output(Place(folder), ["s.safetensors", "sub/x.txt"], 100) as output:
+        output.begin_shard(Shard("s.safetensors", (BYTES,)))
+        output.write("b", np.zeros(3, np.uint8))
+        output.end_shard()
+        (tmp_path / "x.txt").write_text("x")
+        output.copy(tmp_path / "x.txt", "sub/x.txt")
+        before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert before == {"s.safetensors.partial", "sub/x.txt.partial"}
+        output.publish({"version": "1"})
+    after = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert after == {"s.safetensors", "sub/x.txt", "mxcli.json"}
+    assert json.loads((folder / "mxcli.json").read_text()) == {
+        "version": "1",
+        "files": ["s.safetensors", "sub/x.txt"],
+    }
+
+
+def test_an_exception_removes_all_that_was_begun(tmp_path: Path) -> None:
+    def fail() -> None:
+        with Output(Place(tmp_path / "deep" / "out"), ["s"], 100) as output:
+            output.begin_shard(Shard("s", (BYTES,)))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_small_a_disk_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+    with pytest.raises(
+        EnvironmentFailure, match=r"disk full: the output needs 1,\d{3},\d{3},\d{3},\d{3},\d{3},\d{3}"
+    ) as no:
+        Output(Place(tmp_path / "out"), ["s"], 10**18).__enter__()
+    assert "are available; free some space" in str(no.value)
+    assert no.value.exit_code == 6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_left_partial_files_of_a_killed_run_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "s.partial").write_bytes(b"half")
+    with Output(Place(tmp_path), ["s"], 100) as output:
+        output.begin_shard(Shard("s", ()))
+        output.end_shard()
+        output.publish({})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mxcli.json", "s"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Checkpoint:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({"a.weight": zeros("F32", 2, 32)}))
+    (folder / "config.json").write_text('{"hidden_size": 32}')
+    return open_checkpoint(folder)
+
+
+NAMES = ["model.safetensors", "config.json"]
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("source", "holds the source itself"),
+        ("source/out", "lies inside the source"),
+        ("other/../source", "holds the source itself"),
+        ("link", "holds the source itself"),
+        ("link/out", "lies inside the source"),
+        ("models--org--name/snapshots/abc", "lies in the download cache"),
+        ("cached", "lies in the download cache"),
+        ("full", "exists and holds 1 entries; give a new directory, or --force"),
+        ("source/config.json", "lies inside the source"),
+        ("a-file", "not a directory"),
+    ],
+)
+def test_where_an_output_may_not_go(tmp_path: Path, source: Checkpoint, where: str, why: str) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "source")
+    (tmp_path / "models--org--name" / "blobs").mkdir(parents=True)
+    (tmp_path / "cached").symlink_to(tmp_path / "models--org--name" / "blobs")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    (tmp_path / "a-file").write_text("x")
+    with pytest.raises(RefusedError, match=why) as refused:
+        check_place(tmp_path / where, source, NAMES, force=False)
+    assert refused.value.exit_code == 4
+
+
+def test_force_never_permits_the_source(tmp_path: Path, source: Checkpoint) -> None:
+    for where in ("source", "source/out"):
+        with pytest.raises(RefusedError):
+            check_place(tmp_path / where, source, NAMES, force=True)
+
+
+def test_an_output_whose_folders_hold_the_source_is_refused(tmp_path: Path, source: Checkpoint) -> None:
+    with pytest.raises(RefusedError, match="holds the source itself"):
+        check_place(tmp_path, source, [*NAMES, "source/tokenizer.json"], force=True)
+
+
+def test_a_snapshot_of_links_guards_what_it_links_to(tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (blobs / "abc").write_bytes(safetensors_bytes({"a.weight": zeros("F32", 2, 32)}))
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to(blobs / "abc")
+    checkpoint = open_checkpoint(tmp_path / "snapshot")
+    with pytest.raises(RefusedError, match="holds the source itself"):
+        check_place(blobs, checkpoint, NAMES, force=True)
+
+
+def test_beside_a_file_opened_by_itself_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"a.weight": zeros("F32", 2, 32)}))
+    place = check_place(tmp_path / "out", open_checkpoint(tmp_path / "a.safetensors"), NAMES, force=False)
+    assert place == Place(tmp_path / "out")
+
+
+def test_weights_of_another_checkpoint_are_never_left_beside_ours(tmp_path: Path, source: Checkpoint) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "config.json", "notes.txt"):
+        (tmp_path / "out" / name).write_text("x")
+    with pytest.raises(RefusedError) as refused:
+        check_place(tmp_path / "out", source, NAMES, force=True)
+    assert [detail.split(": ")[1] for detail in refused.value.details] == [
+        "weights of another checkpoint, which could be taken for this one; move them away."
+    ] * 2
+
+
+def test_links_and_folders_in_the_way_are_refused(tmp_path: Path, source: Checkpoint) -> None:
+    (tmp_path / "out" / "config.json").mkdir(parents=True)
+    (tmp_path / "out" / "sub").symlink_to(tmp_path)
+    with pytest.raises(RefusedError) as refused:
+        check_place(tmp_path / "out", source, [*NAMES, "sub/x.json"], force=True)
+    assert [detail.split(": ")[1] for detail in refused.value.details] == [
+        "a link or file where the output needs a folder; remove it.",
+        "a folder where the output needs a file; remove it.",
+    ]
+
+
+def test_files_an_earlier_output_lists_are_known_only_if_they_lie_in_it(tmp_path: Path, source: Checkpoint) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "elsewhere").symlink_to(tmp_path)
+    listed = ["old.safetensors", "../source/config.json", "/etc/passwd", "elsewhere/x", "", 7]
+    (out / "mxcli.json").write_text(json.dumps({"files": listed}))
+    assert check_place(out, source, NAMES, force=True).earlier == {"old.safetensors", "mxcli.json"}

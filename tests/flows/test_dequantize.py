@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import LLAMA, bf16, floats, llama, noise, read_raw, tree, write_model
+
+from mxcli.backends import cpu
+from mxcli.errors import InputError, RefusedError, UsageError
+from mxcli.files.checkpoint import open_checkpoint
+from mxcli.files.layouts import LAYOUTS
+from mxcli.flows.dequantize import dequantize_checkpoint
+from mxcli.flows.plan import Options, Override, make_plan
+from mxcli.flows.quantize import Written, quantize_checkpoint
+from mxcli.numerics.dialects import DIALECTS
+from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.recipe import resolve
+
+
+def quantized(source: Path, output: Path, options: Options) -> Written:
+    checkpoint = open_checkpoint(source)
+    return quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output)
+
+
+def restored(source: Path, output: Path, **more: Any) -> dict[str, tuple[str, list[int], bytes]]:
+    dequantize_checkpoint(open_checkpoint(source), output, **more)
+    return read_raw(output / "model.safetensors")
+
+
+def expected(array: np.ndarray, dtype: str, options: Options, out: str) -> bytes:
+    """What the backend alone makes of a tensor."""
+    recipe = resolve(options.format, scale_rounding=options.scale_rounding, dialect=options.dialect)
+    return cpu.dequantize(cpu.quantize(array, dtype, recipe), out).tobytes()
+
+
+SPELLED = ("e3m2:e8m0:1x16", "int4:fp32:channel", "e3m4:e5m2:1x16", "e2m1:e4m3:8x16:fp32")
+
+
+@pytest.mark.parametrize("format", [*FORMATS, *SPELLED])
+def test_our_own_layout_brings_every_format_back_bit_for_bit(tmp_path: Path, format: str) -> None:
+    tensors = {
+        "a.weight": noise(128, 256),
+        "f": ("F32", np.random.default_rng(1).standard_normal((16, 128)).astype(np.float32)),
+        "experts.w": noise(3, 16, 128, seed=2),
+        "norm.weight": noise(256, seed=3),
+    }
+    options = Options(format, layout="mxcli")
+    quantized(write_model(tmp_path / "m", tensors), tmp_path / "q", options)
+    raw = restored(tmp_path / "q", tmp_path / "d")
+    assert raw.pop("norm.weight") == ("BF16", [256], tensors.pop("norm.weight")[1].tobytes())
+    assert raw == {
+        name: (dtype, list(array.shape), expected(array, dtype, options, dtype))
+        for name, (dtype, array) in tensors.items()
+    }
+    wide = restored(tmp_path / "q", tmp_path / "wide", dtype="F32")
+    assert wide["a.weight"] == ("F32", [128, 256], expected(tensors["a.weight"][1], "BF16", options, "F32"))
+
+
+@pytest.mark.parametrize("dialect", [name for name, row in DIALECTS.items() if row.choice("narrow", "e2m1")])
+def test_our_own_layout_keeps_the_order_of_operations_of_every_dialect(tmp_path: Path, dialect: str) -> None:
+    tensors = {"a.weight": noise(64, 256, scale=0.003)}
+    options = Options("nvfp4", dialect=dialect, layout="mxcli")
+    quantized(write_model(tmp_path / "m", tensors), tmp_path / "q", options)
+    raw = restored(tmp_path / "q", tmp_path / "d", dtype="F32")
+    assert raw["a.weight"][2] == expected(tensors["a.weight"][1], "BF16", options, "F32")
+
+
+@pytest.mark.parametrize("columns", [100, 101, 102, 103])
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp6", "mxint8", "nvfp4"])
+def test_padding_is_not_stored(tmp_path: Path, format: str, columns: int) -> None:
+    tensors = {"a.weight": noise(3, columns)}
+    options = Options(format, on_indivisible="pad")
+    quantized(write_model(tmp_path / "m", tensors), tmp_path / "q", options)
+    raw = restored(tmp_path / "q", tmp_path / "d")
+    assert raw["a.weight"] == ("BF16", [3, columns], expected(tensors["a.weight"][1], "BF16", options, "BF16"))
+
+
+def test_layers_stored_in_out_come_back_as_they_were(tmp_path: Path) -> None:
+    tensors = {"h.0.attn.c_attn.weight": noise(32, 96), "h.0.mlp.c_fc.weight": noise(32, 100)}
+    source = write_model(tmp_path / "m", tensors, {"model_type": "gpt2"})
+    options = Options("mxfp4")
+    assert quantized(source, tmp_path / "q", options).arrangement.layout.name == "mxcli"
+    assert read_raw(tmp_path / "q" / "model.safetensors")["h.0.attn.c_attn.weight_packed"][1] == [96, 16]
+    raw = restored(tmp_path / "q", tmp_path / "d", dtype="F32")
+    turned = np.ascontiguousarray(tensors["h.0.attn.c_attn.weight"][1].T)
+    values = np.frombuffer(expected(turned, "BF16", options, "F32"), np.float32).reshape(96, 32)
+    np.testing.assert_array_equal(floats(raw["h.0.attn.c_attn.weight"]), values.T)
+
+
+@pytest.mark.parametrize("format", LAYOUTS["compressed-tensors"].formats)
+def test_compressed_tensors_comes_back_as_its_readers_decode_it(tmp_path: Path, format: str) -> None:
+    library = pytest.importorskip("compressed_tensors.compressors.base")
+    torch = pytest.importorskip("torch")
+    from compressed_tensors.quantization import QuantizationScheme
+    from safetensors.torch import load_file
+
+    quantized(write_model(tmp_path / "m", llama(), LLAMA), tmp_path / "q", Options(format))
+    raw = restored(tmp_path / "q", tmp_path / "d")
+    group = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    compressor = library.BaseCompressor.get_value_from_registry(group["format"])
+    module = "model.layers.0.mlp.up_proj."
+    state = {
+        name.removeprefix(module): tensor
+        for name, tensor in load_file(tmp_path / "q" / "model.safetensors").items()
+        if name.startswith(module)
+    }
+    weight = compressor.decompress(state, QuantizationScheme(**group))["weight"]
+    assert raw[module + "weight"][2] == weight.to(torch.bfloat16).view(torch.int16).numpy().tobytes()
+
+
+# P10: either convention of the tensor scale gives the same tensor.
+def test_both_layouts_hold_the_same_tensor(tmp_path: Path) -> None:
+    tensors = {"a.weight": ("F32", np.linspace(-0.7, 0.7528, 64, dtype=np.float32).reshape(4, 16))}
+    source = write_model(tmp_path / "m", tensors)
+    raws = []
+    for layout in LAYOUTS:
+        quantized(source, tmp_path / layout, Options("nvfp4", dialect="ct", layout=layout))
+        raws.append(restored(tmp_path / layout, tmp_path / f"{layout}-plain", dtype="F32"))
+    assert raws[0] == raws[1]
+
+
+def test_names_configuration_and_side_files_are_those_of_the_source(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m", llama(), LLAMA, {"tokenizer.json": "{}"})
+    for layout in LAYOUTS:
+        quantized(source, tmp_path / layout, Options("mxfp4", layout=layout))
+        folder = tmp_path / f"{layout}-plain"
+        raw = restored(tmp_path / layout, folder)
+        before = read_raw(source / "model.safetensors")
+        assert {name: each[:2] for name, each in raw.items()} == {name: each[:2] for name, each in before.items()}
+        assert json.loads((folder / "config.json").read_text()) == LLAMA
+        assert set(tree(folder)) == {"model.safetensors", "config.json", "tokenizer.json", "mxcli.json"}
+
+
+def test_a_source_without_configuration_gets_none_back(tmp_path: Path) -> None:
+    quantized(write_model(tmp_path / "m", {"a.weight": noise(4, 32)}), tmp_path / "q", Options("mxint8"))
+    assert json.loads((tmp_path / "q" / "config.json").read_text()).keys() == {"quantization_config"}
+    restored(tmp_path / "q", tmp_path / "d")
+    assert set(tree(tmp_path / "d")) == {"model.safetensors", "mxcli.json"}
+
+
+# P17: a weight in one shard, its scale in another.
+def test_codes_and_scales_may_lie_in_different_shards(tmp_path: Path) -> None:
+    quantized(write_model(tmp_path / "m", {"a.weight": noise(4, 64)}), tmp_path / "q", Options("nvfp4"))
+    together = restored(tmp_path / "q", tmp_path / "d")
+    parts = read_raw(tmp_path / "q" / "model.safetensors")
+    arrays = {
+        name: (dtype, np.frombuffer(data, np.uint8).reshape(shape))
+        for name, (dtype, shape, data) in parts.items()
+        if dtype != "F32"
+    }
+    arrays |= {
+        name: (dtype, np.frombuffer(data, np.float32)) for name, (dtype, _, data) in parts.items() if dtype == "F32"
+    }
+    shards = {f"model-0000{n}-of-00003.safetensors": {name: arrays[name]} for n, name in enumerate(arrays, 1)}
+    config = json.loads((tmp_path / "q" / "config.json").read_text())
+    dequantize_checkpoint(open_checkpoint(write_model(tmp_path / "split", shards, config)), tmp_path / "again")
+    found = [read_raw(path) for path in (tmp_path / "again").glob("*.safetensors")]
+    assert found == [together]
+
+
+def test_mixed_formats_come_back(tmp_path: Path) -> None:
+    overrides = (Override("*.down_proj.weight", "fp8_e4m3_channel"), Override("*.self_attn.*", "mxfp8"))
+    for layout in LAYOUTS:
+        options = Options("mxfp4", overrides=overrides, layout=layout, scale_rounding=None)
+        written = quantized(write_model(tmp_path / "m", llama(), LLAMA), tmp_path / layout, options)
+        raw = restored(tmp_path / layout, tmp_path / f"{layout}-plain")
+        for step, stats in written.layers:
+            if step.recipe is not None and stats is not None:
+                array = llama()[step.tensor.name][1]
+                values = cpu.dequantize(cpu.quantize(array, "BF16", step.recipe), "BF16").tobytes()
+                assert raw[step.tensor.name] == ("BF16", list(step.tensor.shape), values)
+
+
+def test_weights_come_back_in_the_dtype_they_had(tmp_path: Path) -> None:
+    tensors = {"a.weight": ("F32", np.ones((4, 32), np.float32)), "b.weight": noise(4, 32)}
+    for layout in LAYOUTS:
+        quantized(write_model(tmp_path / "m", tensors), tmp_path / layout, Options("mxfp8", layout=layout))
+        raw = restored(tmp_path / layout, tmp_path / f"{layout}-plain")
+        assert [raw["a.weight"][0], raw["b.weight"][0]] == ["F32", "BF16"]
+
+
+def test_half_precision_weights_come_back_as_binary32(tmp_path: Path) -> None:
+    tensors = {"a.weight": ("F16", np.ones((4, 32), np.float16))}
+    quantized(write_model(tmp_path / "m", tensors), tmp_path / "q", Options("mxint8"))
+    raw = restored(tmp_path / "q", tmp_path / "d")
+    assert raw["a.weight"] == ("F32", [4, 32], np.ones((4, 32), np.float32).tobytes())
+
+
+def test_what_is_not_quantized_or_not_known_is_refused(tmp_path: Path) -> None:
+    plain = write_model(tmp_path / "plain", {"a.weight": bf16(np.ones((4, 32)))})
+    with pytest.raises(RefusedError, match="not quantized; there is nothing to scale back"):
+        restored(plain, tmp_path / "d")
+    with pytest.raises(UsageError, match="BF16 or F32 can be written"):
+        restored(plain, tmp_path / "d", dtype="F16")
+    codes = {
+        "a.weight": ("F8_E4M3", np.zeros((128, 128), np.uint8)),
+        "a.weight_scale_inv": ("F32", np.ones((1, 1), np.float32)),
+    }
+    with pytest.raises(RefusedError, match="quantized by fp8-block; only compressed-tensors, mxcli are read back"):
+        restored(write_model(tmp_path / "fp8", codes), tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_missing_scale_is_an_input_error_before_anything_is_written(tmp_path: Path) -> None:
+    quantized(write_model(tmp_path / "m", {"a.weight": noise(4, 32)}), tmp_path / "q", Options("nvfp4"))
+    raw = read_raw(tmp_path / "q" / "model.safetensors")
+    kept = {
+        name: (dtype, np.frombuffer(data, np.uint8).reshape(shape))
+        for name, (dtype, shape, data) in raw.items()
+        if dtype != "F32"
+    }
+    config = json.loads((tmp_path / "q" / "config.json").read_text())
+    with pytest.raises(InputError, match=r"a\.weight_global_scale is missing"):
+        restored(write_model(tmp_path / "cut", kept, config), tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+def test_requantizing_what_came_back_changes_nothing(tmp_path: Path) -> None:
+    for format in ("mxfp8", "mxfp6", "mxfp4"):
+        options = Options(format)
+        quantized(write_model(tmp_path / format / "m", llama(), LLAMA), tmp_path / format / "q", options)
+        restored(tmp_path / format / "q", tmp_path / format / "d")
+        quantized(tmp_path / format / "d", tmp_path / format / "again", options)
+        once, twice = (read_raw(tmp_path / format / name / "model.safetensors") for name in ("q", "again"))
+        assert restored(tmp_path / format / "again", tmp_path / format / "e") == read_raw(
+            tmp_path / format / "d" / "model.safetensors"
+        )
+        assert once.keys() == twice.keys()
