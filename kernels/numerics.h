@@ -219,6 +219,14 @@ MX_FN auto mx_encode(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max, 
   return r;
 }
 
+// Binary16, nearest even, with its infinities and NaN.
+MX_FN mx_u16 mx_round_to_f16(float x) {
+  mx_u32 bits = mx_bits(x), magnitude = bits & 0x7FFFFFFFu, sign = bits >> 16 & 0x8000u;
+  if (magnitude > MX_INFINITY_BITS) return (mx_u16)(sign | 0x7E00u);
+  if (mx_float(magnitude) >= 65520.0f) return (mx_u16)(sign | 0x7C00u);
+  return (mx_u16)(sign | mx_encode_nearest_even(mx_float(magnitude), 10, -14, 65504.0f).code);
+}
+
 // Value of a magnitude code.
 MX_FN float mx_decode_magnitude(mx_u32 code, mx_i32 mantissa_bits, mx_i32 emin) {
   mx_u32 field = code >> mantissa_bits, fraction = code & ((1u << mantissa_bits) - 1u);

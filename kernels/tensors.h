@@ -48,6 +48,7 @@ inline void store_value(const MxTensor& t, int64_t at, float y) {
   switch (t.type) {
     case MX_F32: static_cast<float*>(data)[at] = y; break;
     case MX_BF16: static_cast<uint16_t*>(data)[at] = uint16_t(mx_bits(mx_round_to_bf16(y)) >> 16); break;
+    case MX_F16: static_cast<uint16_t*>(data)[at] = mx_round_to_f16(y); break;
     case MX_F64: static_cast<double*>(data)[at] = y; break;
   }
 }

@@ -109,9 +109,9 @@ def quantize(
 
 
 def dequantize(q: Quantized, dtype: str = "F32", threads: int | None = None) -> Array:
-    """The values of a quantized tensor as F32, BF16 (uint16 bits, rounded to nearest even) or F64."""
-    if dtype not in ("F32", "BF16", "F64"):
-        raise UsageError(f"dequantized type {dtype} is not F32, BF16 or F64")
+    """The values of a quantized tensor as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or F16."""
+    if dtype not in _TYPES:
+        raise UsageError(f"dequantized type {dtype} is not one of {', '.join(_TYPES)}")
     out = np.empty(q.shape, _TYPES[dtype][1])
     packed, scales = np.ascontiguousarray(q.packed), np.ascontiguousarray(q.scales)
     tensor, _ = _tensor(out, dtype)

@@ -20,7 +20,7 @@ from mxcli.numerics.recipe import Recipe, resolve
 
 INDIVISIBLE_POLICIES = ("error", "pad", "keep")
 AXES = (ROW, COLUMN)
-BFLOAT16_RULE = "amax-bf16"
+BFLOAT16_RULE = "amax-bf16-scale"
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,7 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "modelopt",
-            "NVIDIA ModelOpt: rceil; its MXFP4 rounds ties toward zero and writes a zero as the negative zero "
-            "code.",
+            "NVIDIA ModelOpt: rceil; its MXFP4 rounds ties toward zero and writes a zero as the negative zero code.",
             "NVIDIA ModelOpt 0.47, qtensor classes (run)",
             {
                 "e8m0": _MODELOPT_MX,

@@ -323,6 +323,19 @@ SCALE_RECIPES: dict[str, ScaleRecipe] = {
             bf16_scale=True,
         ),
         ScaleRecipe(
+            "amax-bf16-scale",
+            "fp32",
+            TensorStep.NONE,
+            BlockStep.A_OVER_D_TIMES_ENCODE,
+            ElementStep.OVER_PRODUCT,
+            "`amax` with the scale rounded to bfloat16, the type in which loaders of BF16 models keep it; 2^-7 for a zero "
+            "block",
+            "S = bf16(amax / element max); x / S",
+            "compressed-tensors 0.20 on a GPU, float-quantized, bfloat16 weights (read)",
+            zero_scale=2.0**-7,
+            bf16_scale=True,
+        ),
+        ScaleRecipe(
             "amax-bf16-quotient",
             "fp32",
             TensorStep.NONE,

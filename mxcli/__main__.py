@@ -1,0 +1,5 @@
+"""`python -m mxcli`."""
+
+from mxcli.cli.app import main
+
+main()

@@ -1,0 +1,38 @@
+"""The argument list before it is parsed: options with an optional file, selectors in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+STDOUT = "-"
+INCLUDE, EXCLUDE = "+", "-"
+_ENDINGS = {"--json": ".json", "--jsonl": ".jsonl"}
+_MARKS = {"--include": INCLUDE, "--exclude": EXCLUDE}
+_INDEX = ".index.json"
+
+
+def normalized(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--json [FILE]` and `--jsonl [FILE]` joined to their file, `-` where none follows.
+
+    A following word is the file when it is `-` or has the option's ending, and is no shard index. `--include`
+    and `--exclude` are one parameter, so that their common order is kept: each value is marked `+` or `-`.
+    """
+    result: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--":
+            return [*result, word, *waiting]
+        if word in _ENDINGS:
+            takes = bool(waiting) and _is_file(waiting[0], _ENDINGS[word])
+            result.append(f"{word}={waiting.pop(0) if takes else STDOUT}")
+            continue
+        option, equals, value = word.partition("=")
+        if option in _MARKS and (equals or waiting):
+            word = f"{option}={_MARKS[option]}{value if equals else waiting.pop(0)}"
+        result.append(word)
+    return result
+
+
+def _is_file(word: str, ending: str) -> bool:
+    return word == STDOUT or (word.endswith(ending) and not word.endswith(_INDEX))

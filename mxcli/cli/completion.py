@@ -1,0 +1,58 @@
+"""Names that the shell completes, read from the rows when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def formats(incomplete: str) -> list[str]:
+    """Names of formats."""
+    from mxcli.numerics.formats import FORMATS
+
+    return _beginning(FORMATS, incomplete)
+
+
+def scale_roundings(incomplete: str) -> list[str]:
+    """Names of scale rules and recipes."""
+    from mxcli.numerics.rounding import POWER_OF_TWO_ROUNDINGS, SCALE_RECIPES
+
+    return _beginning([*POWER_OF_TWO_ROUNDINGS, *SCALE_RECIPES], incomplete)
+
+
+def roundings(incomplete: str) -> list[str]:
+    """Names of element roundings."""
+    from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
+
+    return _beginning(ELEMENT_ROUNDINGS, incomplete)
+
+
+def dialects(incomplete: str) -> list[str]:
+    """Names of dialects."""
+    from mxcli.numerics.dialects import DIALECTS
+
+    return _beginning(DIALECTS, incomplete)
+
+
+def layouts(incomplete: str) -> list[str]:
+    """Names of layouts."""
+    from mxcli.files.layouts import LAYOUTS
+
+    return _beginning(LAYOUTS, incomplete)
+
+
+def metrics(incomplete: str) -> list[str]:
+    """Names of metrics."""
+    from mxcli.numerics.metrics import METRICS
+
+    return _beginning(METRICS, incomplete)
+
+
+def topics(incomplete: str) -> list[str]:
+    """Everything `mxcli explain` knows."""
+    from mxcli.output.explanation import TOPICS
+
+    return _beginning([name for rows in TOPICS.values() for name in rows], incomplete)
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]

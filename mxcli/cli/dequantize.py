@@ -1,0 +1,78 @@
+"""`mxcli dequantize`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mxcli.cli import options
+from mxcli.cli.arguments import STDOUT
+from mxcli.cli.progress import progress
+from mxcli.cli.streams import deliver, refuse_existing, talk_on_stderr
+from mxcli.errors import UsageError
+
+
+def dequantize(
+    context: typer.Context,
+    source: options.Source,
+    output: options.Output = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="bf16|f32",
+            help="Type of the weights.  [default: what each was]",
+        ),
+    ] = None,
+    json: options.Json = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    no_color: options.NoColor = False,
+    debug: options.Debug = False,
+) -> None:
+    """Write a quantized checkpoint back as plain floats.
+
+    The weights are scaled back under the names they had, everything else is copied. The output appears whole or
+    not at all; its path is printed on stdout.
+
+    \b
+    Examples:
+      mxcli quantize samples/tiny-llama --format nvfp4 -o tiny-llama-nvfp4
+      mxcli dequantize tiny-llama-nvfp4 -o tiny-llama-back
+      mxcli dequantize tiny-llama-nvfp4 -o tiny-llama-f32 --dtype f32
+    """
+    options.check_device(device)
+    refuse_existing([json], force=force)
+    if output is None:
+        raise UsageError("missing option '-o/--output DIR': name the directory to write.")
+    talk = talk_on_stderr(quiet=quiet, no_color=no_color)
+    from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.dequantize import dequantize_checkpoint
+    from mxcli.output.export import json_text
+
+    checkpoint = open_checkpoint(source)
+    with progress("dequantize", talk) as show:
+        restored = dequantize_checkpoint(
+            checkpoint,
+            output,
+            dtype=None if dtype is None else dtype.upper(),
+            force=force,
+            threads=threads,
+            on_progress=show,
+            command=context.obj or (),
+        )
+    talk.notes((*checkpoint.notes, *restored.notes))
+    if json is not None:
+        content = {
+            "source": source,
+            "output": output,
+            "layout": restored.layout,
+            "dtypes": restored.dtypes,
+            "notes": [*checkpoint.notes, *restored.notes],
+        }
+        deliver(json_text("dequantize", content), json)
+    if json != STDOUT:
+        deliver(output)

@@ -1,0 +1,216 @@
+"""The options of all verbs, each spelled and explained once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mxcli.cli import arguments, completion
+from mxcli.errors import EnvironmentFailure, UsageError, printable
+
+if TYPE_CHECKING:
+    from mxcli.flows.plan import Options as PlanOptions
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        show_default=False,
+        help="A .safetensors file, a directory with one, a sharded directory or its .index.json, a PyTorch "
+        ".pt/.pth/.bin, a NumPy .npy/.npz, or a capture file.",
+    ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="DIR", help="Directory to write; it must be new or empty (or --force)."),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        autocompletion=completion.formats,
+        help="A name that `mxcli formats` lists, or ELEMENT:SCALE:BLOCK[:TENSOR_SCALE] as in e3m2:e8m0:1x16.",
+    ),
+]
+ScaleRounding = Annotated[
+    str | None,
+    typer.Option(
+        "--scale-rounding",
+        metavar="RULE",
+        autocompletion=completion.scale_roundings,
+        help="How a block's scale is chosen; `mxcli formats FORMAT` lists the rules that serve it.  "
+        "[default: the dialect's, rceil for power-of-two scales]",
+    ),
+]
+Rounding = Annotated[
+    str | None,
+    typer.Option(
+        "--rounding",
+        metavar="RULE",
+        autocompletion=completion.roundings,
+        help="How an element is rounded: nearest-even, half-away, half-toward-zero or toward-zero.  "
+        "[default: the dialect's, usually nearest-even]",
+    ),
+]
+Dialect = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="DIALECT",
+        autocompletion=completion.dialects,
+        help="Whose choices to follow where producers differ, so that bytes equal theirs; `mxcli explain` "
+        "lists the dialects.  [default: mxcli]",
+    ),
+]
+Selectors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--include",
+        "--exclude",
+        metavar="SELECTOR",
+        help="Tensors to take or to leave: a glob over whole dotted segments ('*layers.1.*' is not layer "
+        "11), re:REGEX, or @role such as @lm_head. May be repeated; the last rule that matches a tensor "
+        "wins. Without a rule, weights, activations and gradients are taken.",
+    ),
+]
+Nonfinite = Annotated[
+    str,
+    typer.Option(
+        "--nonfinite",
+        metavar="error|saturate|nan-block",
+        help="NaN and infinities in the input: refuse, saturate infinities (a NaN still makes its block "
+        "NaN), or make their whole block NaN.",
+    ),
+]
+OnIndivisible = Annotated[
+    str,
+    typer.Option(
+        "--on-indivisible",
+        metavar="error|pad|keep",
+        help="Tensors whose blocks do not come out whole: refuse them all at once, complete the last block "
+        "with zeros, or leave the tensor as it is.",
+    ),
+]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        metavar="LAYOUT",
+        autocompletion=completion.layouts,
+        help="Whose names and order of bytes the output has: compressed-tensors, or mxcli for any format.  "
+        "[default: compressed-tensors where it can hold the result]",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="Where to compute; auto is the CPU here."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, metavar="N", help="Threads to use.  [default: one per processor]"),
+]
+Json = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="[FILE]",
+        help="JSON instead of text on stdout, or beside it in FILE: the next word is FILE if it ends in "
+        ".json (not .index.json); --json=FILE takes any name.",
+    ),
+]
+Jsonl = Annotated[
+    str | None,
+    typer.Option(
+        "--jsonl",
+        metavar="[FILE]",
+        help="One JSON record per tensor, on stdout as each is done, or in FILE: the next word is FILE if it "
+        "ends in .jsonl.",
+    ),
+]
+Csv = Annotated[
+    str | None,
+    typer.Option(
+        "--csv", metavar="FILE", help="One CSV row per tensor, in FILE (- is stdout); same names as the JSON."
+    ),
+]
+Sort = Annotated[
+    str,
+    typer.Option(
+        "--sort",
+        metavar="METRIC",
+        autocompletion=completion.metrics,
+        help="Order of the table, worst first: a metric that `mxcli explain` lists, or name.",
+    ),
+]
+Top = Annotated[
+    int | None,
+    typer.Option("--top", min=0, metavar="N", help="Rows of the table to show; totals still cover all."),
+]
+Wide = Annotated[bool, typer.Option("--wide", help="Full names and all columns, whatever the width of the terminal.")]
+PerBlock = Annotated[
+    str | None,
+    typer.Option(
+        "--per-block",
+        metavar="FILE.safetensors",
+        help="Also store arrays with a value per block: NAME.amax, .decode (the scale), .saturated, "
+        ".underflowed and .noise.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan and what it needs, from headers alone; write nothing.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace output that exists.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, notes or hints on stderr; errors only.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also say on stderr why each tensor is treated as it is.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error (also MXCLI_DEBUG=1).")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colour (also NO_COLOR and TERM=dumb).")]
+
+
+def check_device(device: str) -> None:
+    """Raises unless the device is one that this build computes on."""
+    kind, _, number = device.partition(":")
+    numbered = ":" in device and not (kind == "cuda" and number.isdecimal())
+    if kind not in ("auto", "cpu", "cuda") or numbered:
+        raise UsageError(f"unknown device '{printable(device)}': --device takes auto, cpu, cuda or cuda:N.")
+    if kind == "cuda":
+        raise EnvironmentFailure(
+            f"--device {device}: this build has no GPU path; use --device cpu. `mxcli doctor` says what is missing."
+        )
+
+
+def plan_options(
+    format: str,
+    scale_rounding: str | None,
+    rounding: str | None,
+    dialect: str | None,
+    selectors: list[str] | None,
+    *,
+    nonfinite: str,
+    on_indivisible: str,
+    layout: str | None = None,
+) -> PlanOptions:
+    """The options of a plan as typed; `selectors` are marked + or - and stand in their order.
+
+    Raises UsageError for a name that means nothing, before anything heavy is imported.
+    """
+    from mxcli.numerics.recipe import resolve
+
+    resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
+    from mxcli.files.selection import Rule
+    from mxcli.flows.plan import Options
+
+    rules = (Rule(marked.startswith(arguments.INCLUDE), marked[1:]) for marked in selectors or ())
+    return Options(
+        format=format,
+        scale_rounding=scale_rounding,
+        rounding=rounding,
+        dialect=dialect,
+        nonfinite=nonfinite,
+        on_indivisible=on_indivisible,
+        selection=tuple(rules),
+        layout=layout,
+    )

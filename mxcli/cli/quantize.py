@@ -1,0 +1,140 @@
+"""`mxcli quantize`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mxcli.cli import options
+from mxcli.cli.forms import Forms, check_forms, deliver_report
+from mxcli.cli.progress import progress
+from mxcli.cli.streams import deliver, stdout_screen, talk_on_stderr
+from mxcli.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from mxcli.files.checkpoint import Checkpoint
+    from mxcli.flows.arrange import Arrangement
+    from mxcli.flows.report import Report
+
+
+def quantize(
+    context: typer.Context,
+    source: options.Source,
+    format: options.Format,
+    output: options.Output = None,
+    layout: options.Layout = None,
+    scale_rounding: options.ScaleRounding = None,
+    rounding: options.Rounding = None,
+    dialect: options.Dialect = None,
+    selectors: options.Selectors = None,
+    nonfinite: options.Nonfinite = "error",
+    on_indivisible: options.OnIndivisible = "error",
+    dry_run: options.DryRun = False,
+    sort: options.Sort = "sqnr_db",
+    top: options.Top = None,
+    wide: options.Wide = False,
+    json: options.Json = None,
+    jsonl: options.Jsonl = None,
+    csv: options.Csv = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+    debug: options.Debug = False,
+) -> None:
+    """Write a quantized checkpoint, and report what it cost.
+
+    Linear layers are quantized; norms, embeddings, routers, biases and the output head are kept and listed as
+    ignored, unless selected. Everything that stands in the way is named before the first byte is written, and
+    the output appears whole or not at all; the source is never touched. stdout carries the same report as
+    `mxcli report`, and as its last line what was written.
+
+    \b
+    Examples:
+      mxcli quantize samples/tiny-llama --format mxfp8_e4m3 --dry-run
+      mxcli quantize samples/tiny-llama --format mxfp8_e4m3 -o tiny-llama-mxfp8
+      mxcli quantize samples/tiny-llama --format nvfp4 -o tiny-llama-nvfp4 --exclude '*.down_proj' --top 5
+    """
+    forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
+    options.check_device(device)
+    check_forms(forms, force=force)
+    _check_output(output, forms, dry_run=dry_run)
+    talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
+    asked = options.plan_options(
+        format,
+        scale_rounding,
+        rounding,
+        dialect,
+        selectors,
+        nonfinite=nonfinite,
+        on_indivisible=on_indivisible,
+        layout=layout,
+    )
+    from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.arrange import arrange
+    from mxcli.flows.plan import make_plan
+    from mxcli.flows.quantize import quantize_checkpoint
+    from mxcli.flows.report import report_of
+    from mxcli.output.plan import written_line, written_record
+
+    checkpoint = open_checkpoint(source)
+    plan = make_plan(checkpoint, asked)
+    arrangement = arrange(checkpoint, plan)
+    for task in arrangement.tasks:
+        talk.detail(f"{printable(task.step.tensor.name)}: {task.step.reason}")
+    if output is None or dry_run:
+        result = report_of(source, checkpoint, plan, arrangement)
+        talk.notes(result.notes)
+        _deliver_plan(result, checkpoint, arrangement, output, forms, force=force)
+        return
+    with progress("quantize", talk) as show:
+        written = quantize_checkpoint(
+            checkpoint,
+            plan,
+            output,
+            force=force,
+            threads=threads,
+            on_progress=show,
+            command=context.obj or (),
+        )
+    result = report_of(source, checkpoint, plan, arrangement, written.layers)
+    talk.notes(result.notes)
+    ending = written_line(result, checkpoint, arrangement, output)
+    record = written_record(checkpoint, arrangement, output)
+    deliver_report(result, forms, verb="quantize", ending=ending, **record)
+
+
+def _check_output(output: str | None, forms: Forms, *, dry_run: bool) -> None:
+    if output is None and not dry_run:
+        raise UsageError("missing option '-o/--output DIR': name the directory to write, or use --dry-run.")
+    if dry_run and (forms.jsonl or forms.csv):
+        raise UsageError("--dry-run measures nothing, so there is no --jsonl and no --csv; --json gives the plan.")
+
+
+def _deliver_plan(
+    result: Report,
+    checkpoint: Checkpoint,
+    arrangement: Arrangement,
+    output: str | None,
+    forms: Forms,
+    *,
+    force: bool,
+) -> None:
+    """The plan, after whatever would refuse the output has had its say."""
+    from mxcli.files.writer_place import check_place
+    from mxcli.flows.doctor import free_bytes
+    from mxcli.output.plan import output_files, plan_json, plan_text
+
+    free = None
+    if output is not None:
+        check_place(Path(output), checkpoint, output_files(checkpoint, arrangement), force=force)
+        free = free_bytes(Path(output))
+    if forms.json is not None:
+        deliver(plan_json(result, checkpoint, arrangement, output, free), forms.json)
+    if not forms.takes_stdout:
+        screen = stdout_screen(no_color=forms.no_color, wide=forms.wide)
+        deliver(plan_text(result, checkpoint, arrangement, output, free, screen))

@@ -1,0 +1,90 @@
+"""`mxcli report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from mxcli.cli import options
+from mxcli.cli.forms import Forms, check_forms, deliver_report, stream_layer
+from mxcli.cli.progress import progress
+from mxcli.cli.streams import INTERRUPTED, talk_on_stderr
+from mxcli.errors import printable
+
+
+def report(
+    source: options.Source,
+    format: options.Format = "mxfp8_e4m3",
+    scale_rounding: options.ScaleRounding = None,
+    rounding: options.Rounding = None,
+    dialect: options.Dialect = None,
+    selectors: options.Selectors = None,
+    nonfinite: options.Nonfinite = "saturate",
+    on_indivisible: options.OnIndivisible = "pad",
+    sort: options.Sort = "sqnr_db",
+    top: options.Top = None,
+    wide: options.Wide = False,
+    json: options.Json = None,
+    jsonl: options.Jsonl = None,
+    csv: options.Csv = None,
+    per_block: options.PerBlock = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure what a format costs, tensor by tensor.
+
+    Nothing is written but the files asked for. Weights, captured activations and gradients are measured;
+    layers that loaders fuse (q, k, v; gate, up) share their NVFP4 tensor scale. --sort and --top order and
+    shorten the table only: JSON and CSV hold every tensor, in the order of the source. In CSV, histograms and
+    quantiles are JSON in one cell. `mxcli explain METRIC` says what a column means.
+
+    \b
+    Examples:
+      mxcli report samples/tiny-llama
+      mxcli report samples/tiny-llama --format mxfp4 --scale-rounding floor --sort saturated_percent --top 5
+      mxcli report samples/tiny-llama-captures.safetensors --format nvfp4 --include @gradient
+      mxcli report samples/tiny-llama --format e3m2:e8m0:1x16 --json | jq '.totals.sqnr_db'
+    """
+    forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
+    options.check_device(device)
+    check_forms(forms, force=force, beside=[per_block])
+    talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
+    asked = options.plan_options(
+        format,
+        scale_rounding,
+        rounding,
+        dialect,
+        selectors,
+        nonfinite=nonfinite,
+        on_indivisible=on_indivisible,
+    )
+    from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.plan import make_plan
+    from mxcli.flows.report import LayerReport, make_report
+
+    checkpoint = open_checkpoint(source)
+    plan = make_plan(checkpoint, asked)
+    for step in plan.steps:
+        talk.detail(f"{printable(step.tensor.name)}: {step.reason}")
+    sizes = {step.tensor.name: step.tensor.nbytes for step in plan.quantized}
+    total, done = sum(sizes.values()), 0
+    with progress("report", talk) as show:
+
+        def on_layer(layer: LayerReport) -> None:
+            nonlocal done
+            done += sizes[layer.name]
+            show(done, total, layer.name)
+            stream_layer(layer, forms)
+
+        arrays = None if per_block is None else Path(per_block)
+        result = make_report(source, checkpoint, plan, threads=threads, on_layer=on_layer, per_block=arrays)
+    talk.notes(result.notes)
+    deliver_report(result, forms, verb="report")
+    if result.unfinished:
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,107 @@
+"""Where a verb's words go: the result to stdout or a file, everything else to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from mxcli.cli.arguments import STDOUT
+from mxcli.errors import InputError, RefusedError, printable
+from mxcli.output.screen import Screen, detect, spelled
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What a shell reports for a program that a closed pipe ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What may be said on stderr: nothing with `quiet`, reasons too with `verbose`."""
+
+    screen: Screen
+    quiet: bool = False
+    verbose: bool = False
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """Remarks the user may want to know."""
+        for note in notes if not self.quiet else ():
+            tell(f"note: {note}")
+
+    def detail(self, text: str) -> None:
+        """A remark for those who asked for more."""
+        if self.verbose and not self.quiet:
+            tell(text)
+
+
+def talk_on_stderr(*, quiet: bool, verbose: bool = False, no_color: bool = False) -> Talk:
+    """Talk fitted to the stderr of this process."""
+    return Talk(detect(sys.stderr, os.environ, no_color=no_color), quiet, verbose)
+
+
+def stdout_screen(*, no_color: bool = False, wide: bool = False) -> Screen:
+    """The screen behind stdout; with `wide` lines may be as long as they need."""
+    screen = detect(sys.stdout, os.environ, no_color=no_color)
+    return Screen(None, screen.color, screen.unicode) if wide else screen
+
+
+def tell(text: str) -> None:
+    """A line on stderr; a stderr that is closed is no error."""
+    try:
+        print(spelled(text, detect(sys.stderr, os.environ)), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        silence(sys.stderr.fileno())
+
+
+def deliver(text: str, file: str = STDOUT) -> None:
+    """The result, ending in a newline, to stdout or to `file`, which appears whole or not at all.
+
+    A reader that closed the pipe ends the program silently.
+    """
+    if file != STDOUT:
+        _write(Path(file), text)
+        return
+    try:
+        print(spelled(text, detect(sys.stdout, os.environ)), flush=True)
+    except BrokenPipeError:
+        silence(sys.stdout.fileno())
+        raise typer.Exit(BROKEN_PIPE) from None
+
+
+def refuse_existing(files: Iterable[str | None], *, force: bool) -> None:
+    """Before any work: raises for a file that exists (without `force`) or has no directory to lie in."""
+    for file in files:
+        if file is None or file == STDOUT:
+            continue
+        path = Path(file)
+        if not path.parent.is_dir():
+            raise InputError(f"{printable(file)}: its directory does not exist; create it first.")
+        if path.is_dir():
+            raise RefusedError(f"{printable(file)}: a directory; name a file in it.")
+        if path.is_file() and not force:
+            raise RefusedError(f"{printable(file)}: exists; use --force to replace it, or another name.")
+
+
+def silence(descriptor: int) -> None:
+    """Let what is still buffered for a broken descriptor vanish, so that exiting says nothing of it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces the file as a whole; what is no regular file, such as a pipe, is written to."""
+    replaces = path.is_file() or not path.exists()
+    target = path.with_name(path.name + ".partial") if replaces else path
+    try:
+        target.write_text(text + "\n", encoding="utf-8")
+        if replaces:
+            target.replace(path)
+    except OSError as error:
+        if replaces:
+            target.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,0 +1,167 @@
+"""What `mxcli explain` can explain, and a page about each: words, formula and source from its row."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from mxcli.errors import UsageError, did_you_mean, printable
+from mxcli.numerics.dialects import ANY, DIALECTS, Choice, Dialect
+from mxcli.numerics.floats import ELEMENTS, SCALES, FloatFormat
+from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
+from mxcli.numerics.metrics import METRICS, Metric
+from mxcli.numerics.recipe import scale_rules
+from mxcli.numerics.rounding import (
+    ELEMENT_ROUNDINGS,
+    POWER_OF_TWO_ROUNDINGS,
+    SCALE_RECIPES,
+    ElementRounding,
+    ScaleRecipe,
+    ScaleRounding,
+)
+from mxcli.output.formats import TEXT_WIDTH, facts_lines, format_page, scalar_facts
+from mxcli.output.screen import Screen, bold
+
+Row = BlockFormat | FloatFormat | ScaleRounding | ScaleRecipe | ElementRounding | Dialect | Metric
+
+TOPICS: Mapping[str, Mapping[str, Row]] = {
+    "block formats": FORMATS,
+    "element and scale formats": ELEMENTS | SCALES,
+    "scale rounding rules (power-of-two scales)": POWER_OF_TWO_ROUNDINGS,
+    "scale recipes (scales with a mantissa)": SCALE_RECIPES,
+    "element roundings": ELEMENT_ROUNDINGS,
+    "dialects (--as)": DIALECTS,
+    "metrics": METRICS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A row and the kind of thing it is."""
+
+    kind: str
+    row: Row
+
+
+def find_topics(name: str) -> list[Topic]:
+    """Every row that bears the name, or that it spells; raises UsageError with the closest names."""
+    wanted = name.strip().lower()
+    if ":" in wanted:
+        return [Topic("block formats", find_format(wanted))]
+    found = [Topic(kind, row) for kind, known, row in _named() if known == wanted]
+    if not found:
+        close = did_you_mean(wanted, {known for _, known, _ in _named()})
+        raise UsageError(f"nothing is called '{printable(name)}': `mxcli explain` lists every name.{close}")
+    return found
+
+
+def names_page(screen: Screen) -> str:
+    """All names by kind."""
+    lines: list[str] = []
+    for kind, rows in TOPICS.items():
+        lines += [bold(kind, screen), *_wrapped(", ".join(rows), screen), ""]
+    return "\n".join([*lines, "`mxcli explain NAME` explains one; a format may be spelled out, as in e3m2:e8m0:1x16."])
+
+
+def topic_page(topic: Topic, example: list[str], screen: Screen) -> str:
+    """The page about a row, with its worked example."""
+    title, *body = _page(topic.row, screen)
+    lines = [bold(title, screen), *body]
+    if example:
+        lines += ["", *example]
+    return "\n".join(lines)
+
+
+def _page(row: Row, screen: Screen) -> list[str]:
+    if isinstance(row, BlockFormat):
+        return format_page(row, screen)
+    if isinstance(row, FloatFormat):
+        return [f"{row.name}: a format of single values", "", *facts_lines(scalar_facts(row), screen)]
+    if isinstance(row, Dialect):
+        return [
+            _title(row, "a dialect"),
+            "",
+            *_words(row.meaning, screen),
+            "",
+            *_choices(row, screen),
+            "",
+            *_facts(row, screen),
+        ]
+    if isinstance(row, Metric):
+        unit = f" [{row.unit}]" if row.unit else ""
+        better = {"low": "lower is better", "high": "higher is better"}.get(row.better, "neither direction is better")
+        facts = {"formula": row.formula, "better": better, "source": row.source}
+        return [
+            f"{row.name}{unit}: a metric",
+            "",
+            *_words(row.meaning, screen),
+            "",
+            *facts_lines(facts, screen),
+        ]
+    if isinstance(row, ScaleRounding):
+        served = ", ".join(f.name for f in FORMATS.values() if row.name in scale_rules(f))
+        return [_title(row, "a scale rounding rule"), "", *_words(row.meaning, screen), "",
+                *_facts(row, screen, formula=row.formula, serves=served)]  # fmt: skip
+    if isinstance(row, ScaleRecipe):
+        served = ", ".join(f.name for f in FORMATS.values() if row.name in scale_rules(f))
+        return [_title(row, "a scale recipe"), "", *_words(row.meaning, screen), "",
+                "  T: amax of the tensor, A: amax of the block, S: block scale, x: element", "",
+                *_facts(row, screen, formula=row.formula, serves=served)]  # fmt: skip
+    return [f"{row.name}: an element rounding", "", *_words(row.meaning, screen), "", *_facts(row, screen)]
+
+
+def _named() -> Iterator[tuple[str, str, Row]]:
+    """Kind, name and row of everything that can be asked for, aliases and spellings included."""
+    for kind, rows in TOPICS.items():
+        for row in rows.values():
+            for name in {row.name, getattr(row, "spelling", row.name), *getattr(row, "aliases", ())}:
+                yield kind, name, row
+
+
+def _title(row: Dialect | ScaleRounding | ScaleRecipe, kind: str) -> str:
+    also = f" (also {', '.join(row.aliases)})" if row.aliases else ""
+    return f"{row.name}{also}: {kind}"
+
+
+def _facts(row: Dialect | ScaleRounding | ScaleRecipe | ElementRounding, screen: Screen, **facts: str) -> list[str]:
+    return facts_lines({**facts, "source": row.source}, screen)
+
+
+def _choices(dialect: Dialect, screen: Screen) -> list[str]:
+    """A line for each kind of scale and element that the dialect decides about."""
+    return facts_lines(
+        {
+            f"{kind} scales" + ("" if element == ANY else f", {element} elements"): _choice_words(choice)
+            for kind, rows in dialect.choices.items()
+            for element, choice in rows.items()
+        },
+        screen,
+    )
+
+
+def _choice_words(choice: Choice) -> str:
+    """The rule, the rounding, and every field that differs from the usual."""
+    usual = Choice(choice.rule)
+    odd = [
+        f"{field.name.replace('_', ' ')} {_value_words(getattr(choice, field.name))}"
+        for field in fields(Choice)
+        if field.name not in ("rule", "rounding") and getattr(choice, field.name) != getattr(usual, field.name)
+    ]
+    return "; ".join([f"{choice.rule}, {choice.rounding}", *odd])
+
+
+def _value_words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{exponent} with {rule}" for rule, exponent in value.items())
+    return "yes" if value is True else "no" if value is False else str(value)
+
+
+def _words(text: str, screen: Screen) -> list[str]:
+    sentence = text[:1].upper() + text[1:]
+    return _wrapped(sentence if sentence.endswith(".") else sentence + ".", screen)
+
+
+def _wrapped(text: str, screen: Screen) -> list[str]:
+    width = min(screen.width or TEXT_WIDTH, TEXT_WIDTH)
+    return textwrap.wrap(text, max(width, 20), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)

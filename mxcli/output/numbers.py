@@ -1,0 +1,72 @@
+"""Numbers as people read them: three significant digits, units, powers of two."""
+
+from __future__ import annotations
+
+import math
+
+ABSENT = "-"
+
+
+def significant(value: float | None) -> str:
+    """Three significant digits; a value that is not zero never reads as zero."""
+    if value is None:
+        return ABSENT
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or (isinstance(value, int) and abs(value) < 1_000_000):
+        return f"{value:,}" if isinstance(value, int) else "0"
+    exponent = math.floor(math.log10(abs(value)))
+    rounded = float(f"{value:.2e}")
+    if not -4 <= exponent < 6:
+        return f"{value:.2e}"
+    return f"{rounded:,.{max(2 - math.floor(math.log10(abs(rounded))), 0)}f}"
+
+
+def power_of_two(value: float) -> str:
+    """`2^-6` for an exact power of two other than 1, else the shortest decimal."""
+    fraction, exponent = math.frexp(value)
+    return f"2^{exponent - 1}" if fraction == 0.5 and value != 1 else decimal(value)
+
+
+def decimal(value: float) -> str:
+    """Seven significant digits at most, without trailing zeros: enough for every element value up to FP8."""
+    return f"{value:.7g}"
+
+
+def byte_size(count: float) -> str:
+    """Bytes in the decimal unit that keeps one to three digits before the point."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:,.0f} {unit}" if unit == "B" else f"{significant(float(count))} {unit}"
+
+
+def quantity(count: int) -> str:
+    """A number of elements: `853 k`, `1.24 B`; exact below ten thousand."""
+    if count < 10_000:
+        return f"{count:,}"
+    for unit, size in (("k", 1e3), ("M", 1e6), ("B", 1e9), ("T", 1e12)):
+        if count < 999.5 * size or unit == "T":
+            break
+    return f"{significant(count / size)} {unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 tensor`, `28 tensors`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """`128x384`; `scalar` for a tensor without dimensions."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 10 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

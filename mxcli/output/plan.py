@@ -1,0 +1,143 @@
+"""A plan before the work, and what was written after it."""
+
+from __future__ import annotations
+
+from mxcli.errors import printable
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.model_files import CONFIG, RECORD
+from mxcli.flows.arrange import Arrangement, Task
+from mxcli.flows.report import Report, decision_of
+from mxcli.flows.sharding import INDEX
+from mxcli.output.export import json_text
+from mxcli.output.numbers import ABSENT, byte_size, counted, shape_text
+from mxcli.output.report import count_lines, headlines
+from mxcli.output.screen import Screen, folded_lines
+from mxcli.output.table import Column, Row, aligned
+
+_COLUMNS = (
+    Column("tensor", right=False),
+    Column("dtype", right=False, drop=3),
+    Column("shape", right=False, drop=2),
+    Column("size", drop=4),
+    Column("written", drop=1),
+    Column("why", right=False, drop=5),
+)
+
+
+def output_files(checkpoint: Checkpoint, arrangement: Arrangement) -> list[str]:
+    """Names of the files of an output, its record last."""
+    names = [shard.name for shard in arrangement.shards]
+    if len(names) > 1 or checkpoint.index is not None:
+        names.append(INDEX)
+    carried = [path.relative_to(checkpoint.root).as_posix() for path in checkpoint.side_files]
+    return [*names, CONFIG, *carried, RECORD]
+
+
+def plan_text(
+    report: Report,
+    checkpoint: Checkpoint,
+    arrangement: Arrangement,
+    folder: str | None,
+    free_bytes: int | None,
+    screen: Screen,
+) -> str:
+    """What will happen to every tensor and why, and what that takes; `report` measured nothing yet."""
+    rows: list[Row] = [_row(task) for task in arrangement.tasks]
+    lines = [
+        *headlines(report, screen),
+        "",
+        *aligned(_COLUMNS, rows, screen),
+        "",
+        *count_lines(report, screen),
+    ]
+    files = output_files(checkpoint, arrangement)
+    needs = [
+        f"layout {arrangement.layout.name}: {arrangement.layout.meaning}",
+        f"final size {_sizes(report, arrangement)}; peak memory about {byte_size(arrangement.peak_bytes)}",
+        f"would write {counted(len(files), 'file')}: {', '.join(map(printable, files))}",
+    ]
+    if free_bytes is not None:
+        needs.append(f"free disk {byte_size(free_bytes)} at {printable(folder)}")
+    return "\n".join([*lines, *(line for text in needs for line in folded_lines(text, screen))])
+
+
+def plan_json(
+    report: Report,
+    checkpoint: Checkpoint,
+    arrangement: Arrangement,
+    folder: str | None,
+    free_bytes: int | None,
+) -> str:
+    """The same as one JSON object."""
+    return json_text(
+        "plan",
+        {
+            "source": report.source,
+            "layout": arrangement.layout.name,
+            "counts": dict(report.counts),
+            "source_bytes": report.total.bytes,
+            "output_bytes": arrangement.output_bytes,
+            "peak_memory_bytes": arrangement.peak_bytes,
+            "free_disk_bytes": free_bytes,
+            "output": folder,
+            "files": output_files(checkpoint, arrangement),
+            "notes": list(report.notes),
+            "ignored": list(arrangement.ignored),
+            "tensors": [
+                {
+                    "name": task.step.tensor.name,
+                    "dtype": task.step.tensor.dtype,
+                    "shape": list(task.step.tensor.shape),
+                    "role": task.step.tensor.role,
+                    "decision": decision_of(task.step),
+                    "reason": task.step.reason,
+                    "format": task.step.recipe.format.name if task.step.recipe else None,
+                    "bytes": task.step.tensor.nbytes,
+                    "output_bytes": _output_bytes(task),
+                }
+                for task in arrangement.tasks
+            ],
+        },
+    )
+
+
+def written_line(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, folder: str) -> str:
+    """Where the output lies and how large it is."""
+    return (
+        f"written to {printable(folder)}: {counted(len(output_files(checkpoint, arrangement)), 'file')}, "
+        f"layout {arrangement.layout.name}, {_sizes(report, arrangement)}"
+    )
+
+
+def written_record(checkpoint: Checkpoint, arrangement: Arrangement, folder: str) -> dict[str, object]:
+    """The same for the JSON of a report."""
+    return {
+        "output": folder,
+        "layout": arrangement.layout.name,
+        "files": output_files(checkpoint, arrangement),
+        "output_bytes": arrangement.output_bytes,
+        "ignored": list(arrangement.ignored),
+    }
+
+
+def _output_bytes(task: Task) -> int:
+    return sum(entry.nbytes for entry in task.entries)
+
+
+def _row(task: Task) -> list[str]:
+    info = task.step.tensor
+    written = byte_size(_output_bytes(task)) if task.entries else ABSENT
+    return [
+        printable(info.name),
+        info.dtype,
+        shape_text(info.shape),
+        byte_size(info.nbytes),
+        written,
+        task.step.reason,
+    ]
+
+
+def _sizes(report: Report, arrangement: Arrangement) -> str:
+    before, after = report.total.bytes, arrangement.output_bytes
+    share = f", {100 * after / before:.0f}% of the source's {byte_size(before)}" if before else ""
+    return f"{byte_size(after)}{share}"

@@ -1,0 +1,197 @@
+"""A report as a table, as JSON, as JSON lines and as CSV."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from mxcli.errors import printable
+from mxcli.flows.records import options_record
+from mxcli.flows.report import KEPT, LayerReport, Report
+from mxcli.numerics.metrics import METRICS, Value
+from mxcli.numerics.recipe import Recipe
+from mxcli.output.export import csv_text, json_line, json_text
+from mxcli.output.inspection import source_line
+from mxcli.output.numbers import ABSENT, counted, shape_text, significant
+from mxcli.output.screen import Screen, bold, folded_lines
+from mxcli.output.table import Column, Row, aligned
+
+DEFAULT_SORT = "sqnr_db"
+EXACT = "exact"
+_COLUMNS = (
+    Column("tensor", right=False),
+    Column("shape", right=False, drop=5),
+    Column("SQNR\ndB"),
+    Column("relative\nerror", drop=2),
+    Column("saturated\n% of elements", drop=1),
+    Column("underflowed\n% of elements", drop=3),
+    Column("scale\nexponents", drop=4),
+    Column("binades\nused/available", drop=6),
+    Column("decision", right=False, drop=7),
+)
+_LAYER_KEYS = (
+    "name",
+    "dtype",
+    "shape",
+    "role",
+    "decision",
+    "reason",
+    "format",
+    "scale_rounding",
+    "rounding",
+    "dialect",
+)
+RECORD_KEYS = (*_LAYER_KEYS, *METRICS)
+
+
+def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: int | None = None) -> str:
+    """Two headlines, the tensors with the worst first, totals by role, and what was decided, counted.
+
+    `top` limits the tensors shown, never what the totals cover.
+    """
+    lines = [*headlines(report, screen), ""]
+    layers = _sorted(report.layers, sort)
+    shown = layers if top is None else layers[:top]
+    rows: list[Row] = [_layer_row(layer) for layer in shown]
+    if report.sum is not None:
+        rows += [None, _sum_row(f"all {counted(len(layers), 'tensor')}", report.sum)]
+        if len(report.by_role) > 1:
+            rows += [_sum_row(f"{role} ({total['tensors']:,})", total) for role, total in report.by_role.items()]
+    lines += aligned(_COLUMNS, rows, screen)
+    lines.append("")
+    if len(shown) < len(layers):
+        lines.append(f"{len(shown):,} of {counted(len(layers), 'tensor')} shown, worst {sort} first")
+    lines += count_lines(report, screen)
+    if report.unfinished:
+        lines.append(f"interrupted: {counted(report.unfinished, 'tensor')} not measured")
+    return "\n".join(lines)
+
+
+def headlines(report: Report, screen: Screen) -> list[str]:
+    """What the source is, the rules in force and the policies."""
+    source = source_line(report.source, report.total, report.by_dtype, dialect=None)
+    policies = f"non-finite input: {report.options.nonfinite}; indivisible lengths: {report.options.on_indivisible}"
+    lines = [
+        line for text in (source, *map(_rule_line, report.recipes), policies) for line in folded_lines(text, screen)
+    ]
+    return [bold(lines[0], screen), *lines[1:]]
+
+
+def report_json(report: Report, verb: str = "report", **more: object) -> str:
+    """The whole report as one object; `more` are further keys."""
+    content: dict[str, object] = {
+        "source": report.source,
+        "elements": report.total.elements,
+        "bytes": report.total.bytes,
+        "by_dtype": {dtype: asdict(total) for dtype, total in report.by_dtype.items()},
+        "options": options_record(report.options),
+        "recipes": [{**_recipe_record(recipe), "tensors": count} for recipe, count in report.recipes],
+        "counts": dict(report.counts),
+        "unfinished": report.unfinished,
+        "totals": report.sum,
+        "by_role": report.by_role,
+        "notes": list(report.notes),
+        "layers": [layer_record(layer) for layer in report.layers],
+        "kept": [layer_record(layer) for layer in report.kept],
+        **more,
+    }
+    return json_text(verb, content)
+
+
+def report_csv(report: Report) -> str:
+    """One row per tensor, measured or kept, under the names of the JSON records."""
+    return csv_text([layer_record(layer) for layer in (*report.layers, *report.kept)], RECORD_KEYS)
+
+
+def layer_record(layer: LayerReport) -> dict[str, object]:
+    """A tensor under the key names of JSON, JSON lines and CSV."""
+    return {
+        "name": layer.name,
+        "dtype": layer.dtype,
+        "shape": list(layer.shape),
+        "role": layer.role,
+        "decision": layer.decision,
+        "reason": layer.reason,
+        **(_recipe_record(layer.recipe) if layer.recipe else {}),
+        **layer.metrics,
+    }
+
+
+def layer_line(layer: LayerReport) -> str:
+    """The record of a tensor on one line."""
+    return json_line(layer_record(layer))
+
+
+def _recipe_record(recipe: Recipe) -> dict[str, object]:
+    return {
+        "format": recipe.format.name,
+        "scale_rounding": recipe.scale_rule.name,
+        "rounding": recipe.rounding.name,
+        "dialect": recipe.dialect.name,
+    }
+
+
+def _rule_line(counted_recipe: tuple[Recipe, int]) -> str:
+    recipe, count = counted_recipe
+    row = recipe.format
+    tensor = f", {row.tensor_scale.name} tensor scale" if row.tensor_scale else ""
+    return (
+        f"{row.name}: {row.element.name} elements, {row.scale.name} scales by {row.block_name}{tensor}; scale rounding "
+        f"{recipe.scale_rule.name}, element rounding {recipe.rounding.name}, as {recipe.dialect.name} "
+        f"({counted(count, 'tensor')})"
+    )
+
+
+def _layer_row(layer: LayerReport) -> list[str]:
+    return [printable(layer.name), shape_text(layer.shape), *_metric_cells(layer.metrics), layer.decision]
+
+
+def _sum_row(title: str, metrics: Mapping[str, Value]) -> list[str]:
+    return [title, "", *_metric_cells(metrics), ""]
+
+
+def _metric_cells(metrics: Mapping[str, Value]) -> list[str]:
+    low, high = metrics["scale_exponent_min"], metrics["scale_exponent_max"]
+    used, available = _number(metrics, "binades_used"), _number(metrics, "binades_available")
+    return [
+        _noise_cell(metrics, "sqnr_db"),
+        _noise_cell(metrics, "relative_error"),
+        significant(_number(metrics, "saturated_percent")),
+        significant(_number(metrics, "underflowed_percent")),
+        ABSENT if low is None else f"{low}..{high}",
+        f"{ABSENT if used is None else f'{used:.1f}'}/{available:.1f}",
+    ]
+
+
+def _noise_cell(metrics: Mapping[str, Value], name: str) -> str:
+    """A measure of noise; `exact` where there is none."""
+    return EXACT if metrics["mse"] == 0 else significant(_number(metrics, name))
+
+
+def _number(metrics: Mapping[str, Value], name: str) -> float | None:
+    value = metrics[name]
+    return value if isinstance(value, (int, float)) else None
+
+
+def _sorted(layers: Sequence[LayerReport], sort: str) -> list[LayerReport]:
+    """Worst first by a metric, exact and absent ones last; or by name."""
+    if sort == "name":
+        return sorted(layers, key=lambda layer: layer.name)
+    sign = 1 if METRICS[sort].better == "high" else -1
+
+    def worst_first(layer: LayerReport) -> tuple[bool, float]:
+        value = _number(layer.metrics, sort)
+        return value is None, sign * (value or 0)
+
+    return sorted(layers, key=worst_first)
+
+
+def count_lines(report: Report, screen: Screen) -> list[str]:
+    """What was decided about how many tensors, and which kinds were kept."""
+    kinds = Counter(layer.role for layer in report.kept if layer.decision == KEPT)
+    kept = ", ".join(f"{role} {count:,}" for role, count in kinds.most_common())
+    words = [
+        f"{word} {count:,}" + (f" ({kept})" if word == KEPT and kept else "") for word, count in report.counts.items()
+    ]
+    return folded_lines(", ".join(words), screen)

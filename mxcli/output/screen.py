@@ -1,0 +1,97 @@
+"""What the place that text goes to can show, and text made to fit it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+ELLIPSIS = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Columns (None: as many as a line needs), whether colour may be used, and characters beyond ASCII."""
+
+    width: int | None = None
+    color: bool = False
+    unicode: bool = False
+
+
+def detect(stream: TextIO, environ: Mapping[str, str], *, no_color: bool = False) -> Screen:
+    """The screen behind a stream: COLUMNS, NO_COLOR, TERM=dumb and an ASCII locale are honoured.
+
+    A stream that is no terminal has no colour, and no width unless COLUMNS gives one.
+    """
+    terminal = stream.isatty()
+    columns = environ.get("COLUMNS", "")
+    stated = int(columns) if columns.isdecimal() and 0 < int(columns) < 100_000 else None
+    width = stated or (shutil.get_terminal_size().columns if terminal else None)
+    color = terminal and not no_color and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    return Screen(width, color, _beyond_ascii(stream, environ))
+
+
+def spelled(text: str, screen: Screen) -> str:
+    """The text with what the screen cannot show spelled in ASCII or escaped."""
+    if text.isascii():
+        return text
+    if screen.unicode:
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text.replace(ELLIPSIS, "...").encode("ascii", "backslashreplace").decode("ascii")
+
+
+def bold(text: str, screen: Screen) -> str:
+    """The text in bold where the screen has colour."""
+    return f"\x1b[1m{text}\x1b[0m" if screen.color else text
+
+
+def cells(text: str) -> int:
+    """Columns the text occupies."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def shortened(name: str, width: int, screen: Screen) -> str:
+    """A dotted name in at most `width` columns: segments cut to a letter, leftmost first, at last its middle.
+
+    Numbers and the last segment but one, which tell tensors apart, stay longest.
+    """
+    mark = ELLIPSIS if screen.unicode else "~"
+    segments = name.split(".")
+    for at, segment in [*enumerate(segments)][:-2] + [*enumerate(segments)][-1:]:
+        if cells(".".join(segments)) <= width:
+            break
+        if not segment.isdecimal() and len(segment) > 2:
+            segments[at] = segment[0] + mark
+    text = ".".join(segments)
+    if cells(text) <= width:
+        return text
+    kept = max(width - len(mark), 0)
+    head, tail = text[: kept // 2], text[len(text) - (kept - kept // 2) :]
+    while cells(head) + cells(tail) > kept:
+        head, tail = (head[:-1], tail) if len(head) > len(tail) else (head, tail[1:])
+    return f"{head}{mark}{tail}"
+
+
+def folded_lines(text: str, screen: Screen, indent: str = "") -> list[str]:
+    """A paragraph in lines no longer than the screen is wide, later ones indented."""
+    if screen.width is None:
+        return [text]
+    width = max(screen.width, 20)
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _beyond_ascii(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Python writes UTF-8 even where the locale says C, so the locale is asked as well as the stream."""
+    if "utf" not in (stream.encoding or "").lower():
+        return False
+    if sys.platform == "win32":
+        return True
+    locale = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or ""
+    return locale.partition(".")[0] not in ("C", "POSIX") or "utf" in locale.lower()
