@@ -21,7 +21,7 @@ def dequantize(
         str | None,
         typer.Option(
             "--dtype",
-            metavar="bf16|f32",
+            metavar="bf16|f16|f32|f64",
             help="Type of the weights.  [default: what each was]",
         ),
     ] = None,

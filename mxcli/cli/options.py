@@ -192,6 +192,7 @@ def plan_options(
     nonfinite: str,
     on_indivisible: str,
     layout: str | None = None,
+    analysis: bool = False,
 ) -> PlanOptions:
     """The options of a plan as typed; `selectors` are marked + or - and stand in their order.
 
@@ -213,4 +214,5 @@ def plan_options(
         on_indivisible=on_indivisible,
         selection=tuple(rules),
         layout=layout,
+        analysis=analysis,
     )

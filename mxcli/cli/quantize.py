@@ -57,7 +57,7 @@ def quantize(
     Examples:
       mxcli quantize samples/tiny-llama --format mxfp8_e4m3 --dry-run
       mxcli quantize samples/tiny-llama --format mxfp8_e4m3 -o tiny-llama-mxfp8
-      mxcli quantize samples/tiny-llama --format nvfp4 -o tiny-llama-nvfp4 --exclude '*.down_proj' --top 5
+      mxcli quantize samples/tiny-llama --format nvfp4 -o tiny-llama-mixed --exclude '*.down_proj' --top 5
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
     options.check_device(device)

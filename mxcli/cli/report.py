@@ -63,6 +63,7 @@ def report(
         selectors,
         nonfinite=nonfinite,
         on_indivisible=on_indivisible,
+        analysis=True,
     )
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.plan import make_plan

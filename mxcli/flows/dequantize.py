@@ -29,7 +29,7 @@ from mxcli.flows.fingerprint import fingerprint
 from mxcli.flows.sharding import shards_of
 from mxcli.flows.writing import Job, Progress, write_checkpoint
 
-DTYPES = ("BF16", "F32")
+DTYPES = ("BF16", "F16", "F32", "F64")
 ACTIVATION_SCALES = (".input_scale", ".input_global_scale")
 
 
@@ -65,13 +65,13 @@ def dequantize_checkpoint(
 ) -> Restored:
     """Scale every quantized weight back as its layout says and write a plain checkpoint, all or nothing.
 
-    `dtype` is BF16 or F32; None is the dtype that each weight had as far as it is recorded (else the model's,
-    else BF16), F32 where that was neither. Values are rounded to BF16 once, from binary32. Raises RefusedError
-    for a source in no layout that is read back, and like quantize_checkpoint for the output; InputError where
-    tensors do not fit their configuration.
+    `dtype` is one of DTYPES; None is the dtype that each weight had as far as it is recorded (else the model's,
+    else BF16). Values are rounded to BF16 or F16 once, from binary32. Raises RefusedError for a source in no layout
+    that is read back, and like quantize_checkpoint for the output; InputError where tensors do not fit their
+    configuration.
     """
     if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"unknown dtype '{printable(dtype)}': {' or '.join(DTYPES)} can be written")
+        raise UsageError(f"unknown dtype '{printable(dtype)}': {', '.join(DTYPES)} can be written")
     config = checkpoint.config or {}
     layout = _layout_of(checkpoint, config)
     weights = layout.weights(checkpoint.tensors, config)
@@ -159,7 +159,7 @@ def _restored(weight: Weight, dtype: str | None) -> Entry:
     shape = weight.shape
     if weight.axis == COLUMN:
         shape = (*shape[:-2], shape[-1], shape[-2])
-    return Entry(weight.name, dtype or (weight.dtype if weight.dtype in DTYPES else "F32"), shape)
+    return Entry(weight.name, dtype or weight.dtype, shape)
 
 
 def _job(checkpoint: Checkpoint, task: _Task, threads: int | None) -> Job:

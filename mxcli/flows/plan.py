@@ -36,7 +36,8 @@ class Options:
     """What the user asked for, by the names of the command line.
 
     `axis` None lets blocks run along the dimension that a layer sums over, whichever way it is stored. `layout`
-    None is the preferred one that can hold the result.
+    None is the preferred one that can hold the result. `analysis` says that nothing is written, so that no layout
+    has a say in the rules.
     """
 
     format: str
@@ -49,6 +50,7 @@ class Options:
     overrides: tuple[Override, ...] = ()
     layout: str | None = None
     axis: str | None = None
+    analysis: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +182,9 @@ def recipe_for(row: BlockFormat, dtype: str, options: Options) -> Recipe:
     """
     layout = PREFERRED if options.layout is None else find_layout(options.layout)
     rule = options.scale_rounding
-    if rule is None and options.dialect is None and dtype == "BF16" and row.scale is FP32 and layout is PREFERRED:
-        rule = BFLOAT16_RULE if row.name in layout.formats else None
+    unnamed = rule is None and options.dialect is None and not options.analysis
+    if unnamed and dtype == "BF16" and row.scale is FP32 and layout is PREFERRED and row.name in layout.formats:
+        rule = BFLOAT16_RULE
     return resolve(
         row,
         scale_rounding=rule,

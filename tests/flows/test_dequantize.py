@@ -182,19 +182,20 @@ def test_weights_come_back_in_the_dtype_they_had(tmp_path: Path) -> None:
         assert [raw["a.weight"][0], raw["b.weight"][0]] == ["F32", "BF16"]
 
 
-def test_half_precision_weights_come_back_as_binary32(tmp_path: Path) -> None:
-    tensors = {"a.weight": ("F16", np.ones((4, 32), np.float16))}
+@pytest.mark.parametrize(("dtype", "storage"), [("F16", np.float16), ("F64", np.float64)])
+def test_weights_come_back_in_the_type_they_had(tmp_path: Path, dtype: str, storage: type) -> None:
+    tensors = {"a.weight": (dtype, np.ones((4, 32), storage))}
     quantized(write_model(tmp_path / "m", tensors), tmp_path / "q", Options("mxint8"))
     raw = restored(tmp_path / "q", tmp_path / "d")
-    assert raw["a.weight"] == ("F32", [4, 32], np.ones((4, 32), np.float32).tobytes())
+    assert raw["a.weight"] == (dtype, [4, 32], np.ones((4, 32), storage).tobytes())
 
 
 def test_what_is_not_quantized_or_not_known_is_refused(tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain", {"a.weight": bf16(np.ones((4, 32)))})
     with pytest.raises(RefusedError, match="not quantized; there is nothing to scale back"):
         restored(plain, tmp_path / "d")
-    with pytest.raises(UsageError, match="BF16 or F32 can be written"):
-        restored(plain, tmp_path / "d", dtype="F16")
+    with pytest.raises(UsageError, match="BF16, F16, F32, F64 can be written"):
+        restored(plain, tmp_path / "d", dtype="I8")
     codes = {
         "a.weight": ("F8_E4M3", np.zeros((128, 128), np.uint8)),
         "a.weight_scale_inv": ("F32", np.ones((1, 1), np.float32)),
