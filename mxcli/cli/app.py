@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mxcli.cli import dequantize, doctor, explain, formats, inspect, quantize, report
+from mxcli.cli import bench, dequantize, doctor, explain, formats, inspect, quantize, report
 from mxcli.cli.arguments import normalized
 from mxcli.cli.streams import INTERRUPTED, silence, tell
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, UsageError, printable
@@ -34,6 +34,7 @@ for verb in (
     doctor.doctor,
 ):
     app.command()(verb)
+app.add_typer(bench.bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)

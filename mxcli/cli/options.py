@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mxcli.backends import check_device as check_device
 from mxcli.cli import arguments, completion
-from mxcli.errors import EnvironmentFailure, UsageError, printable
 
 if TYPE_CHECKING:
     from mxcli.flows.plan import Options as PlanOptions
@@ -168,18 +168,6 @@ Verbose = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error (also MXCLI_DEBUG=1).")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colour (also NO_COLOR and TERM=dumb).")]
-
-
-def check_device(device: str) -> None:
-    """Raises unless the device is one that this build computes on."""
-    kind, _, number = device.partition(":")
-    numbered = ":" in device and not (kind == "cuda" and number.isdecimal())
-    if kind not in ("auto", "cpu", "cuda") or numbered:
-        raise UsageError(f"unknown device '{printable(device)}': --device takes auto, cpu, cuda or cuda:N.")
-    if kind == "cuda":
-        raise EnvironmentFailure(
-            f"--device {device}: this build has no GPU path; use --device cpu. `mxcli doctor` says what is missing."
-        )
 
 
 def plan_options(

@@ -63,10 +63,9 @@ def _bar(what: str, talk: Talk) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
-    from rich.text import Text
 
     console = Console(stderr=True, no_color=not talk.screen.color)
-    columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[words]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[words]}", markup=False))
     began = time.monotonic()
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None, words="")
@@ -74,6 +73,6 @@ def _bar(what: str, talk: Talk) -> Iterator[Progress]:
         def show(done: int, total: int, name: str) -> None:
             words = progress_words(done, total, time.monotonic() - began)
             shown = shortened(printable(name), _NAME_WIDTH, talk.screen)
-            bar.update(task, completed=done, total=total, words=Text(f"{words} {shown}").plain)
+            bar.update(task, completed=done, total=total, words=f"{words} {shown}")
 
         yield show

@@ -328,8 +328,8 @@ SCALE_RECIPES: dict[str, ScaleRecipe] = {
             TensorStep.NONE,
             BlockStep.A_OVER_D_TIMES_ENCODE,
             ElementStep.OVER_PRODUCT,
-            "`amax` with the scale rounded to bfloat16, the type in which loaders of BF16 models keep it; 2^-7 for a zero "
-            "block",
+            "`amax` with the scale rounded to bfloat16, the type in which loaders of BF16 models keep it; 2^-7 for a "
+            "zero block",
             "S = bf16(amax / element max); x / S",
             "compressed-tensors 0.20 on a GPU, float-quantized, bfloat16 weights (read)",
             zero_scale=2.0**-7,

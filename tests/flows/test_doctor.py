@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import environment
 
 from mxcli.backends import cpu
 from mxcli.errors import EnvironmentFailure
@@ -33,7 +34,9 @@ def test_nothing_heavy_is_imported() -> None:
     program = (
         "import sys; from mxcli.flows.doctor import examine; examine(); print({'torch', 'cupy'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
+    )
     assert done.stdout == "set()\n"
 
 

@@ -1,0 +1,208 @@
+"""Runs the CPU kernel, and asks the oracle for the same: the names of mxcli mapped to the oracle's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import oracle
+
+from mxcli.backends import cpu
+from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.formats import FORMATS, find_format
+from mxcli.numerics.recipe import Recipe, resolve, scale_kind, scale_rules
+from mxcli.numerics.rounding import ElementStep, ScaleRecipe
+
+Array = npt.NDArray[Any]
+F32 = npt.NDArray[np.float32]
+
+SPELLED = (
+    "e3m2:e8m0:1x16",
+    "e4m3:e8m0:128x128",
+    "e2m1:e8m0:1x1024",
+    "e5m1:e8m0:1x64",
+    "e1m2:e8m0:1x32",
+    "e3m0:e8m0:4x8",
+    "int4:e8m0:1x32",
+    "int8:e8m0:tensor",
+    "e5m2:e8m0:1x7",
+    "e2m1:e4m3:1x1024:fp32",
+    "int4:e4m3:2x8:fp32",
+    "e4m3:e4m3:1x16",
+    "e4m3:fp32:8x24",
+    "int8:fp32:1x600",
+    "e2m1:fp32:1x32",
+)
+"""Formats without a name: other elements, block widths and shapes, and blocks wider than a stripe of the kernel."""
+CHANNELS = tuple(f"{element}:e8m0:channel" for element in ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "int8", "int4"))
+
+DTYPES = {
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+    "F64": np.dtype(np.float64),
+}
+
+
+def format_rules(formats: Sequence[str] = (*FORMATS, *SPELLED, *CHANNELS)) -> list[tuple[str, str]]:
+    """Every format with every scale rule that serves it."""
+    return [(name, rule) for name in formats for rule in scale_rules(find_format(name))]
+
+
+def power_of_two_rules(*rules: str) -> list[tuple[str, str]]:
+    """The named formats with E8M0 scales, with those of the rules that serve them."""
+    rows = [name for name, row in FORMATS.items() if scale_kind(row) == "e8m0"]
+    return [(name, rule) for name, rule in format_rules(rows) if rule in rules]
+
+
+# --- The kernel --------------------------------------------------------------------------------------------
+
+
+def kernel(x: Array, recipe: Recipe, **options: Any) -> Quantized:
+    """Quantizes `x`, whose numpy type says how the kernel reads it."""
+    dtype = next(name for name, kind in DTYPES.items() if kind == x.dtype)
+    return cpu.quantize(x.view(np.uint16) if dtype == "BF16" else x, dtype, recipe, **options)
+
+
+def recipe_of(name: str, rule: str | None = None, **choices: Any) -> Recipe:
+    """The recipe of a format's name and a scale rule's."""
+    return resolve(name, scale_rounding=rule, **choices)
+
+
+# --- The oracle --------------------------------------------------------------------------------------------
+
+_BYTE0 = {-127: "exact", -126: "torchao", 0: "torchao"}
+_ZEROS = {"clear_zero_code": "unsigned", "clear_zero_input": "plus-for-zero", "set_zero_input": "minus-for-zero"}
+
+
+def expected(x: Array, recipe: Recipe, tensor_amax: float | None = None) -> oracle.OracleResult:
+    """The oracle's result; binary64 is rounded to binary32 first, a block that is all of a tensor is a row of it."""
+    with np.errstate(over="ignore"):
+        source = x.astype(np.float32) if x.dtype == np.float64 else x
+    if recipe.format.block != (None, None):
+        return _expected(source, recipe, tensor_amax)
+    return _reshaped(_expected(source.reshape(1, -1), recipe, tensor_amax), x.shape)
+
+
+def statistics(x: Array, recipe: Recipe, result: oracle.OracleResult) -> dict[str, Any]:
+    """The oracle's statistics of a result of `expected`."""
+    if recipe.format.block == (None, None):
+        return oracle.statistics(x.reshape(1, -1), _reshaped(result, (1, x.size)))
+    return oracle.statistics(x, result)
+
+
+def _reshaped(result: oracle.OracleResult, shape: tuple[int, ...]) -> oracle.OracleResult:
+    names = ("codes", "dequantized", "arguments")
+    return replace(result, **{name: getattr(result, name).reshape(shape) for name in names})
+
+
+def _expected(x: Array, recipe: Recipe, tensor_amax: float | None) -> oracle.OracleResult:
+    row, choice, rule = recipe.format, recipe.choice, recipe.scale_rule.name
+
+    def run(**options: Any) -> oracle.OracleResult:
+        return oracle.quantize(
+            x,
+            element=row.element.name,
+            block=row.block,
+            rounding=recipe.rounding.name,
+            nonfinite="nan-block" if recipe.infinity_is_nan else "saturate",
+            flush_subnormal_blocks=choice.flush_subnormal_blocks,
+            zeros=next((name for flag, name in _ZEROS.items() if getattr(choice, flag)), None),
+            **options,
+        )
+
+    if scale_kind(row) == "narrow":
+        tensor_scale = {"tensor_scale": row.tensor_scale is not None, "tensor_amax": tensor_amax}
+        return run(scale="e4m3", variant=rule, **tensor_scale)
+    if isinstance(recipe.scale_rule, ScaleRecipe):
+        return _with_binary32_scales(x, recipe, recipe.scale_rule)
+    result = run(rule=rule, byte0=_BYTE0[choice.byte0_exponent.get(rule, -127)])
+    if rule == "best":  # a block with an infinity keeps the exponent of floor
+        result = _where_infinite(x, run(rule="floor"), result)
+    if scale_kind(row) == "fp32":
+        codes = result.scales.astype(np.int64)
+        values = np.where(codes == 255, np.nan, np.ldexp(1.0, codes - 127)).astype(np.float32)
+        result = replace(result, scale="fp32", scales=values)
+    return result
+
+
+def _where_infinite(x: Array, infinite: oracle.OracleResult, finite: oracle.OracleResult) -> oracle.OracleResult:
+    """`infinite` for the blocks that hold an infinity, `finite` for the others."""
+    matrix = oracle._matrix(oracle._widen(x))
+    blocks = np.isinf(oracle._split(matrix, finite.block)).any((-2, -1))
+    tiles = np.broadcast_to(oracle._spread(blocks), (*blocks.shape, *finite.block))
+    elements = oracle._join(tiles, matrix.shape).reshape(x.shape)
+    masks = {"codes": elements, "dequantized": elements, "arguments": elements, "scales": blocks}
+    chosen = {n: np.where(mask, getattr(infinite, n), getattr(finite, n)) for n, mask in masks.items()}
+    return replace(finite, **chosen)
+
+
+def _with_binary32_scales(x: Array, recipe: Recipe, rule: ScaleRecipe) -> oracle.OracleResult:
+    """As the oracle's binary32 scales, with what the rule's row says of zero, small and bfloat16 scales."""
+    fmt = oracle.element_format(recipe.format.element.name)
+    matrix = oracle._matrix(oracle._widen(x))
+    rows, columns = recipe.format.block
+    tile = (rows or max(matrix.shape[-2], 1), columns or max(matrix.shape[-1], 1))
+    blocks = oracle._split(matrix, tile)
+    amax = np.abs(blocks).max((-2, -1))
+    if recipe.infinity_is_nan:
+        amax = np.where(np.isinf(amax), oracle.NAN, amax)
+    with np.errstate(all="ignore"):
+        wanted = oracle._finite(amax) / np.float32(fmt.max)
+        scale = oracle._bfloat16(wanted) if rule.bf16_scale else wanted
+        scale = np.maximum(np.where(scale == 0, np.float32(rule.zero_scale), scale), np.float32(rule.min_scale))
+        factor = oracle._spread(scale)
+        quotient = blocks / factor
+        if rule.element_step is ElementStep.OVER_PRODUCT_BF16:
+            quotient = oracle._bfloat16(quotient)
+        infinite = np.isinf(blocks) & ~np.isnan(factor)
+        arguments = np.where(infinite, blocks, quotient).astype(np.float64)
+        codes = oracle.encode(arguments, fmt, recipe.rounding.name)
+        values = (oracle.decode(codes, fmt) * factor).astype(np.float32)
+
+    def joined(tiles: Array) -> Array:
+        return oracle._join(tiles, matrix.shape).reshape(x.shape)
+
+    return oracle.OracleResult(
+        element=fmt,
+        scale="fp32",
+        block=tile,
+        codes=joined(codes),
+        scales=scale,
+        tensor_encode=None,
+        tensor_decode=None,
+        dequantized=joined(values),
+        arguments=joined(arguments),
+        scale_arguments=wanted,
+    )
+
+
+# --- One compared with the other ---------------------------------------------------------------------------
+
+
+def assert_equals_oracle(x: Array, recipe: Recipe, tensor_amax: float | None = None, **options: Any) -> Quantized:
+    """Codes, scales, tensor scales and dequantized values, bit for bit; NaN equals NaN."""
+    q, e = kernel(x, recipe, tensor_amax=tensor_amax, **options), expected(x, recipe, tensor_amax)
+    case = f"{recipe.format.name} {recipe.scale_rule.name} {recipe.rounding.name} {x.dtype} {x.shape}"
+    assert_same_bits(q.scales, e.scales, f"{case}: scales")
+    assert_same_bits(cpu.unpack(q), e.codes, f"{case}: codes")
+    assert_same_bits(cpu.dequantize(q), e.dequantized, f"{case}: dequantized")
+    if e.tensor_decode is not None:
+        assert q.tensor_scale == e.tensor_decode, f"{case}: tensor scale"
+    if e.tensor_encode is not None:
+        assert q.tensor_encode == e.tensor_encode, f"{case}: tensor encode scale"
+    return q
+
+
+def assert_same_bits(actual: Array, wanted: Array, case: str) -> None:
+    """Equal types, shapes and values, with equal signs of zero; NaN equals NaN."""
+    if actual.dtype == wanted.dtype and actual.shape == wanted.shape and actual.tobytes() == wanted.tobytes():
+        return
+    assert actual.dtype == wanted.dtype, case
+    np.testing.assert_array_equal(actual, wanted, err_msg=case, strict=True)
+    numbers = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(actual)[numbers], np.signbit(wanted)[numbers], err_msg=case)

@@ -1,0 +1,51 @@
+"""The tensors that kernels are tried on: one kind of trouble each, small, the same on every run."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+
+
+def normal(*shape: int, seed: int = 0) -> F32:
+    """Of the standard normal distribution."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def log_uniform(low: float, high: float, *shape: int, seed: int = 0) -> F32:
+    """Magnitudes from 10^low to 10^high, every decade equally likely, of both signs."""
+    rng = np.random.default_rng(seed)
+    return (10.0 ** rng.uniform(low, high, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
+
+
+def nonfinite(rows: int, columns: int) -> F32:
+    """Normal, with blocks that hold NaN of both signs, infinities of both signs, and both, and nothing else."""
+    x = normal(rows, columns, seed=1)
+    x[1, 3], x[2, 40], x[3, columns - 2] = np.nan, np.inf, -np.inf
+    x[4, :], x[5, 0], x[5, 1], x[6, :32] = np.inf, -np.nan, np.inf, np.nan
+    return x
+
+
+def ties(*shape: int) -> F32:
+    """Multiples of 1/8: halfway between codes of the small formats, and exactly on them."""
+    return (np.random.default_rng(2).integers(-60, 61, shape) / 8).astype(np.float32)
+
+
+def mostly_zero(rows: int, columns: int) -> F32:
+    """Zeros of both signs, a block with one ordinary element, one with the smallest binary32 number."""
+    x = np.zeros((rows, columns), np.float32)
+    x[0, 1::2], x[1, columns - 1], x[2, 2], x[2, columns - 2] = -0.0, -3.5, 1e-45, 3e-39
+    return x
+
+
+SAMPLES: dict[str, F32] = {
+    "normal": normal(5, 70),
+    "wide range": log_uniform(-38, 38, 5, 70),
+    "subnormal": log_uniform(-45, -36.5, 5, 70),
+    "nonfinite": nonfinite(7, 70),
+    "ties": ties(5, 70),
+    "mostly zero": mostly_zero(4, 70),
+    "zero": np.float32(-0.0) * np.arange(40, dtype=np.float32).reshape(1, 40) + np.float32(0),
+}
+SAMPLES["zero"][0, ::3] = -0.0

@@ -1,0 +1,178 @@
+"""What must hold of the CPU kernel for every format and rule, whatever the numbers are."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from kernel_oracle import Array, format_rules, kernel, power_of_two_rules, recipe_of
+from kernel_samples import log_uniform, nonfinite, normal, ties
+
+from mxcli.backends import cpu
+from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.formats import FORMATS, find_format
+from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
+
+NAMED = format_rules(tuple(FORMATS))
+POWER_OF_TWO = power_of_two_rules("floor", "ceil", "rceil", "even", "nearest", "ct-even1", "best")
+
+
+def bytes_of(q: Quantized) -> tuple[bytes, bytes, float | None]:
+    """All that is written to disk of a quantized tensor."""
+    return q.packed.tobytes(), q.scales.tobytes(), q.tensor_scale
+
+
+def assert_identical(a: Quantized, b: Quantized) -> None:
+    """Codes, scales, every number of the statistics and every per-block array."""
+    assert bytes_of(a) == bytes_of(b)
+    assert a.stats is not None
+    assert b.stats is not None
+    for field in fields(a.stats):
+        left, right = getattr(a.stats, field.name), getattr(b.stats, field.name)
+        assert left == right or left != left and right != right, field.name
+    if a.per_block is None or b.per_block is None:
+        return
+    for name in a.per_block.__slots__:
+        assert getattr(a.per_block, name).tobytes() == getattr(b.per_block, name).tobytes(), name
+
+
+@pytest.mark.parametrize(("name", "rule"), power_of_two_rules("rceil", "ceil"))
+def test_nothing_saturates(name: str, rule: str) -> None:
+    for rounding in ELEMENT_ROUNDINGS:
+        for x in (normal(40, 96), log_uniform(-40, 38, 40, 96), ties(40, 96)):
+            stats = kernel(x, recipe_of(name, rule, rounding=rounding)).stats
+            assert stats is not None
+            assert (stats.saturated, stats.saturated_blocks) == (0, 0)
+
+
+@pytest.mark.parametrize(("name", "rule"), POWER_OF_TWO)
+def test_times_a_power_of_two_moves_the_scales_and_keeps_the_codes(name: str, rule: str) -> None:
+    x = log_uniform(-3, 3, 20, 96)
+    recipe = recipe_of(name, rule)
+    base = kernel(x, recipe)
+    for shift in (-70, -1, 1, 13, 90):
+        moved = kernel(np.ldexp(x, shift).astype(np.float32), recipe)
+        assert moved.packed.tobytes() == base.packed.tobytes()
+        np.testing.assert_array_equal(moved.scales.astype(int), base.scales.astype(int) + shift)
+
+
+@pytest.mark.parametrize(("name", "rule"), NAMED)
+def test_negation_flips_signs_only(name: str, rule: str) -> None:
+    recipe = recipe_of(name, rule)
+    element = recipe.format.element
+    for x in (normal(20, 96), log_uniform(-20, 20, 20, 96)):
+        plus, minus = kernel(x, recipe), kernel(-x, recipe)
+        assert minus.scales.tobytes() == plus.scales.tobytes()
+        np.testing.assert_array_equal(cpu.dequantize(minus), -cpu.dequantize(plus))
+        codes, mirrored = cpu.unpack(plus), cpu.unpack(minus)
+        if element.twos_complement:
+            np.testing.assert_array_equal(mirrored, -codes % 2**element.bits)
+        else:
+            np.testing.assert_array_equal(mirrored, codes ^ (1 << (element.bits - 1)))
+
+
+@pytest.mark.parametrize(("name", "rule"), power_of_two_rules("floor", "ceil", "rceil", "even", "best"))
+def test_quantizing_again_changes_nothing(name: str, rule: str) -> None:
+    """`nearest` and `ct-even1` may clip what they wrote: their threshold lies below the largest element."""
+    recipe = recipe_of(name, rule)
+    for x in (normal(40, 96), log_uniform(-36, 36, 40, 96), ties(40, 96)):
+        once = cpu.dequantize(kernel(x, recipe))
+        again = kernel(once, recipe)
+        np.testing.assert_array_equal(cpu.dequantize(again), once)
+        assert again.stats is not None
+        assert again.stats.noise == 0
+
+
+@pytest.mark.parametrize(("name", "rule"), NAMED)
+def test_parts_equal_the_whole(name: str, rule: str) -> None:
+    """Cut between block rows, and between blocks of a row, with the tensor's amax given to each part."""
+    recipe = recipe_of(name, rule)
+    rows, columns = recipe.format.block
+    if rows is None:
+        return
+    x = normal(2 * rows + 3, 4 * (columns or 32) + 5)
+    amax = float(np.abs(x).max())
+    whole = kernel(x, recipe, tensor_amax=amax)
+    parts = [kernel(part, recipe, tensor_amax=amax) for part in (x[:rows], x[rows:])]
+    assert np.concatenate([part.scales for part in parts]).tobytes() == whole.scales.tobytes()
+    assert np.concatenate([part.packed for part in parts]).tobytes() == whole.packed.tobytes()
+    if columns is not None:
+        parts = [kernel(part, recipe, tensor_amax=amax) for part in (x[:, : 2 * columns], x[:, 2 * columns :])]
+        np.testing.assert_array_equal(np.concatenate([part.scales for part in parts], axis=1), whole.scales)
+        codes = np.concatenate([cpu.unpack(part) for part in parts], axis=1)
+        np.testing.assert_array_equal(codes, cpu.unpack(whole))
+
+
+@pytest.mark.parametrize("element", ["e4m3", "e2m3", "e2m1", "int8"])
+@pytest.mark.parametrize("scale", ["e8m0", "e4m3", "fp32"])
+def test_blocks_down_columns_equal_blocks_along_rows_of_the_transpose(element: str, scale: str) -> None:
+    x = normal(64, 48)
+    along = kernel(np.ascontiguousarray(x.T), recipe_of(f"{element}:{scale}:4x32"))
+    down = kernel(x, recipe_of(f"{element}:{scale}:32x4"))
+    np.testing.assert_array_equal(down.scales, along.scales.T)
+    np.testing.assert_array_equal(cpu.unpack(down), cpu.unpack(along).T)
+
+
+def large(columns: int) -> Array:
+    """Several chunks, with zeros, NaN, infinities and blocks of very different size."""
+    x = normal(300_000 // columns, columns) * log_uniform(-8, 8, 300_000 // columns, 1)
+    x[-1, 5], x[1, 17], x[2, 3] = np.nan, np.inf, -np.inf
+    x[3] = 0
+    return x
+
+
+THREADED = [
+    ("mxfp8_e4m3", "rceil", 1000),
+    ("mxfp6_e3m2", "best", 1000),
+    ("mxfp4_e2m1", "floor", 100_000),
+    ("mxint8", "nearest", 500),
+    ("nvfp4", "te", 1000),
+    ("nvfp4", "ct", 33),
+    ("nvfp4_2d", "modelopt", 1000),
+    ("fp8_e4m3", "amax", 1000),
+    ("fp8_e5m2", "rceil", 7),
+    ("fp8_e4m3_channel", "vllm-min", 100_000),
+    ("fp8_e4m3_128x128", "amax-bf16", 1000),
+    ("e2m1:e8m0:1x1024", "even", 3000),
+    ("e4m3:fp32:8x24", "amax", 1000),
+]
+
+
+@pytest.mark.parametrize(("name", "rule", "columns"), THREADED)
+def test_the_number_of_threads_changes_nothing(name: str, rule: str, columns: int) -> None:
+    for x in (large(columns), np.nan_to_num(large(columns), nan=0, posinf=1, neginf=-1)):
+        recipe = recipe_of(name, rule)
+        one = kernel(x, recipe, per_block=True, threads=1)
+        values = cpu.dequantize(one, threads=1)
+        for threads in (2, 3, 8):
+            assert_identical(kernel(x, recipe, per_block=True, threads=threads), one)
+        assert cpu.dequantize(one, threads=3).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(("name", "rule"), NAMED)
+def test_statistics_alone_and_codes_alone_are_the_same(name: str, rule: str) -> None:
+    x, recipe = nonfinite(9, 96), recipe_of(name, rule)
+    whole = kernel(x, recipe)
+    bare, measured_only = kernel(x, recipe, stats=False), kernel(x, recipe, codes=False)
+    assert bare.stats is None
+    assert bytes_of(bare) == bytes_of(whole)
+    assert measured_only.packed.size == measured_only.scales.size == 0
+    assert repr(measured_only.stats) == repr(whole.stats)
+    assert repr(kernel(x, recipe, per_block=True).stats) == repr(whole.stats)
+
+
+def test_amax_is_the_largest_finite_magnitude() -> None:
+    x = large(1000)
+    for threads in (1, 2, 5):
+        found = cpu.amax(x, "F32", threads)
+        assert found.value == np.abs(x[np.isfinite(x)]).max()
+        assert (found.nonfinite, found.first_nonfinite) == (3, 1017)
+    nothing = cpu.amax(np.zeros((0, 32), np.float32), "F32")
+    assert (nothing.value, nothing.nonfinite, nothing.first_nonfinite) == (0, 0, -1)
+    halves = np.array([0x7F80, 0xC040, 0x4000], np.uint16)  # bfloat16: infinity, -3, 2
+    assert cpu.amax(halves, "BF16").value == 3
+
+
+def test_the_format_of_a_row_is_the_format_of_the_codes() -> None:
+    assert kernel(normal(1, 32), recipe_of("e4m3:e8m0:1x32")).format is find_format("mxfp8")
