@@ -1,0 +1,297 @@
+"""What holds for every verb: exit codes, streams, one place for errors, and a quick start."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import CAPTURES, SAMPLE, command, environment, strict_json
+from odd_files import many_tensors, odd_checkpoint, one_tensor
+
+from mxcli.errors import LimitError
+
+VERBS = ("inspect", "quantize", "report", "dequantize", "formats", "explain", "doctor")
+
+
+def test_help_and_version(mxcli: Callable[..., Any]) -> None:
+    code, out, err = mxcli("--help")
+    assert (code, err) == (0, "")
+    assert all(verb in out for verb in VERBS)
+    assert mxcli("-h") == (code, out, err)
+    assert mxcli("--version") == (0, "mxcli 0.1.0\n", "")
+    record = strict_json(mxcli("--version", "--json").out)
+    assert record["schema"] == "mxcli.version/1"
+    assert record["version"] == "0.1.0"
+
+
+def test_without_a_verb_help_goes_to_stderr(mxcli: Callable[..., Any]) -> None:
+    code, out, err = mxcli()
+    assert (code, out) == (2, "")
+    assert "Commands:" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["report", "--help"],
+        ["reprot"],
+        ["report", "x", "--device", "tpu"],
+        ["report", "x", "--format", "mxfp9"],
+        ["report", "x", "--sort", "snr"],
+        ["quantize", "x", "--format", "mxfp8", "--scale-rounding", "flor", "-o", "y"],
+        ["dequantize", "x"],
+        ["formats"],
+    ],
+)
+def test_help_and_usage_errors_import_nothing_heavy(arguments: list[str]) -> None:
+    heavy = {"numpy", "torch", "rich", "cupy", "matplotlib", "safetensors"}
+    program = f"import sys; from mxcli.cli.app import run; run(sys.argv[1:]); print({heavy} & set(sys.modules))"
+    words = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["inspect", SAMPLE], ["report", SAMPLE, "--json"], ["quantize", SAMPLE, "--format", "nvfp4", "-o", "out"]],
+)
+def test_torch_is_not_imported_for_safetensors(arguments: list[object], tmp_path: Path) -> None:
+    program = "import sys; from mxcli.cli.app import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(words, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_help_is_quick() -> None:
+    seconds = []
+    for _ in range(5):
+        before = os.times().children_user
+        assert command("--help").returncode == 0
+        seconds.append(os.times().children_user - before)
+    assert min(seconds) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["reprot"], 2, "Did you mean 'report'?"),
+        (["report"], 2, "missing argument 'SOURCE'"),
+        (["report", SAMPLE, "--formt", "mxfp8"], 2, "or --format"),
+        (["report", SAMPLE, "--format", "mxfp9"], 2, "Did you mean mxfp8"),
+        (["report", SAMPLE, "--format", "e9m9:e8m0:1x32"], 2, "element 'e9m9'"),
+        (["report", SAMPLE, "--scale-rounding", "flor"], 2, "Did you mean floor?"),
+        (["report", SAMPLE, "--rounding", "nearest"], 2, "Did you mean nearest-even?"),
+        (["report", SAMPLE, "--as", "torcao"], 2, "Did you mean torchao?"),
+        (["report", SAMPLE, "--include", "*.qproj"], 2, "matches no tensor. Did you mean *.q_proj"),
+        (["report", SAMPLE, "--exclude", "@wieght"], 2, "Did you mean weight?"),
+        (["report", SAMPLE, "--sort", "snr_db"], 2, "Did you mean sqnr_db?"),
+        (["report", SAMPLE, "--nonfinite", "ignore"], 2, "--nonfinite takes error, saturate, nan-block"),
+        (["report", SAMPLE, "--on-indivisible", "skip"], 2, "--on-indivisible takes error, pad, keep"),
+        (["report", SAMPLE, "--threads", "0"], 2, "--threads"),
+        (["report", SAMPLE, "--device", "tpu"], 2, "--device takes auto, cpu, cuda or cuda:N"),
+        (["report", SAMPLE, "--device", "cpu:1"], 2, "--device takes auto, cpu, cuda or cuda:N"),
+        (["report", SAMPLE, "--device", "cuda:0"], 6, "this build has no GPU path; use --device cpu"),
+        (["report", SAMPLE, "--json", "--csv", "-"], 2, "--json and --csv both ask for stdout"),
+        (["report", SAMPLE, "extra"], 2, "unexpected extra argument"),
+        (["report", f"{SAMPLE}x"], 3, "no such file or directory. Did you mean tiny-llama?"),
+        (["quantize", SAMPLE, "--format", "nvfp4"], 2, "missing option '-o/--output DIR'"),
+        (["quantize", SAMPLE, "-o", "x"], 2, "missing option '--format'"),
+        (["quantize", SAMPLE, "--format", "nvfp4", "-o", SAMPLE], 4, "holds the source itself"),
+        (["quantize", SAMPLE, "--format", "nvfp4", "--layout", "vllm", "-o", "x"], 2, "unknown layout 'vllm'"),
+        (["dequantize", SAMPLE, "-o", "x"], 4, "not quantized"),
+        (["dequantize", SAMPLE, "-o", "x", "--dtype", "f8"], 2, "unknown dtype 'F8': BF16, F16, F32, F64"),
+        (["formats", "nvpf4"], 2, "Did you mean nvfp4"),
+        (["explain", "rceill"], 2, "Did you mean rceil"),
+    ],
+)
+def test_an_error_is_one_sentence_with_its_code(
+    mxcli: Callable[..., Any], arguments: list[object], code: int, words: str
+) -> None:
+    outcome = mxcli(*arguments)
+    assert outcome.code == code
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: ")
+    assert words in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert "Traceback" not in outcome.err
+
+
+def test_all_refusals_come_at_once(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    code, out, err = mxcli("report", SAMPLE, "--format", "e4m3:e8m0:1x100", "--on-indivisible", "error")
+    assert (code, out) == (4, "")
+    assert "28 problems" in err
+    assert "and 18 more" in err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "words"),
+    [
+        (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero. This is a bug"),
+        (LimitError("saturated_percent is 3"), 5, "saturated_percent is 3"),
+        (MemoryError(), 6, "out of memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x"), 6, "/x: No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 3, "/x: Permission denied"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_every_exception_has_a_code(
+    mxcli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, words: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("mxcli.files.checkpoint.open_checkpoint", fail)
+    outcome = mxcli("inspect", SAMPLE)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert words in outcome.err
+    assert "Traceback" not in outcome.err
+    if code == 1:
+        assert "Traceback" in mxcli("inspect", SAMPLE, "--debug").err
+        monkeypatch.setenv("MXCLI_DEBUG", "1")
+        assert "Traceback" in mxcli("inspect", SAMPLE).err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report", SAMPLE], ["inspect", SAMPLE], ["report", SAMPLE, "--jsonl"], ["explain"]]
+)
+def test_a_closed_pipe_is_silent(arguments: list[object]) -> None:
+    words = [sys.executable, "-m", "mxcli", *map(str, arguments), *(["-q"] if "report" in arguments else [])]
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_on_stdout() -> None:
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "mxcli", "formats"]
+        done = subprocess.run(words, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 6
+    assert done.stderr == "error: No space left on device\n"
+    done = command("report", SAMPLE, "-q", "--csv", "/dev/full")
+    assert (done.returncode, done.stderr) == (6, "error: /dev/full: No space left on device\n")
+
+
+def test_interrupted_report_still_has_its_table(tmp_path: Path) -> None:
+    source, arrays = many_tensors(tmp_path, 20_000), tmp_path / "blocks.safetensors"
+    words = [sys.executable, "-m", "mxcli", "report", str(source), "--jsonl", "--per-block", str(arrays)]
+    with subprocess.Popen(
+        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert strict_json(first)["decision"] == "quantized"
+    assert all(strict_json(line) for line in out.splitlines())
+    assert len(out.splitlines()) < 19_000
+    assert err.endswith("interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]
+
+
+@pytest.mark.parametrize("arguments", [["report", SAMPLE, "--top", "3"], ["inspect", SAMPLE], ["formats"], ["doctor"]])
+@pytest.mark.parametrize(
+    "env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}, {"LC_ALL": "C"}, {"COLUMNS": "40"}, {"COLUMNS": "0"}]
+)
+def test_no_control_characters_in_a_pipe(arguments: list[object], env: dict[str, str]) -> None:
+    done = command(*arguments, env=env)
+    assert done.returncode == 0
+    assert all(character.isprintable() or character == "\n" for character in done.stdout + done.stderr)
+    if env.get("LC_ALL") == "C":
+        assert (done.stdout + done.stderr).isascii()
+
+
+@pytest.mark.parametrize("arguments", [["report", CAPTURES, "--top", "9"], ["inspect", CAPTURES], ["report", SAMPLE]])
+def test_lines_follow_the_width(arguments: list[object]) -> None:
+    narrow = command(*arguments, env={"COLUMNS": "64"}).stdout.splitlines()
+    assert max(map(len, narrow)) <= 64
+    wide = command(*arguments, "--wide", env={"COLUMNS": "64"}).stdout
+    assert wide == command(*arguments).stdout
+    assert "\nmodel.layers.3." in wide
+
+
+def test_hostile_names_are_shown_escaped(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    source = odd_checkpoint(tmp_path)
+    for verb in ("inspect", "report"):
+        code, out, err = mxcli(verb, source)
+        assert code == 0
+        assert "evil\\x1b[31m.weight" in out
+        assert "\x1b" not in out + err
+        assert "kö.层.weight" in out
+    assert "k\\xf6.\\u5c42.weight" in command("inspect", source, env={"LC_ALL": "C"}).stdout
+
+
+@pytest.mark.parametrize("form", [["--json", "r.json"], ["--jsonl", "r.jsonl"], ["--csv", "r.csv"]])
+def test_files_are_not_replaced_unasked(
+    mxcli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = one_tensor(tmp_path, 1.0)
+    assert mxcli("report", source, *form).code == 0
+    first = Path(form[1]).read_bytes()
+    Path(form[1]).write_text("mine")
+    code, out, err = mxcli("report", source, *form)
+    assert (code, out) == (4, "")
+    assert "use --force to replace it" in err
+    assert Path(form[1]).read_text() == "mine"
+    assert mxcli("report", source, *form, "--force").code == 0
+    assert Path(form[1]).read_bytes() == first
+    assert mxcli("report", source, form[0], f"missing/{form[1]}").code == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+@pytest.mark.parametrize(("env", "drawn"), [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False)])
+def test_a_terminal_gets_a_bar_and_stdout_stays_clean(env: dict[str, str], drawn: bool, tmp_path: Path) -> None:
+    import pty
+
+    source = odd_checkpoint(tmp_path)
+    terminal, end = pty.openpty()
+    words = [sys.executable, "-m", "mxcli", "report", str(source)]
+    done = subprocess.run(words, env=environment(**env), stdout=subprocess.PIPE, stderr=end, text=True, check=False)
+    os.close(end)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while chunk := os.read(terminal, 65536):
+            shown += chunk
+    os.close(terminal)
+    assert done.returncode == 0
+    assert done.stdout == command("report", source).stdout
+    assert (b"\x1b[" in shown) == drawn
+    assert b"evil\x1b" not in shown
+
+
+def test_names_complete() -> None:
+    def completed(*words: str) -> list[str]:
+        env = {"_MXCLI_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        return command(env=env).stdout.split()
+
+    assert completed("mxcli", "report", "--format", "nv") == ["nvfp4", "nvfp4_2d"]
+    assert completed("mxcli", "report", "--as", "modelopt") == ["modelopt", "modelopt-bf16"]
+    assert completed("mxcli", "report", "--sort", "cos") == ["cosine"]
+    assert completed("mxcli", "explain", "rc") == ["rceil"]
+    assert completed("mxcli", "quantize", "--layout", "comp") == ["compressed-tensors"]
+
+
+def test_progress_is_plain_and_seldom_in_a_pipe(
+    mxcli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert mxcli("report", SAMPLE, "-q").err == ""
+    monkeypatch.setattr("mxcli.cli.progress.SECONDS_BETWEEN_LINES", 0.0)
+    lines = [line for line in mxcli("report", SAMPLE).err.splitlines() if line.startswith("report: ")]
+    assert len(lines) == 27
+    assert " of 1.57 MB, " in lines[20]
+    assert "/s, " in lines[20]
+    assert " left, model.layers." in lines[20]

@@ -1,0 +1,82 @@
+"""inspect: headers in, everything odd out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from command_line import CAPTURES, SAMPLE, strict_json
+from odd_files import many_tensors, odd_checkpoint
+from safetensors.numpy import save_file
+
+
+def test_the_sample(mxcli: Callable[..., Any]) -> None:
+    code, out, err = mxcli("inspect", SAMPLE)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].endswith("tiny-llama: 853 k elements, 39 tensors, 1.71 MB; BF16; not quantized")
+    words = [line.split() for line in lines]
+    assert ["model.layers.0.mlp.down_proj.weight", "BF16", "128x384", "weight", "98.3", "kB"] in words
+    assert ["norm", "9", "1,152", "2.30", "kB"] in words
+    assert ["total", "39", "853,120", "1.71", "MB"] in words
+
+
+def test_json(mxcli: Callable[..., Any]) -> None:
+    record = strict_json(mxcli("inspect", SAMPLE, "--json").out)
+    assert record["schema"] == "mxcli.inspect/1"
+    assert record["total"] == {"tensors": 39, "elements": 853120, "bytes": 1706240}
+    assert record["by_role"]["lm_head"] == {"tensors": 1, "elements": 32768, "bytes": 65536}
+    assert record["by_dtype"] == {"BF16": record["total"]}
+    assert record["dialect"] is None
+    assert record["tensors"][0] == {
+        "name": "lm_head.weight",
+        "dtype": "BF16",
+        "shape": [256, 128],
+        "role": "lm_head",
+        "elements": 32768,
+        "bytes": 65536,
+        "file": "model.safetensors",
+        "capture": None,
+    }
+    captured = strict_json(mxcli("inspect", CAPTURES, "--json").out)["tensors"][0]
+    assert captured["role"] == "activation"
+    assert captured["capture"]["layer"] == "lm_head"
+
+
+def test_everything_odd_is_said(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    out = mxcli("inspect", odd_checkpoint(tmp_path)).out
+    assert "note: 1 tensor ('empty.weight') without elements." in out
+    assert "note: 1 name ('evil\\x1b[31m.weight') empty or with control characters" in out
+
+
+def test_ties_are_named(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    save_file({"model.embed_tokens.weight": np.ones((8, 32), np.float32)}, tmp_path / "model.safetensors")
+    config = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "tied: lm_head.weight is model.embed_tokens.weight" in mxcli("inspect", tmp_path).out
+
+
+def test_damaged_sources(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    whole = (SAMPLE / "model.safetensors").read_bytes()
+    for name, content in {
+        "empty": b"",
+        "cut": whole[:-1],
+        "lfs": b"version https://git-lfs.github.com/spec/v1\n",
+    }.items():
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(content)
+        code, out, err = mxcli("inspect", path)
+        assert (code, out) == (3, "")
+        assert err.startswith(f"error: {path}: ")
+        assert err.count("\n") == 1
+
+
+def test_fifty_thousand_tensors(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    source = many_tensors(tmp_path, 50_000)
+    began = time.process_time()
+    assert mxcli("inspect", source).code == 0
+    assert time.process_time() - began < 3.0

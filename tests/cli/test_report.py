@@ -1,0 +1,201 @@
+"""The numbers of a report, in each of its forms."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import CAPTURES, SAMPLE, command, strict_json
+from odd_files import odd_checkpoint, one_tensor
+from safetensors.numpy import load_file, save_file
+
+from mxcli.numerics.metrics import METRICS
+
+
+def layers(out: str) -> dict[str, dict[str, Any]]:
+    report = strict_json(out)
+    assert report["schema"] == "mxcli.report/1"
+    return {layer["name"]: layer for layer in report["layers"]}
+
+
+def test_floor_clips_957_to_896_and_rceil_does_not(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    source = one_tensor(tmp_path, 957.0)
+    floor = layers(mxcli("report", source, "--scale-rounding", "floor", "--json").out)["layer.weight"]
+    assert floor["saturated"] == 1
+    assert floor["saturated_percent"] == 3.125
+    assert floor["saturated_blocks"] == 1
+    assert floor["max_abs_error"] == 61.0
+    assert floor["max_rel_error"] == pytest.approx(61 / 957)
+    assert floor["relative_error"] == pytest.approx(61 / 957)
+    assert floor["sqnr_db"] == pytest.approx(23.9116420)
+    assert floor["amax"] == 957.0
+    assert (floor["scale_exponent_min"], floor["scale_exponent_max"]) == (1, 1)
+    assert floor["scale_exponent_histogram"] == {"1": 1}
+    assert floor["bits_per_element"] == 8.25
+    assert floor["worst_blocks"] == [{"index": 0, "row": 0, "column": 0, "noise": 3721.0, "noise_percent": 100.0}]
+    rceil = layers(mxcli("report", source, "--json").out)["layer.weight"]
+    assert (rceil["saturated"], rceil["max_abs_error"], rceil["scale_exponent_max"]) == (0, 3.0, 2)
+
+
+@pytest.mark.parametrize(("rule", "exponent"), [("floor", -1), ("rceil", -1), ("ceil", 0)])
+def test_the_three_rules_for_150(mxcli: Callable[..., Any], tmp_path: Path, rule: str, exponent: int) -> None:
+    source = one_tensor(tmp_path, 150.0)
+    layer = layers(mxcli("report", source, "--scale-rounding", rule, "--json").out)["layer.weight"]
+    assert layer["scale_exponent_max"] == exponent, f"scale byte {127 + exponent}"
+    assert layer["scale_rounding"] == rule
+
+
+def test_the_table(tmp_path: Path) -> None:
+    out = command("report", one_tensor(tmp_path, 957.0), "--scale-rounding", "floor", cwd=tmp_path).stdout
+    lines = out.splitlines()
+    assert lines[0].endswith("one.safetensors: 32 elements, 1 tensor, 128 B; F32; not quantized")
+    assert lines[1] == (
+        "mxfp8_e4m3: e4m3 elements, e8m0 scales by 1x32; scale rounding floor, element rounding nearest-even, as mxcli "
+        "(1 tensor)"
+    )
+    assert lines[2] == "non-finite input: saturate; indivisible lengths: pad"
+    assert lines[5].split() == [
+        "tensor", "shape", "dB", "error", "%", "of", "elements", "%", "of", "elements", "exponents", "used/available",
+        "decision",
+    ]  # fmt: skip
+    assert lines[6].split() == [
+        "layer.weight", "1x32", "23.9", "0.0637", "3.12", "0", "1..1", "17.8/17.8", "quantized"
+    ]  # fmt: skip
+    assert lines[8].split() == ["all", "1", "tensor", "23.9", "0.0637", "3.12", "0", "1..1", "17.8/17.8"]
+    assert lines[-1] == "quantized 1, padded 0, kept 0, tied 0"
+
+
+def test_worst_first_top_and_sorting(mxcli: Callable[..., Any]) -> None:
+    def shown(*arguments: object) -> list[str]:
+        lines = mxcli("report", SAMPLE, *arguments).out.splitlines()
+        return [line.split()[0] for line in lines if line.startswith("model.")]
+
+    by_sqnr = shown()
+    measured = layers(mxcli("report", SAMPLE, "--json").out)
+    assert by_sqnr == sorted(by_sqnr, key=lambda name: measured[name]["sqnr_db"])
+    assert len(by_sqnr) == 28
+    assert shown("--top", "3") == by_sqnr[:3]
+    assert shown("--top", "0") == []
+    assert shown("--sort", "name") == sorted(by_sqnr)
+    by_bits = shown("--sort", "underflowed")
+    assert by_bits == sorted(by_bits, key=lambda name: -measured[name]["underflowed"])
+    assert "3 of 28 tensors shown, worst sqnr_db first" in mxcli("report", SAMPLE, "--top", "3").out
+
+
+def test_totals_cover_all_and_roles_are_told_apart(mxcli: Callable[..., Any]) -> None:
+    report = strict_json(mxcli("report", CAPTURES, "--format", "nvfp4", "--json").out)
+    assert report["counts"] == {"quantized": 58, "padded": 0, "kept": 0, "tied": 0}
+    assert set(report["by_role"]) == {"activation", "gradient"}
+    for key in ("elements", "blocks", "saturated", "underflowed", "zero_blocks"):
+        parts = sum(layer[key] for layer in report["layers"])
+        assert report["totals"][key] == parts
+        assert report["totals"][key] == sum(total[key] for total in report["by_role"].values())
+    assert report["totals"]["tensors"] == 58
+    assert report["totals"]["amax"] == max(layer["amax"] for layer in report["layers"])
+
+
+def test_the_last_rule_wins_in_the_order_typed(mxcli: Callable[..., Any]) -> None:
+    def taken(*selectors: str) -> int:
+        return len(layers(mxcli("report", SAMPLE, *selectors, "--json").out))
+
+    assert taken("--exclude", "*.mlp", "--include", "*.up_proj") == 20
+    assert taken("--include", "*.up_proj", "--exclude", "*.layers.1") == 3
+    assert taken("--exclude", "*.layers.1", "--include", "*.up_proj") == 22
+    assert taken("--include=re:.*[qk]_proj.weight") == 8
+    assert taken("--include", "@lm_head") == 1
+
+
+def test_nothing_odd_breaks_a_report(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    source = odd_checkpoint(tmp_path)
+    code, out, err = mxcli("report", source, "--format", "nvfp4", "--json", "-v")
+    assert code == 0
+    report, measured = strict_json(out), layers(out)
+    assert report["counts"] == {"quantized": 6, "padded": 1, "kept": 2, "tied": 0}
+    zero, all_nan, padded = measured["zero.weight"], measured["all_nan.weight"], measured["ragged.weight"]
+    assert (zero["sqnr_db"], zero["relative_error"], zero["mse"]) == (None, None, 0.0)
+    assert (all_nan["sqnr_db"], all_nan["mse"], all_nan["nonfinite"]) == (None, None, 32)
+    assert padded["decision"] == "padded"
+    assert padded["elements"] == 400
+    assert "note: 1 tensor ('zero.weight') of zeros only." in err
+    assert "('all_nan.weight', …) with NaN or infinities." in err
+    kept = {layer["name"]: layer["reason"] for layer in report["kept"]}
+    assert "without elements" in kept["empty.weight"]
+    assert f"norm.weight: {kept['norm.weight']}" in err
+    table = mxcli("report", source).out
+    row = next(line.split() for line in table.splitlines() if line.startswith("zero.weight"))
+    assert row[2:4] == ["exact", "exact"]
+    row = next(line.split() for line in table.splitlines() if line.startswith("all_nan.weight"))
+    assert row[2:4] == ["-", "-"]
+
+
+def test_values_that_are_not_finite_can_be_refused(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    code, out, err = mxcli("report", odd_checkpoint(tmp_path), "--nonfinite", "error")
+    assert (code, out) == (4, "")
+    assert "nan.weight: 2 of 256 values are NaN or infinite, the first at [1, 3]" in err
+    assert "all_nan.weight: 32 of 32 values" in err
+
+
+def test_json_lines_and_csv_have_the_names_of_the_json(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    source = odd_checkpoint(tmp_path)
+    report = strict_json(mxcli("report", source, "--json").out)
+    records = [*report["layers"], *report["kept"]]
+    assert [strict_json(line) for line in mxcli("report", source, "--jsonl").out.splitlines()] == records
+    rows = list(csv.DictReader(io.StringIO(mxcli("report", source, "--csv", "-").out)))
+    assert list(rows[0]) == [
+        "name", "dtype", "shape", "role", "decision", "reason", "format", "scale_rounding", "rounding", "dialect",
+        *METRICS,
+    ]  # fmt: skip
+    for row, record in zip(rows, records, strict=True):
+        for name, cell in row.items():
+            value = record.get(name)
+            if isinstance(value, (list, dict)):
+                assert json.loads(cell) == value
+            else:
+                assert cell == ("" if value is None else str(value))
+
+
+def test_forms_go_to_files_beside_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    files = {form: tmp_path / f"r.{form}" for form in ("json", "jsonl", "csv")}
+    table = mxcli("report", SAMPLE).out
+    options = [word for form, file in files.items() for word in (f"--{form}", str(file))]
+    assert mxcli("report", SAMPLE, *options).out == table
+    assert files["json"].read_text() == mxcli("report", SAMPLE, "--json").out
+    assert files["jsonl"].read_text() == mxcli("report", SAMPLE, "--jsonl").out
+    assert files["csv"].read_text() == mxcli("report", SAMPLE, "--csv", "-").out
+
+
+def test_per_block_arrays_add_up_to_the_report(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    arrays = tmp_path / "blocks.safetensors"
+    report = layers(mxcli("report", SAMPLE, "--format", "nvfp4", "--per-block", arrays, "--json").out)
+    stored = load_file(arrays)
+    assert len(stored) == 5 * len(report)
+    for name, layer in report.items():
+        assert stored[f"{name}.amax"].size == layer["blocks"]
+        assert stored[f"{name}.amax"].max() == layer["amax"]
+        assert stored[f"{name}.saturated"].sum() == layer["saturated"]
+        assert stored[f"{name}.underflowed"].sum() == layer["underflowed"]
+        assert stored[f"{name}.noise"].sum() == pytest.approx(layer["mse"] * layer["elements"])
+        assert stored[f"{name}.decode"].dtype == np.float32
+    assert mxcli("report", SAMPLE, "--per-block", arrays).code == 4
+    assert mxcli("report", SAMPLE, "--per-block", arrays, "--force").code == 0
+    assert len(load_file(arrays)) == 5 * len(report)
+
+
+def test_fused_layers_share_their_tensor_scale(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 32)).astype(np.float32)
+    gate, up = "mlp.gate_proj.weight", "mlp.up_proj.weight"
+    save_file({gate: x, up: 3 * x}, tmp_path / "x.safetensors")
+
+    def sqnr(name: str, *more: str) -> float:
+        out = mxcli("report", tmp_path / "x.safetensors", "--format", "nvfp4", "--json", *more).out
+        return float(layers(out)[name]["sqnr_db"])
+
+    assert sqnr(up) == sqnr(up, "--include", up)
+    assert sqnr(gate, "--include", gate) == pytest.approx(sqnr(up))
+    assert sqnr(gate) != sqnr(gate, "--include", gate)
