@@ -18,7 +18,7 @@ constexpr int kScaleBins = 257;    // by biased exponent of the scale; the last 
 constexpr int kCodeBins = 256;
 constexpr int kSqnrBins = 1281;    // signal / noise of a block: 16 bins per octave from 2^-16; the last one: no noise
 constexpr int kRangeBins = 512;    // largest / smallest nonzero magnitude of a block: 4 bins per octave from 1
-constexpr int kWorst = 16;
+constexpr int kWorst = 8;
 
 struct MxWorst {
   double noise;

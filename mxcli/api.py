@@ -12,7 +12,8 @@ from mxcli.errors import RefusedError, UsageError
 from mxcli.files import packing
 from mxcli.numerics.blocks import Quantized, divides
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.metrics import Value, measured
+from mxcli.numerics.measures import Value
+from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe, resolve
 
 if TYPE_CHECKING:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
-from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +14,7 @@ from mxcli.numerics.blocks import PerBlock, Quantized, folded, grid_shape, packe
 from mxcli.numerics.floats import FP32, FloatFormat
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.rounding import ScaleRecipe, ScaleRounding
-from mxcli.numerics.stats import Stats
+from mxcli.numerics.stats import Histogram, Stats
 
 Array = np.ndarray
 _TYPES = {"F32": (0, np.float32), "BF16": (1, np.uint16), "F16": (2, np.float16), "F64": (3, np.float64)}
@@ -209,7 +207,6 @@ def _stats(k: KernelStats) -> Stats:
     values: dict[str, object] = {}
     for name in Stats.__slots__:
         value = getattr(k, name)
-        values[name] = array("q", bytes(value)) if name.endswith("_bins") else value
+        values[name] = Histogram.of(bytes(value)) if name.endswith("_bins") else value
     values["worst"] = tuple((w.noise, w.block) for w in k.worst[: k.worst_count])
-    assert math.isfinite(k.signal)
     return Stats(**values)  # type: ignore[arg-type]

@@ -63,6 +63,8 @@ def quantize(
     from mxcli.output.export import csv_text, json_text
 
     options.check_device(device)
+    if json == csv == STDOUT:
+        raise UsageError("--json and --csv both ask for stdout: give one of them a FILE.")
     refuse_existing([json, csv], force=force)
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     report = run_quantize_bench(

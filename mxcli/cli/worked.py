@@ -8,7 +8,8 @@ from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.floats import E8M0
 from mxcli.numerics.formats import FORMATS, BlockFormat
-from mxcli.numerics.metrics import Measurement, Metric
+from mxcli.numerics.measures import Measurement
+from mxcli.numerics.metrics import Metric
 from mxcli.numerics.recipe import resolve, scale_rules
 from mxcli.numerics.rounding import (
     ELEMENT_ROUNDINGS,

@@ -42,9 +42,7 @@ def captured(path: Path, metadata: Mapping[str, str], names: Collection[str]) ->
             problems.append(f"{where} describes '{printable(name)}', which the file does not hold.")
         if role not in CAPTURED_ROLES:
             known = ", ".join(CAPTURED_ROLES)
-            problems.append(
-                f"{where}: role {printable(role)} of '{printable(name)}' is unknown; known are {known}."
-            )
+            problems.append(f"{where}: role {printable(role)} of '{printable(name)}' is unknown; known are {known}.")
     if problems:
         raise together(InputError, where, problems)
     return records

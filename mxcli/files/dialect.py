@@ -81,9 +81,7 @@ def detect_dialect(
     """
     stated = _stated(config, producer_config)
     if not any(info.role == "codes" or info.dtype in FP8 for info in tensors.values()):
-        return None, [
-            f"The configuration says {printable(stated)}, but no tensor holds codes."
-        ] if stated else []
+        return None, [f"The configuration says {printable(stated)}, but no tensor holds codes."] if stated else []
     if stated in METHODS:
         return METHODS[stated], []
     if stated:
@@ -124,8 +122,6 @@ def _seen(tensors: Iterable[TensorInfo]) -> str | None:
 def _occurs(leaf: Leaf, present: set[tuple[str, str, int]]) -> bool:
     exact = not leaf.ending.startswith("_")
     return any(
-        dtype in leaf.dtypes
-        and dims in leaf.dims
-        and (name == leaf.ending if exact else name.endswith(leaf.ending))
+        dtype in leaf.dtypes and dims in leaf.dims and (name == leaf.ending if exact else name.endswith(leaf.ending))
         for name, dtype, dims in present
     )

@@ -53,11 +53,7 @@ def choose_index(root: Path, names: list[str], notes: list[str]) -> str | None:
     Raises InputError when there are several and none has the usual name.
     """
     for usual in USUAL_INDEXES:
-        found = [
-            name
-            for name in names
-            if name.endswith(Path(usual.removesuffix(INDEX_SUFFIX)).suffix + INDEX_SUFFIX)
-        ]
+        found = [name for name in names if name.endswith(Path(usual.removesuffix(INDEX_SUFFIX)).suffix + INDEX_SUFFIX)]
         if usual in found:
             if len(found) > 1:
                 notes.append(f"{len(found)} indexes found; {usual} is followed.")
@@ -110,9 +106,7 @@ def refuse_gaps(root: Path, names: list[str]) -> None:
 def without_weights(root: Path, names: list[str]) -> str:
     """Why a directory without weights is no checkpoint, with the way out that its content suggests."""
     shown = printable(root)
-    folders = sorted(
-        folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith(".")
-    )
+    folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if any(folder.name == "snapshots" for folder in folders):
         found = ", ".join(sorted(printable(folder) for folder in (root / "snapshots").iterdir()))
         return f"{shown}: a download cache, not a checkpoint; give one of its snapshots: {found}."
@@ -120,9 +114,7 @@ def without_weights(root: Path, names: list[str]) -> str:
     if foreign:
         listed = ", ".join(map(printable, foreign[:3]))
         return f"{shown}: no weights that can be read, only {listed}; give safetensors or PyTorch files."
-    holding = [
-        printable(folder.name) for folder in folders if any(Path(n).suffix in KINDS for n in listing(folder))
-    ]
+    holding = [printable(folder.name) for folder in folders if any(Path(n).suffix in KINDS for n in listing(folder))]
     if holding:
         return f"{shown}: no weights in it, but in its folders {', '.join(holding[:10])}; give one of those."
     return f"{shown}: no weights in it; {', '.join(KINDS)} or {INDEX_SUFFIX} files are needed."

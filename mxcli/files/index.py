@@ -75,9 +75,7 @@ def index_notes(index: ShardIndex, tensors: Mapping[str, TensorInfo]) -> list[st
     if index.total_size is None:
         notes.append(f"{shown} states no total_size; the tensors hold {stored:,} bytes.")
     elif index.total_size != stored:
-        notes.append(
-            f"{shown} states total_size {printable(index.total_size)}; the tensors hold {stored:,} bytes."
-        )
+        notes.append(f"{shown} states total_size {printable(index.total_size)}; the tensors hold {stored:,} bytes.")
     return notes
 
 

@@ -60,9 +60,7 @@ def side_files(root: Path, used: Mapping[Path, object]) -> tuple[tuple[Path, ...
                     left_out.setdefault("no regular file", []).append(str(path.relative_to(root)))
             elif reason:
                 left_out.setdefault(reason, []).append(str(path.relative_to(root)))
-    notes = [
-        f"Not carried to an output, {reason}: {_listed(names)}." for reason, names in sorted(left_out.items())
-    ]
+    notes = [f"Not carried to an output, {reason}: {_listed(names)}." for reason, names in sorted(left_out.items())]
     return tuple(sorted(carried)), notes
 
 

@@ -75,9 +75,7 @@ def read_npy(path: Path) -> FileContents:
         raise InputError(f"{shown}: {printable(error)}.") from error
     if size != layout.start + layout.nbytes:
         fault = "truncated" if size < layout.start + layout.nbytes else "too long"
-        raise InputError(
-            f"{shown}: {fault}: its header needs {layout.start + layout.nbytes:,} bytes, it has {size:,}."
-        )
+        raise InputError(f"{shown}: {fault}: its header needs {layout.start + layout.nbytes:,} bytes, it has {size:,}.")
     info = _info(path, path.stem, layout, layout.start if layout.in_place else IN_MEMORY)
 
     def decode(info: TensorInfo) -> Array:
@@ -103,9 +101,7 @@ def _members(path: Path, archive: zipfile.ZipFile, file: IO[bytes]) -> FileConte
     members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
     shown, problems, tensors = printable(path), [], []
     counted = Counter(member.filename for member in members)
-    problems += [
-        f"{shown}: '{printable(name)}' occurs twice." for name, count in counted.items() if count > 1
-    ]
+    problems += [f"{shown}: '{printable(name)}' occurs twice." for name, count in counted.items() if count > 1]
     names: dict[str, str] = {}
     for member in members:
         name = member.filename.removesuffix(".npy")

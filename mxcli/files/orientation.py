@@ -23,21 +23,15 @@ class Transposed:
 CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 STACKED = frozenset({"gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_vl_moe_text"})
 TRANSPOSED = (
-    Transposed(
-        r"(^|\.)(c_attn|c_proj|c_fc|q_attn)\.weight$", CONV1D, "GPT-2 Conv1D layers are stored [in, out]"
-    ),
-    Transposed(
-        r"\.experts\.(gate_up_proj|down_proj)$", STACKED, "these experts are stored [expert, in, out]"
-    ),
+    Transposed(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)\.weight$", CONV1D, "GPT-2 Conv1D layers are stored [in, out]"),
+    Transposed(r"\.experts\.(gate_up_proj|down_proj)$", STACKED, "these experts are stored [expert, in, out]"),
     Transposed(r"(^|\.)kernel$", frozenset(), "Flax kernels are stored [in, out]"),
 )
 # A fused c_attn is three times as wide as it is long when stored [in, out], and only then.
 _FUSED = re.compile(r"(^|\.)h\.\d+\.attn\.c_attn\.weight$")
 
 
-def reduction_axis(
-    info: TensorInfo, config: Mapping[str, object] | None = None, *, conv1d: bool = False
-) -> int:
+def reduction_axis(info: TensorInfo, config: Mapping[str, object] | None = None, *, conv1d: bool = False) -> int:
     """-1 or -2: the dimension the layer sums over.
 
     A stack of experts is decided by which of its dimensions is the config's hidden_size, where only one is;

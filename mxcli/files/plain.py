@@ -88,9 +88,7 @@ def path_problem(path: Path) -> str | None:
         mode = path.stat().st_mode
     except FileNotFoundError:
         if path.is_symlink():
-            return (
-                f"{shown}: link to {printable(os.readlink(path))}, which does not exist; finish the download."
-            )
+            return f"{shown}: link to {printable(os.readlink(path))}, which does not exist; finish the download."
         return f"{shown}: no such file or directory."
     except NotADirectoryError:
         return f"{shown}: a parent of it is a file, not a directory."

@@ -102,9 +102,7 @@ def _records(path: Path) -> dict[int, int]:
                 return {}
             return {member_start(file, member): member.file_size for member in data if member.file_size}
     except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"{printable(path)}: truncated or damaged zip archive: {printable(error)}."
-        ) from error
+        raise InputError(f"{printable(path)}: truncated or damaged zip archive: {printable(error)}.") from error
 
 
 def _tensors_of(loaded: Any, path: Path) -> tuple[dict[str, Any], int, list[str]]:

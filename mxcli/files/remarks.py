@@ -21,9 +21,7 @@ def remarks(
     notes = []
     bare = [path.name for path, entries in metadata.items() if "format" not in entries]
     if bare:
-        notes.append(
-            f"{_counted(bare, 'file')} without a format in __metadata__; outputs get the usual 'pt'."
-        )
+        notes.append(f"{_counted(bare, 'file')} without a format in __metadata__; outputs get the usual 'pt'.")
     unaligned = [info.name for info in infos if info.file in metadata and not _aligned(info)]
     if unaligned:
         notes.append(f"{_counted(unaligned, 'tensor')} not aligned to the element size; read through a copy.")
@@ -45,9 +43,7 @@ def remarks(
     if odd:
         notes.append(f"{_counted(odd, 'name')} empty or with control characters, shown escaped.")
     if stores_conv1d(tensors) and not _is_gpt2(config):
-        notes.append(
-            "Fused attention weights are stored [in, out] as in GPT-2: their reduction runs over dimension 0."
-        )
+        notes.append("Fused attention weights are stored [in, out] as in GPT-2: their reduction runs over dimension 0.")
     return notes
 
 

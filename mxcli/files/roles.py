@@ -65,9 +65,7 @@ ROLES = (
     ),
     RoleRow("buffer", r"(^|\.)attn\.bias$", "stored causal mask", dims=MATRICES),
     RoleRow("buffer", r"(^|\.)(masked_bias|attn_mask|causal_mask)$", "stored mask"),
-    RoleRow(
-        "scale", r"(^|[._])(weight|input|output|activation|act|q|k|v|kv)_scale(_inv|_2|s)?$", "scale of codes"
-    ),
+    RoleRow("scale", r"(^|[._])(weight|input|output|activation|act|q|k|v|kv)_scale(_inv|_2|s)?$", "scale of codes"),
     RoleRow(
         "scale",
         r"_global_scale$|_per_tensor_scale$|_zero_point$|[._](qzeros|absmax|scales)$",
@@ -83,9 +81,7 @@ ROLES = (
     RoleRow("router", _ROUTERS, "chooses experts"),
     RoleRow("scale", r"\.scale$", "scale of codes", dims=MATRICES),
     RoleRow("lm_head", r"(^|[._])lm_heads?(\.\d+)?(\.(decoder|linear))?\.weight$", "output head"),
-    RoleRow(
-        "lm_head", r"(^|\.)(embed_out|unembedding|vocab_projector|shared_head\.head)\.weight$", "output head"
-    ),
+    RoleRow("lm_head", r"(^|\.)(embed_out|unembedding|vocab_projector|shared_head\.head)\.weight$", "output head"),
     RoleRow(
         "lm_head",
         r"^((language_)?model\.|transformer\.)*(output|head|proj_out)\.weight$",
@@ -102,26 +98,20 @@ ROLES = (
     RoleRow(MTP, r"(^|\.)(mtp[^.]*|eh_proj)\.", "multi-token prediction layer", dims=MATRICES),
     RoleRow(WEIGHT, r"(^|[._])experts?\.", "linear layers of experts", dims=range(2, 4)),
     RoleRow(WEIGHT, r"(^|[._])moe\.", "linear layers of experts", dims=STACK),
-    RoleRow(
-        WEIGHT, r"(^|[._])weight(_(ih|hh)(_l\d+)?(_reverse)?)?$|(^|\.)kernel$", "linear layer", dims=MATRIX
-    ),
+    RoleRow(WEIGHT, r"(^|[._])weight(_(ih|hh)(_l\d+)?(_reverse)?)?$|(^|\.)kernel$", "linear layer", dims=MATRIX),
     RoleRow("conv", r"(^|[._])(weight|kernel)$", "convolution", dims=KERNELS),
     RoleRow(WEIGHT, r"^[^.]+$", "matrix without a module name", dims=MATRICES),
     RoleRow("other", r"", "no row of the role table knows it"),
 )
 TAGS = (
     TagRow("attn", r"(?i)(^|\.)[^.]*(attn|attention)[^.]*\."),
-    TagRow(
-        "mlp", r"(?i)(^|\.)([^.]*(mlp|ffn|feed_?forward|DenseReluDense|moe|experts?)[^.]*|intermediate)\."
-    ),
+    TagRow("mlp", r"(?i)(^|\.)([^.]*(mlp|ffn|feed_?forward|DenseReluDense|moe|experts?)[^.]*|intermediate)\."),
     TagRow("mlp", r"(^|\.)(layers?|blocks?|h)\.\d+\.(output\.dense|fc\d)\."),
     TagRow("expert", r"(^|\.)((local_|routed_)?experts?|expert_\d+)\.|moe\.(input|output)_linear\."),
     TagRow("shared_expert", r"(^|\.)shared_experts?\."),
     TagRow("router", _ROUTERS),
     TagRow(MTP, r"(^|\.)(mtp[^.]*|eh_proj)\."),
-    TagRow(
-        "vision", r"(?i)(^|\.)(visual|vision|vision_[^.]*|vit|image_encoder|(multi_modal|mm)_projector)\."
-    ),
+    TagRow("vision", r"(?i)(^|\.)(visual|vision|vision_[^.]*|vit|image_encoder|(multi_modal|mm)_projector)\."),
 )
 ALIASES = {"embedding": "embed"}
 

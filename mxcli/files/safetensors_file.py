@@ -160,9 +160,7 @@ def _coverage(path: Path, tensors: Sequence[TensorInfo], data_start: int, size: 
             shared = min(reached - info.offset, info.nbytes)
             problems.append(f"{shown}: tensors '{owner}' and '{name}' overlap by {shared:,} bytes.")
         elif info.offset > reached:
-            problems.append(
-                f"{shown}: {info.offset - reached:,} bytes before tensor '{name}' belong to no tensor."
-            )
+            problems.append(f"{shown}: {info.offset - reached:,} bytes before tensor '{name}' belong to no tensor.")
         if info.offset + info.nbytes > reached:
             reached, owner = info.offset + info.nbytes, name
     if reached > size:

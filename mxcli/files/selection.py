@@ -160,9 +160,7 @@ def _choice(info: TensorInfo, rule: Rule | None, restricts: bool, default_roles:
         return Choice(False, rule, f"kept: {info.dtype} is no float of more than 8 bits ({rule} matches it)")
     if rule.names(info):
         return Choice(True, rule, str(rule))
-    return Choice(
-        False, rule, f"kept: {_kind(info)} ({rule} matches it; only its name or @{info.role} takes it)"
-    )
+    return Choice(False, rule, f"kept: {_kind(info)} ({rule} matches it; only its name or @{info.role} takes it)")
 
 
 def _kind(info: TensorInfo) -> str:

@@ -107,9 +107,7 @@ def _lone_shard(path: Path, names: list[str]) -> tuple[str, ...]:
     if match is None or int(match[3]) <= 1:
         return ()
     whole = next((name for name in names if name.endswith(INDEX_SUFFIX)), "the directory")
-    return (
-        f"{printable(path.name)} is one of {int(match[3]):,} shards; {printable(whole)} gives all of them.",
-    )
+    return (f"{printable(path.name)} is one of {int(match[3]):,} shards; {printable(whole)} gives all of them.",)
 
 
 def _kind_of(path: Path) -> str:

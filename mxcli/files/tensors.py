@@ -115,9 +115,7 @@ def storage_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     if last % multiple:
         plural = "" if multiple * bits == 8 else "s"
         packing = f"{multiple} elements into {multiple * bits // 8} byte{plural}"
-        raise ValueError(
-            f"{dtype} packs {packing}, so its last dimension must be a multiple of {multiple}, not {last}"
-        )
+        raise ValueError(f"{dtype} packs {packing}, so its last dimension must be a multiple of {multiple}, not {last}")
     return (*shape[:-1], last * bits // 8)
 
 

@@ -22,9 +22,7 @@ def load_weights(path: Path, *, mapped: bool) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise EnvironmentFailure(
-            f"{printable(path)}: PyTorch is needed to read it: pip install torch."
-        ) from error
+        raise EnvironmentFailure(f"{printable(path)}: PyTorch is needed to read it: pip install torch.") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -43,9 +41,7 @@ def _load_fault(error: Exception) -> str:
             "save the state_dict alone with torch.save or safetensors."
         )
     if "Weights only load failed" in text:
-        return (
-            "not a weights-only PyTorch checkpoint; save the state_dict alone with torch.save or safetensors."
-        )
+        return "not a weights-only PyTorch checkpoint; save the state_dict alone with torch.save or safetensors."
     first = text.strip().splitlines()[0].split(". ")[0] if text.strip() else type(error).__name__
     return f"truncated, damaged or not a PyTorch checkpoint: {printable(first)}."
 

@@ -22,7 +22,8 @@ from mxcli.flows.inspect import Total, totals_by
 from mxcli.flows.plan import Options, Plan, Step
 from mxcli.numerics.blocks import Quantized, grid_shape
 from mxcli.numerics.formats import find_format
-from mxcli.numerics.metrics import Value, measured
+from mxcli.numerics.measures import Value
+from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Stats
 

@@ -24,7 +24,7 @@ class Choice:
 
     rule: str
     rounding: str = "nearest-even"
-    byte0_exponent: Mapping[str, int] = field(default_factory=dict)
+    byte0_exponent: Mapping[str, int] = field(default_factory=dict, hash=False)
     min_exponent: int = -127
     clear_zero_input: bool = False
     clear_zero_code: bool = False
@@ -40,7 +40,7 @@ class Dialect:
     name: str
     meaning: str
     source: str
-    choices: Mapping[str, Mapping[str, Choice]]
+    choices: Mapping[str, Mapping[str, Choice]] = field(hash=False)
     aliases: tuple[str, ...] = ()
 
     def choice(self, scale_kind: str, element: str) -> Choice | None:

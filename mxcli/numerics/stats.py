@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain, repeat
+from operator import add
 from typing import Any
 
 SCALE_BINS = 257
@@ -13,11 +16,52 @@ SQNR_BINS_PER_OCTAVE, SQNR_LOWEST_EXPONENT, SQNR_BINS = 16, -16, 1281
 """Bins of a block's signal / noise; the last one counts blocks without noise."""
 RANGE_BINS_PER_OCTAVE, RANGE_BINS = 4, 512
 """Bins of a block's largest over smallest nonzero magnitude."""
-WORST_BLOCKS = 16
+WORST_BLOCKS = 8
 
 
-def _bins(count: int) -> array[int]:
-    return array("q", bytes(8 * count))
+class Histogram(Sequence[int]):
+    """Counts of a fixed number of bins, of which those from the first to the last that is not zero are held."""
+
+    __slots__ = ("_bins", "_counts", "_first")
+
+    def __init__(self, bins: int, counts: Iterable[int] = ()) -> None:
+        self._bins, self._first, self._counts = bins, 0, array("q", counts)
+
+    @classmethod
+    def of(cls, raw: bytes) -> Histogram:
+        """From native 64-bit integers, one per bin."""
+        size = array("q").itemsize
+        held = cls(len(raw) // size)
+        held._first = (len(raw) - len(raw.lstrip(b"\0"))) // size
+        end = -(-len(raw.rstrip(b"\0")) // size)
+        held._counts = array("q", raw[held._first * size : end * size])
+        return held
+
+    def __len__(self) -> int:
+        return self._bins
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return list(self)[at]
+        index = range(self._bins)[at] - self._first
+        return self._counts[index] if 0 <= index < len(self._counts) else 0
+
+    def __iter__(self) -> Iterator[int]:
+        after = self._bins - self._first - len(self._counts)
+        return chain(repeat(0, self._first), self._counts, repeat(0, after))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Histogram) and self._bins == other._bins and dict(self.counted) == dict(other.counted)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: Histogram) -> Histogram:
+        return Histogram(self._bins, map(add, self, other))
+
+    @property
+    def counted(self) -> Iterator[tuple[int, int]]:
+        """The bins that are not zero, with their counts."""
+        return ((at, count) for at, count in enumerate(self._counts, self._first) if count)
 
 
 @dataclass(slots=True)
@@ -50,11 +94,11 @@ class Stats:
     min_block_sqnr: float = -1.0
     min_block_range: float = -1.0
     first_nonfinite: int = -1
-    scale_bins: array[int] = field(default_factory=lambda: _bins(SCALE_BINS))
-    code_bins: array[int] = field(default_factory=lambda: _bins(CODE_BINS))
-    block_code_bins: array[int] = field(default_factory=lambda: _bins(CODE_BINS))
-    sqnr_bins: array[int] = field(default_factory=lambda: _bins(SQNR_BINS))
-    range_bins: array[int] = field(default_factory=lambda: _bins(RANGE_BINS))
+    scale_bins: Histogram = field(default_factory=lambda: Histogram(SCALE_BINS))
+    code_bins: Histogram = field(default_factory=lambda: Histogram(CODE_BINS))
+    block_code_bins: Histogram = field(default_factory=lambda: Histogram(CODE_BINS))
+    sqnr_bins: Histogram = field(default_factory=lambda: Histogram(SQNR_BINS))
+    range_bins: Histogram = field(default_factory=lambda: Histogram(RANGE_BINS))
     worst: tuple[tuple[float, int], ...] = ()
 
     def __add__(self, other: Stats) -> Stats:
@@ -71,8 +115,6 @@ def _combine(name: str, a: Any, b: Any) -> Any:
         return ()
     if name == "first_nonfinite":
         return a if a >= 0 else -1
-    if isinstance(a, array):
-        return array("q", [i + j for i, j in zip(a, b, strict=True)])
     if name in _LARGEST:
         return max(a, b)
     if name in _LEAST_SET:

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from mxcli.errors import printable
 from mxcli.flows.records import options_record
 from mxcli.flows.report import KEPT, LayerReport, Report
-from mxcli.numerics.metrics import METRICS, Value
+from mxcli.numerics.measures import Value
+from mxcli.numerics.metrics import METRICS
 from mxcli.numerics.recipe import Recipe
 from mxcli.output.export import csv_text, json_line, json_text
 from mxcli.output.inspection import source_line

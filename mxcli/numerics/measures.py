@@ -1,0 +1,210 @@
+"""How the values of a report follow from `Stats`: one function per metric that is more than a field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mxcli.numerics.floats import FP32, FloatFormat
+from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.stats import (
+    RANGE_BINS_PER_OCTAVE,
+    SQNR_BINS_PER_OCTAVE,
+    SQNR_LOWEST_EXPONENT,
+    Histogram,
+    Stats,
+)
+
+Value = int | float | None | dict[str, int] | dict[str, float | None] | list[dict[str, object]]
+QUANTILES = {"p0": 0.0, "p1": 0.01, "p50": 0.5, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Statistics with what they are statistics of. `shape` is None for a sum over several tensors."""
+
+    stats: Stats
+    format: BlockFormat
+    shape: tuple[int, ...] | None = None
+
+
+def percent(part: float, whole: float) -> float | None:
+    """100 * part / whole; None of nothing."""
+    return 100.0 * part / whole if whole else None
+
+
+def root(value: float | None) -> float | None:
+    """The square root; None of None."""
+    return None if value is None else math.sqrt(value)
+
+
+def mse(m: Measurement) -> float | None:
+    """Mean squared error over measured elements."""
+    return m.stats.noise / m.stats.measured if m.stats.measured else None
+
+
+def sqnr_db(m: Measurement) -> float | None:
+    """Signal over noise in dB; None without noise or without signal."""
+    s = m.stats
+    # An output that overflows binary32 has infinite noise: no number of decibels.
+    return 10.0 * math.log10(s.signal / s.noise) if 0 < s.noise < math.inf and s.signal > 0 else None
+
+
+def relative_error(m: Measurement) -> float | None:
+    """Norm of the error over norm of the input."""
+    s = m.stats
+    return math.sqrt(s.noise / s.signal) if s.signal > 0 else None
+
+
+def cosine(m: Measurement) -> float | None:
+    """Cosine between input and output; their product is signal + cross."""
+    s = m.stats
+    output = s.signal + 2.0 * s.cross + s.noise
+    if not (s.signal > 0 and 0 < output < math.inf):
+        return None
+    return min(1.0, (s.signal + s.cross) / math.sqrt(s.signal) / math.sqrt(output))
+
+
+def bits_per_element(m: Measurement) -> float | None:
+    """Stored bits of an element with its share of all scales."""
+    s, row = m.stats, m.format
+    if not s.elements:
+        return None
+    tensor_scale = row.tensor_scale.bits if row.tensor_scale else 0
+    return row.element.stored_bits + (s.blocks * row.scale.bits + tensor_scale) / s.elements
+
+
+def _magnitudes(m: Measurement, bins: Histogram) -> dict[int, int]:
+    """Counts by magnitude code, signs folded; codes that are not finite values are left out."""
+    element, counts = m.format.element, dict[int, int]()
+    for code, count in bins.counted:
+        if math.isfinite(value := element.value(code & ((1 << element.bits) - 1))):
+            magnitude = round(math.ldexp(abs(value), element.mantissa_bits - element.emin))
+            counts[magnitude] = counts.get(magnitude, 0) + count
+    return counts
+
+
+def _steps(element: FloatFormat, magnitude: int) -> float:
+    return math.ldexp(magnitude, element.emin - element.mantissa_bits)
+
+
+def subnormal_percent(m: Measurement) -> float | None:
+    """Percent of elements on subnormal codes; None for integer elements, which have none."""
+    element = m.format.element
+    if element.twos_complement:
+        return None
+    lowest_normal = 1 << element.mantissa_bits
+    subnormal = sum(n for steps, n in _magnitudes(m, m.stats.code_bins).items() if 0 < steps < lowest_normal)
+    return percent(subnormal, m.stats.elements)
+
+
+def binades_used(m: Measurement) -> float | None:
+    """Mean over blocks with a nonzero code of log2(value of their largest code / smallest positive value)."""
+    counts = [(code, n) for code, n in m.stats.block_code_bins.counted if code]
+    total = sum(n for _, n in counts)
+    element = m.format.element
+    reach = sum(n * math.log2(element.magnitude(code) / element.min_positive) for code, n in counts)
+    return reach / total if total else None
+
+
+def _scale_exponents(m: Measurement) -> dict[int, int]:
+    """Counts by exponent of the block scales; a zero or (FP32) subnormal scale is under the key of the lowest bin."""
+    nan = len(m.stats.scale_bins) - 1
+    return {b - FP32.bias: n for b, n in m.stats.scale_bins.counted if b != nan}
+
+
+def scale_exponent_histogram(m: Measurement) -> dict[str, int]:
+    """Blocks by exponent of their scale; scales of zero under `zero`."""
+    holds_zero = m.format.scale is not FP32 and not m.format.has_power_of_two_scales
+    zero = "zero" if holds_zero else str(-FP32.bias)
+    return {zero if e == -FP32.bias else str(e): n for e, n in _scale_exponents(m).items()}
+
+
+def extreme_exponent(pick: Callable[[list[int]], int]) -> Callable[[Measurement], Value]:
+    """The smallest or largest exponent of the scales in use, zero scales left out."""
+
+    def of(m: Measurement) -> Value:
+        exponents = [e for e in _scale_exponents(m) if e > -FP32.bias or m.format.has_power_of_two_scales]
+        return pick(exponents) if exponents else None
+
+    return of
+
+
+def element_exponent_histogram(m: Measurement) -> dict[str, int]:
+    """Elements by the binade of their code's value; zeros under `zero`."""
+    element, histogram = m.format.element, dict[str, int]()
+    for magnitude, count in sorted(_magnitudes(m, m.stats.code_bins).items()):
+        key = str(math.frexp(_steps(element, magnitude))[1] - 1) if magnitude else "zero"
+        histogram[key] = histogram.get(key, 0) + count
+    return histogram
+
+
+def code_use_percent(m: Measurement) -> float | None:
+    """Percent of the format's finite codes that occur."""
+    element = m.format.element
+    finite = 2 * element.max_code + (1 if element.twos_complement else 2)
+    used = sum(1 for _ in m.stats.code_bins.counted)
+    return percent(used, finite) if m.stats.measured else None
+
+
+def _quantiles(bins: Histogram, value: Callable[[int], float | None]) -> dict[str, float | None]:
+    """The value of the bin in which each quantile falls (nearest rank)."""
+    total, found = sum(bins), dict[str, float | None]()
+    for name, share in QUANTILES.items():
+        rank, seen = max(1, math.ceil(share * total)), 0
+        found[name] = None
+        for at, count in bins.counted:
+            seen += count
+            if seen >= rank:
+                found[name] = value(at)
+                break
+    return found
+
+
+def _bin_middle(at: int, per_octave: int, lowest_exponent: int) -> float:
+    """log2 of the middle of a bin whose octave is cut into equal linear parts."""
+    octave, part = divmod(at, per_octave)
+    return octave + lowest_exponent + math.log2(1.0 + (part + 0.5) / per_octave)
+
+
+def block_sqnr_db(m: Measurement) -> dict[str, float | None]:
+    """Quantiles over blocks in dB: the middle of a bin, p0 exactly; None is a block without noise."""
+    bins, s = m.stats.sqnr_bins, m.stats
+
+    def decibels(at: int) -> float | None:
+        exact = at == len(bins) - 1
+        return None if exact else 10.0 * math.log10(2.0) * _bin_middle(at, SQNR_BINS_PER_OCTAVE, SQNR_LOWEST_EXPONENT)
+
+    quantiles = _quantiles(bins, decibels)
+    if s.min_block_sqnr > 0:
+        quantiles["p0"] = 10.0 * math.log10(s.min_block_sqnr)
+    return quantiles
+
+
+def block_dynamic_range(m: Measurement) -> dict[str, float | None]:
+    """Quantiles over blocks in binades: the middle of a bin, p0 exactly."""
+    quantiles = _quantiles(m.stats.range_bins, lambda at: _bin_middle(at, RANGE_BINS_PER_OCTAVE, 0))
+    if m.stats.min_block_range > 0:
+        quantiles["p0"] = math.log2(m.stats.min_block_range)
+    return quantiles
+
+
+def worst_blocks(m: Measurement) -> list[dict[str, object]]:
+    """The blocks with most noise: batch index, first row and column, noise, and its share of the tensor's."""
+    if m.shape is None:
+        return []
+    height, width = (m.shape[-2] if len(m.shape) > 1 else 1), m.shape[-1]
+    rows, columns = m.format.block[0] or max(height, 1), m.format.block[1] or max(width, 1)
+    down, across = -(-height // rows), -(-width // columns)
+    return [
+        {
+            "index": block // (down * across),
+            "row": block // across % down * rows,
+            "column": block % across * columns,
+            "noise": noise,
+            "noise_percent": percent(noise, m.stats.noise),
+        }
+        for noise, block in m.stats.worst
+        if math.isfinite(noise)
+    ]
