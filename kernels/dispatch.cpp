@@ -5,8 +5,8 @@
 #include "quantize.h"
 
 #define MXCLI_EXPORT extern "C" __attribute__((visibility("default")))
-#define MXCLI_DECLARE(isa) \
-  namespace isa {          \
+#define MXCLI_DECLARE(isa)      \
+  namespace isa {               \
   extern const MxKernel kernel; \
   }
 

@@ -17,8 +17,16 @@ MX_FN mx_u32 mx_bits(float x) { return __float_as_uint(x); }
 MX_FN float mx_float(mx_u32 bits) { return __uint_as_float(bits); }
 #else
 #define MX_FN static inline __attribute__((always_inline))
-MX_FN mx_u32 mx_bits(float x) { mx_u32 bits; __builtin_memcpy(&bits, &x, 4); return bits; }
-MX_FN float mx_float(mx_u32 bits) { float x; __builtin_memcpy(&x, &bits, 4); return x; }
+MX_FN mx_u32 mx_bits(float x) {
+  mx_u32 bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return bits;
+}
+MX_FN float mx_float(mx_u32 bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
 
 // A vector register of values: the functions below that are templates take these as they take scalars.
 #if defined(__AVX512F__)
@@ -47,13 +55,13 @@ MX_FN float mx_from_whole(mx_i32 x) { return (float)x; }
 
 // A scalar format (mxcli/numerics/floats.py). Codes are at most 8 bits; FP32 scales are never encoded.
 struct MxFloat {
-  mx_i32 bits;           // width of a code with its sign
+  mx_i32 bits;  // width of a code with its sign
   mx_i32 mantissa_bits;
-  mx_i32 emin;           // exponent of the smallest normal
-  mx_i32 emax;           // exponent of the largest finite value
-  mx_i32 nan_code;       // 0 where the format has no NaN
+  mx_i32 emin;      // exponent of the smallest normal
+  mx_i32 emax;      // exponent of the largest finite value
+  mx_i32 nan_code;  // 0 where the format has no NaN
   mx_i32 twos_complement;
-  float max;             // largest finite value
+  float max;  // largest finite value
 };
 
 // An element rounding (rounding.py): a fraction above `above` goes up; a fraction of exactly one half goes up when the
@@ -67,88 +75,92 @@ struct MxRounding {
 enum MxScaleKind { MX_POWER_OF_TWO = 0, MX_MINIFLOAT = 1, MX_BINARY32 = 2 };
 // How the tensor's scales (encode, decode) follow from its amax T; L = element max * scale max.
 enum MxTensorStep {
-  MX_TENSOR_NONE = 0,            // 1, 1
-  MX_TENSOR_ENCODE = 1,          // encode = min(L / T, FLT_MAX), 1 if that is 0; decode = 1 / encode
-  MX_TENSOR_DECODE = 2,          // decode = T / L, 1 if that is 0 (the producers' 0 / 0); encode = 1 / decode
+  MX_TENSOR_NONE = 0,                // 1, 1
+  MX_TENSOR_ENCODE = 1,              // encode = min(L / T, FLT_MAX), 1 if that is 0; decode = 1 / encode
+  MX_TENSOR_DECODE = 2,              // decode = T / L, 1 if that is 0 (the producers' 0 / 0); encode = 1 / decode
   MX_TENSOR_RECIPROCAL_CLAMPED = 3,  // encode = (1 / max(T, FLT_MIN)) * L, 1 if not finite
   MX_TENSOR_RECIPROCAL_ZERO = 4,     // encode = L * (1 / T), 0 if T is 0
-  MX_TENSOR_ENCODE_BF16 = 5,     // encode = bfloat16(L / T), 1 if not finite
+  MX_TENSOR_ENCODE_BF16 = 5,         // encode = bfloat16(L / T), 1 if not finite
 };
 // How a block's scale follows from its amax A (D = element max), before the cast to the scale format.
 enum MxBlockStep {
-  MX_BLOCK_A_TIMES_ENCODE_OVER_D = 0,    // A * (encode * (1 / D))
-  MX_BLOCK_A_OVER_D_TIMES_ENCODE = 1,    // (A / D) * encode
-  MX_BLOCK_A_OVER_D_OVER_DECODE = 2,     // (A / D) / decode
-  MX_BLOCK_A_OVER_D_TIMES_DECODE = 3,    // A / (D * decode)
-  MX_BLOCK_ENCODE_TIMES_A_OVER_D = 4,    // encode * (A * (1 / D))
+  MX_BLOCK_A_TIMES_ENCODE_OVER_D = 0,       // A * (encode * (1 / D))
+  MX_BLOCK_A_OVER_D_TIMES_ENCODE = 1,       // (A / D) * encode
+  MX_BLOCK_A_OVER_D_OVER_DECODE = 2,        // (A / D) / decode
+  MX_BLOCK_A_OVER_D_TIMES_DECODE = 3,       // A / (D * decode)
+  MX_BLOCK_ENCODE_TIMES_A_OVER_D = 4,       // encode * (A * (1 / D))
   MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE = 5,  // bfloat16(A / D) * encode
 };
 // How an element is scaled (the argument of its rounding) and scaled back; S = the block scale as stored.
 enum MxElementStep {
-  MX_ELEMENT_TIMES_RECIPROCAL = 0,   // x * min(1 / (S * decode), FLT_MAX);  back: S * decode
-  MX_ELEMENT_TIMES_QUOTIENT = 1,     // x * ((1 / decode) / S);              back: S * decode
-  MX_ELEMENT_OVER_PRODUCT = 2,       // x / (S * decode);                    back: S * decode
-  MX_ELEMENT_OVER_QUOTIENT = 3,      // x / (S / encode);                    back: S / encode
+  MX_ELEMENT_TIMES_RECIPROCAL = 0,       // x * min(1 / (S * decode), FLT_MAX);  back: S * decode
+  MX_ELEMENT_TIMES_QUOTIENT = 1,         // x * ((1 / decode) / S);              back: S * decode
+  MX_ELEMENT_OVER_PRODUCT = 2,           // x / (S * decode);                    back: S * decode
+  MX_ELEMENT_OVER_QUOTIENT = 3,          // x / (S / encode);                    back: S / encode
   MX_ELEMENT_TIMES_RECIPROCAL_ZERO = 4,  // x * o, o = 1 / (S * (1 / encode)), 1/0 = 0;  back: 1 / o
-  MX_ELEMENT_OVER_PRODUCT_BF16 = 5,  // bfloat16(x / (S * decode));          back: S * decode
+  MX_ELEMENT_OVER_PRODUCT_BF16 = 5,      // bfloat16(x / (S * decode));          back: S * decode
 };
 
 // One way to quantize, every choice a number (mxcli/numerics/recipe.py resolves names to this).
 struct MxRecipe {
   MxFloat element;
-  MxFloat scale;              // of MX_MINIFLOAT scales
+  MxFloat scale;  // of MX_MINIFLOAT scales
   MxRounding rounding;
   mx_i32 scale_kind;
-  mx_i32 scale_stored_bits;   // 8: a code; 32: a binary32 value
-  mx_i32 block_rows;          // 0: all
-  mx_i32 block_columns;       // 0: all
-  mx_i32 stored_bits;         // packed width of an element code: 4, 6 or 8
+  mx_i32 scale_stored_bits;  // 8: a code; 32: a binary32 value
+  mx_i32 block_rows;         // 0: all
+  mx_i32 block_columns;      // 0: all
+  mx_i32 stored_bits;        // packed width of an element code: 4, 6 or 8
   // power-of-two scales
-  mx_i32 of_ratio;            // exponent of fl(amax / element max) instead of exponent(amax) - emax
-  mx_u32 carry_above;         // plus one when the 23-bit fraction is above this
-  mx_i32 candidates[4];       // exponents to try, relative to the rule's; the lowest squared error wins
+  mx_i32 of_ratio;       // exponent of fl(amax / element max) instead of exponent(amax) - emax
+  mx_u32 carry_above;    // plus one when the 23-bit fraction is above this
+  mx_i32 candidates[4];  // exponents to try, relative to the rule's; the lowest squared error wins
   mx_i32 candidate_count;
-  mx_i32 min_exponent;        // clamp from below: -127 in the standard
-  mx_i32 byte0_exponent;      // what elements are divided by, as a power of two, when the stored byte is 0
+  mx_i32 min_exponent;            // clamp from below: -127 in the standard
+  mx_i32 byte0_exponent;          // what elements are divided by, as a power of two, when the stored byte is 0
   mx_i32 flush_subnormal_blocks;  // a block whose amax is a binary32 subnormal becomes zero
   // scales with a mantissa
   mx_i32 tensor_step;
   mx_i32 block_step;
   mx_i32 element_step;
-  float min_scale;            // clamp from below, 0: none
-  float zero_scale;           // replaces a scale of exactly 0, 0: none
-  mx_i32 zero_code;           // replaces a scale code of 0, 0: none
-  mx_i32 bf16_scale;          // binary32 scales are rounded to bfloat16
+  float min_scale;    // clamp from below, 0: none
+  float zero_scale;   // replaces a scale of exactly 0, 0: none
+  mx_i32 zero_code;   // replaces a scale code of 0, 0: none
+  mx_i32 bf16_scale;  // binary32 scales are rounded to bfloat16
   // signs of zero
-  mx_i32 clear_zero_input;    // -0.0 in the input counts as +0.0
-  mx_i32 clear_zero_code;     // a zero code never carries a sign
-  mx_i32 set_zero_input;      // +0.0 in the input counts as -0.0
-  mx_i32 infinity_is_nan;     // an infinity makes its block NaN, as a NaN does
+  mx_i32 clear_zero_input;  // -0.0 in the input counts as +0.0
+  mx_i32 clear_zero_code;   // a zero code never carries a sign
+  mx_i32 set_zero_input;    // +0.0 in the input counts as -0.0
+  mx_i32 infinity_is_nan;   // an infinity makes its block NaN, as a NaN does
 };
 
-struct MxTensorScale { float encode, decode; };
+struct MxTensorScale {
+  float encode, decode;
+};
 
 // What a block's amax decides; F is one float or a register of them, U the same of bits.
 template <class F, class U>
 struct MxScale {
-  U stored;       // scale code, or binary32 bits
-  F factor;       // element argument = x * factor, or x / factor when the element step divides
-  F decode;       // dequantized value = element value * decode
-  U is_nan;       // 1: the block becomes NaN
-  U is_lost;      // 1: the scale itself was rounded to zero or clamped at the scale format's largest value
+  U stored;   // scale code, or binary32 bits
+  F factor;   // element argument = x * factor, or x / factor when the element step divides
+  F decode;   // dequantized value = element value * decode
+  U is_nan;   // 1: the block becomes NaN
+  U is_lost;  // 1: the scale itself was rounded to zero or clamped at the scale format's largest value
 };
 
 template <class F, class U>
 struct MxRounded {
-  U code;    // magnitude code
-  F value;   // its value, not negative
+  U code;   // magnitude code
+  F value;  // its value, not negative
 };
 
 // ------------------------------------------------------------------------------------------------------------ helpers
 
 // `value` in every lane of something like `like`.
 template <class F>
-MX_FN F mx_fill(F like, float value) { return mx_float((mx_bits(like) & 0u) + mx_bits(value)); }
+MX_FN F mx_fill(F like, float value) {
+  return mx_float((mx_bits(like) & 0u) + mx_bits(value));
+}
 
 MX_FN float mx_power_of_two(mx_i32 exponent) {  // -149 <= exponent <= 127
   return exponent >= -126 ? mx_float((mx_u32)(exponent + 127) << 23) : mx_float(1u << (exponent + 149));
@@ -169,7 +181,9 @@ MX_FN F mx_round_to_bf16(F x) {  // NaN is kept a NaN
 }
 
 template <class F>
-MX_FN F mx_reciprocal_or_zero(F x) { return x == 0.0f ? mx_fill(x, 0.0f) : 1.0f / x; }
+MX_FN F mx_reciprocal_or_zero(F x) {
+  return x == 0.0f ? mx_fill(x, 0.0f) : 1.0f / x;
+}
 
 // ------------------------------------------------------------------------------------------------------------ encode
 
@@ -419,9 +433,9 @@ MX_FN auto mx_choose_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
   U finite = amax_bits < infinity ? amax_bits : largest;
   auto s = r.scale_kind == MX_POWER_OF_TWO ? mx_power_of_two_scale(mx_scale_exponent(amax_bits, r), r)
                                            : mx_mantissa_scale(finite, t, r);
-  U nan_stored = zero + (r.scale_stored_bits == 32             ? 0x7FC00000u
-                         : r.scale_kind == MX_POWER_OF_TWO     ? 255u
-                                                               : (mx_u32)r.scale.nan_code);
+  U nan_stored = zero + (r.scale_stored_bits == 32         ? 0x7FC00000u
+                         : r.scale_kind == MX_POWER_OF_TWO ? 255u
+                                                           : (mx_u32)r.scale.nan_code);
   s.is_nan = amax_bits > infinity ? one : zero;
   if (r.infinity_is_nan) s.is_nan = amax_bits == infinity ? one : s.is_nan;
   s.stored = s.is_nan != 0u ? nan_stored : s.stored;

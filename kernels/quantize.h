@@ -6,6 +6,8 @@
 
 #include "numerics.h"
 
+constexpr int kLanes = MX_LANE_BYTES / 4;  // binary32 values in a vector register of this build
+
 enum MxType { MX_F32 = 0, MX_BF16 = 1, MX_F16 = 2, MX_F64 = 3 };
 
 // A row-major tensor; leading dimensions are folded into `batch`, blocks lie in the last two.
@@ -14,10 +16,10 @@ struct MxTensor {
   int64_t type, batch, rows, columns;
 };
 
-constexpr int kScaleBins = 257;    // by biased exponent of the scale; the last one holds NaN
+constexpr int kScaleBins = 257;  // by biased exponent of the scale; the last one holds NaN
 constexpr int kCodeBins = 256;
-constexpr int kSqnrBins = 1281;    // signal / noise of a block: 16 bins per octave from 2^-16; the last one: no noise
-constexpr int kRangeBins = 512;    // largest / smallest nonzero magnitude of a block: 4 bins per octave from 1
+constexpr int kSqnrBins = 1281;  // signal / noise of a block: 16 bins per octave from 2^-16; the last one: no noise
+constexpr int kRangeBins = 512;  // largest / smallest nonzero magnitude of a block: 4 bins per octave from 1
 constexpr int kWorst = 8;
 
 struct MxWorst {
@@ -31,8 +33,9 @@ struct MxStats {
   int64_t elements, blocks, zero_blocks, nan_blocks, saturated, saturated_blocks, underflowed, scale_underflowed_blocks;
   int64_t nan, infinite, first_nonfinite, worst_count;
   double amax, max_abs_error, max_rel_error, min_block_sqnr, min_block_range;
-  double signal, noise, cross, error;  // sums of x^2, (y-x)^2, x(y-x), y-x over finite elements of blocks that are not NaN
-  int64_t measured;                    // how many those are
+  double signal, noise, cross,
+      error;         // sums of x^2, (y-x)^2, x(y-x), y-x over finite elements of blocks that are not NaN
+  int64_t measured;  // how many those are
   int64_t scale_bins[kScaleBins], code_bins[kCodeBins], block_code_bins[kCodeBins];
   int64_t sqnr_bins[kSqnrBins], range_bins[kRangeBins];
   MxWorst worst[kWorst];
@@ -41,16 +44,16 @@ struct MxStats {
 // Arrays of one entry per block, in the order of the scale grid; any of them may be null.
 struct MxPerBlock {
   float* amax;
-  float* decode;       // the factor that scales back
+  float* decode;  // the factor that scales back
   int32_t* saturated;
   int32_t* underflowed;
   double* noise;
 };
 
 struct MxResult {
-  uint8_t* codes;      // packed rows; null: not wanted
-  void* scales;        // codes or binary32, one per block; null: not wanted
-  MxStats* stats;      // null: not wanted
+  uint8_t* codes;  // packed rows; null: not wanted
+  void* scales;    // codes or binary32, one per block; null: not wanted
+  MxStats* stats;  // null: not wanted
   MxPerBlock per_block;
   float encode, decode;  // out: the tensor's scales
 };

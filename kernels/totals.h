@@ -11,10 +11,9 @@
 namespace MXCLI_ISA {
 namespace {
 
-constexpr int kStripe = 512;        // elements of a row handled at once; they stay in the first-level cache
-constexpr int kWidestStripe = 2048; // enough for lcm(block columns, 4)
-constexpr int kLanes = MX_LANE_BYTES / 4;
-constexpr int kPartial = 16;        // partial sums of a sum, whatever the vector width: same results on every machine
+constexpr int kStripe = 512;         // elements of a row handled at once; they stay in the first-level cache
+constexpr int kWidestStripe = 2048;  // enough for lcm(block columns, 4)
+constexpr int kPartial = 16;         // partial sums of a sum, whatever the vector width: same results on every machine
 constexpr int kGroups = kPartial / kLanes;
 constexpr uint32_t kNoneLeast = 0;  // `least` of a block without nonzero elements
 
@@ -214,7 +213,9 @@ struct Counts {
   }
 
   void add_worst(double noise, int64_t block) {
-    auto worse = [](const MxWorst& a, const MxWorst& b) { return a.noise != b.noise ? a.noise > b.noise : a.block < b.block; };
+    auto worse = [](const MxWorst& a, const MxWorst& b) {
+      return a.noise != b.noise ? a.noise > b.noise : a.block < b.block;
+    };
     const MxWorst candidate{noise, block};
     int64_t& count = stats.worst_count;
     if (count == kWorst && !worse(candidate, stats.worst[kWorst - 1])) return;
@@ -268,12 +269,20 @@ struct Counts {
 
   // Adds what this thread counted to `s`; sums are added elsewhere, in the order of chunks.
   void merge_into(MxStats& s) const {
-    static constexpr int64_t MxStats::*counters[] = {
-        &MxStats::blocks,      &MxStats::zero_blocks,  &MxStats::nan_blocks,
-        &MxStats::saturated,   &MxStats::saturated_blocks, &MxStats::underflowed,
-        &MxStats::scale_underflowed_blocks, &MxStats::nan, &MxStats::infinite, &MxStats::measured};
+    static constexpr int64_t MxStats::* counters[] = {&MxStats::blocks,
+                                                      &MxStats::zero_blocks,
+                                                      &MxStats::nan_blocks,
+                                                      &MxStats::saturated,
+                                                      &MxStats::saturated_blocks,
+                                                      &MxStats::underflowed,
+                                                      &MxStats::scale_underflowed_blocks,
+                                                      &MxStats::nan,
+                                                      &MxStats::infinite,
+                                                      &MxStats::measured};
     for (auto counter : counters) s.*counter += stats.*counter;
-    auto add_bins = [](int64_t* a, const int64_t* b, int n) { for (int i = 0; i < n; ++i) a[i] += b[i]; };
+    auto add_bins = [](int64_t* a, const int64_t* b, int n) {
+      for (int i = 0; i < n; ++i) a[i] += b[i];
+    };
     add_bins(s.scale_bins, stats.scale_bins, kScaleBins);
     add_bins(s.code_bins, stats.code_bins, kCodeBins);
     add_bins(s.block_code_bins, stats.block_code_bins, kCodeBins);
@@ -282,7 +291,9 @@ struct Counts {
     s.amax = std::max(s.amax, double(mx_float(amax)));
     s.max_abs_error = std::max(s.max_abs_error, double(max_abs));
     s.max_rel_error = std::max(s.max_rel_error, double(max_rel));
-    auto least = [](double& a, double b) { if (b >= 0 && (a < 0 || b < a)) a = b; };
+    auto least = [](double& a, double b) {
+      if (b >= 0 && (a < 0 || b < a)) a = b;
+    };
     least(s.min_block_sqnr, stats.min_block_sqnr);
     least(s.min_block_range, stats.min_block_range);
     if (stats.first_nonfinite >= 0 && (s.first_nonfinite < 0 || stats.first_nonfinite < s.first_nonfinite))

@@ -1,0 +1,333 @@
+// A stripe of a row at a time: its blocks' scales, codes and totals.
+#ifndef MXCLI_STRIPES_H
+#define MXCLI_STRIPES_H
+
+#include <algorithm>
+#include <cstring>
+
+#include "encode.h"
+#include "tensors.h"
+#include "totals.h"
+
+namespace MXCLI_ISA {
+namespace {
+
+struct Job {
+  const MxRecipe& r;
+  const MxTensor& x;
+  MxResult& result;
+  const MxTensorScale tensor_scale;
+  const Encoder encoder;
+  int64_t block_rows, block_columns;  // resolved: 0 became the whole length
+  int64_t grid_rows, grid_columns;    // per batch entry
+  int64_t row_bytes;
+  bool whole;  // one block: the tensor, its amax known beforehand
+
+  Job(const MxRecipe& recipe, const MxTensor& tensor, float amax, MxResult& out)
+      : r(recipe), x(tensor), result(out), tensor_scale(mx_tensor_scale(amax, recipe)), encoder(recipe),
+        block_rows(r.block_rows ? r.block_rows : std::max<int64_t>(1, x.rows)),
+        block_columns(r.block_columns ? r.block_columns : std::max<int64_t>(1, x.columns)),
+        grid_rows((x.rows + block_rows - 1) / block_rows),
+        grid_columns((x.columns + block_columns - 1) / block_columns),
+        row_bytes(packed_bytes(x.columns, r.stored_bits)), whole(r.block_rows == 0 && r.block_columns == 0) {}
+
+  int64_t block(int64_t block_row, int64_t column) const {
+    return whole ? 0 : block_row * grid_columns + column / block_columns;
+  }
+};
+
+// One thread's buffers and totals.
+struct Worker {
+  alignas(64) float x[kWidestStripe];
+  alignas(64) float values[kWidestStripe];  // dequantized, where statistics are wanted
+  alignas(64) uint32_t wide_codes[kWidestStripe];
+  alignas(64) uint8_t codes[kWidestStripe];
+  alignas(64) uint8_t packed[kWidestStripe];
+  Blocks blocks;
+  Counts counts;
+};
+
+// A piece of a row.
+struct Span {
+  int64_t row, column;  // the row counts over all batch entries
+  int width;
+};
+
+template <int N, bool Divides, bool Plain, bool Stats>
+struct Loops {
+  const Job& job;
+  Worker& w;
+  Sums& sums;
+
+  void load_span(const Span& span) {
+    load(job.x, span.row * job.x.columns + span.column, span.width, w.x);
+    if (job.r.clear_zero_input | job.r.set_zero_input) one_zero(w.x, span.width, job.r);
+  }
+
+  // Elements of flushed blocks are zeros, with their signs.
+  void flush_subnormal_blocks(const Span& span, int64_t block_width) {
+    if (!job.r.flush_subnormal_blocks) return;
+    for (int i = 0; i < span.width; ++i)
+      if (w.blocks.amax[i / block_width] == 0) w.x[i] = w.x[i] * 0.0f;
+  }
+
+  // Scales of blocks 0..n from their amax.
+  void choose_scales(int n) {
+    Blocks& b = w.blocks;
+    const MxRecipe r = job.r;
+    for (int i = 0; i < n; ++i)
+      if (r.flush_subnormal_blocks && b.amax[i] < 0x00800000u) b.amax[i] = 0;
+    std::fill(b.amax + n, b.amax + (n + kLanes - 1) / kLanes * kLanes, 0u);
+    for (int i = 0; i < n; i += kLanes) {
+      MxLaneBits amax;
+      std::memcpy(&amax, b.amax + i, sizeof amax);
+      auto s = mx_choose_scale(amax, job.tensor_scale, r);
+      std::memcpy(b.stored + i, &s.stored, sizeof s.stored);
+      std::memcpy(b.factor + i, &s.factor, sizeof s.factor);
+      std::memcpy(b.decode + i, &s.decode, sizeof s.decode);
+      std::memcpy(b.is_nan + i, &s.is_nan, sizeof s.is_nan);
+      std::memcpy(b.is_lost + i, &s.is_lost, sizeof s.is_lost);
+    }
+  }
+
+  // Scaling and encoding never reverse an order: a block's largest magnitude has its largest code, and tells whether
+  // anything in the block saturates.
+  void find_tops(int n) {
+    Blocks& b = w.blocks;
+    for (int i = 0; i < n; i += kLanes) {
+      MxLanes amax, factor, decode, value;
+      MxLaneBits code, infinity = MxLaneBits{} + MX_INFINITY_BITS, largest = infinity - 1u, one = MxLaneBits{} + 1u;
+      std::memcpy(&code, b.amax + i, sizeof code);
+      amax = mx_float(code < infinity ? code : largest);
+      std::memcpy(&factor, b.factor + i, sizeof factor);
+      std::memcpy(&decode, b.decode + i, sizeof decode);
+      MxLaneBits saturates = job.encoder.argument<Divides, Plain>(amax, factor) > job.encoder.max ? one : MxLaneBits{};
+      job.encoder.encode<Divides, Plain>(amax, factor, decode, code, value);
+      code &= job.encoder.magnitude_mask;
+      std::memcpy(b.top_code + i, &code, sizeof code);
+      std::memcpy(b.saturates + i, &saturates, sizeof saturates);
+    }
+  }
+
+  // Squared error of a block under an exponent, in binary64, element after element; the block is rows x [column, end).
+  double squared_error(mx_i32 exponent, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    auto scale = mx_power_of_two_scale(mx_u32(exponent), job.r);
+    double error = 0;
+    for (int64_t i = row; i < row + rows; ++i)
+      for (int64_t at = column; at < end; at += kStripe) {
+        Span span{i, at, int(std::min<int64_t>(kStripe, end - at))};
+        load_span(span);
+        encode_block<Divides, Plain, true>(w.x, span.width, scale.factor, scale.decode, job.encoder, w.values,
+                                           w.wide_codes);
+        for (int k = 0; k < span.width; ++k) {
+          double difference = double(w.values[k]) - double(w.x[k]);
+          error += difference * difference;
+        }
+      }
+    return error;
+  }
+
+  // Lets a rule with candidates choose block i's exponent: the lowest error, and of equals the largest.
+  void choose_candidate(int i, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    Blocks& b = w.blocks;
+    if (b.is_nan[i] || b.amax[i] >= MX_INFINITY_BITS) return;
+    const int exponent = mx_i32(mx_scale_exponent(b.amax[i], job.r));
+    double best = -1;
+    int chosen = exponent;
+    for (int c = 0; c < job.r.candidate_count; ++c) {
+      const int candidate = std::clamp(exponent + job.r.candidates[c], job.r.min_exponent, 127);
+      const double error = squared_error(candidate, row, rows, column, end);
+      if (best < 0 || error < best || (error == best && candidate > chosen)) {
+        best = error;
+        chosen = candidate;
+      }
+    }
+    auto scale = mx_power_of_two_scale(mx_u32(chosen), job.r);
+    b.stored[i] = scale.stored;
+    b.factor[i] = scale.factor;
+    b.decode[i] = scale.decode;
+  }
+
+  void store_scales(int n, int64_t first) {
+    if (!job.result.scales) return;
+    if (job.r.scale_stored_bits == 32) {
+      std::memcpy(static_cast<uint32_t*>(job.result.scales) + first, w.blocks.stored, size_t(n) * 4);
+    } else {
+      narrow_codes(w.blocks.stored, n, static_cast<uint8_t*>(job.result.scales) + first);
+    }
+  }
+
+  // Counts non-finite elements of a piece and makes them zeros, so that nothing else is measured of them. Returns how
+  // many there were.
+  int set_aside_nonfinite(const Span& span, int at, int n) {
+    int found = 0;
+    for (int i = at; i < at + n; ++i) {
+      const uint32_t bits = mx_bits(w.x[i]) & 0x7FFFFFFFu;
+      if (bits < MX_INFINITY_BITS) {
+        w.counts.amax = std::max(w.counts.amax, bits);
+        continue;
+      }
+      ++found;
+      w.counts.see_nonfinite(bits, span.row * job.x.columns + span.column + i);
+      w.x[i] = w.values[i] = 0.0f;
+    }
+    return found;
+  }
+
+  int count_saturated(int at, int n, float factor) {
+    int count = 0;
+    for (int i = at; i < at + n; ++i) {
+      const float magnitude = mx_float(mx_bits(job.encoder.argument<Divides, Plain>(w.x[i], factor)) & 0x7FFFFFFFu);
+      count += magnitude > job.encoder.max;
+    }
+    return count;
+  }
+
+  // Encodes a loaded span whose blocks are `block_width` wide, and measures it.
+  void encode_span(const Span& span, int block_width) {
+    Blocks& b = w.blocks;
+    const int width = N ? N : block_width, blocks = (span.width + width - 1) / width;
+    const Encoder encoder = job.encoder;
+    for (int i = 0; i < blocks; ++i) {
+      const int at = i * width, n = std::min(width, span.width - at);
+      if (b.is_nan[i]) {
+        std::fill_n(w.wide_codes + at, n, uint32_t(job.r.element.nan_code));
+        std::fill_n(w.values + at, n, 0.0f);
+      } else if (N && n == N) {
+        encode_block<Divides, Plain, Stats>(w.x + at, N, b.factor[i], b.decode[i], encoder, w.values + at,
+                                            w.wide_codes + at);
+      } else {
+        encode_block<Divides, Plain, Stats>(w.x + at, n, b.factor[i], b.decode[i], encoder, w.values + at,
+                                            w.wide_codes + at);
+      }
+    }
+    narrow_codes(w.wide_codes, span.width, w.codes);
+    if (job.result.codes)
+      store_codes(w.codes, span.width, job.r.stored_bits,
+                  job.result.codes + span.row * job.row_bytes + packed_bytes(span.column, job.r.stored_bits));
+    if (Stats) {
+      measure_span(span, width, blocks);
+      count_codes(span, width, blocks);
+    }
+  }
+
+  void measure_span(const Span& span, int width, int blocks) {
+    Blocks& b = w.blocks;
+    uint32_t amax = 0;
+    for (int i = 0; i < blocks; ++i) amax = std::max(amax, b.is_nan[i] ? 0u : b.amax[i]);
+    const float unit = unit_of(std::min(amax, MX_INFINITY_BITS - 1u)), bound = w.counts.max_rel * 0.999999f;
+    SpanSums span_sums;
+    for (int i = 0; i < blocks; ++i) {
+      const int at = i * width, n = std::min(width, span.width - at);
+      const SpanView view{w.x + at, w.values + at, w.wide_codes + at};
+      int set_aside = 0;
+      if (b.amax[i] >= MX_INFINITY_BITS) set_aside = set_aside_nonfinite(span, at, n);
+      if (b.is_nan[i]) continue;
+      w.counts.stats.measured += n - set_aside;
+      const uint32_t block_amax = std::min(b.amax[i], MX_INFINITY_BITS - 1u), mask = job.encoder.magnitude_mask;
+      if (N && n == N)
+        measure(view, N, block_amax, unit, mask, bound, span_sums, &b.signal[i], &b.noise[i], &b.least[i]);
+      else measure(view, n, block_amax, unit, mask, bound, span_sums, &b.signal[i], &b.noise[i], &b.least[i]);
+      if (b.saturates[i]) b.saturated[i] += count_saturated(at, n, b.factor[i]);
+      if (job.result.per_block.underflowed)
+        for (int k = at; k < at + n; ++k) b.underflowed[i] += w.x[k] != 0.0f && !(w.wide_codes[k] & mask);
+    }
+    w.counts.add_span({w.x, w.values, w.wide_codes}, span.width, span_sums, unit, sums);
+  }
+
+  // Adds a span's codes to the histogram, those of NaN blocks left out.
+  void count_codes(const Span& span, int width, int blocks) {
+    const bool all = std::none_of(w.blocks.is_nan, w.blocks.is_nan + blocks, [](uint32_t nan) { return nan; });
+    const bool pairs = job.r.stored_bits == 4;
+    if (all && pairs && span.width % 2 == 0) {
+      pack4(w.codes, span.width, w.packed);
+      w.counts.count_bytes(w.packed, span.width / 2, true);
+    } else if (all && !pairs) {
+      w.counts.count_bytes(w.codes, span.width, false);
+    } else {
+      for (int i = 0; i < span.width; ++i)
+        if (!w.blocks.is_nan[i / width]) ++w.counts.stats.code_bins[w.codes[i]];
+    }
+  }
+
+  void end_blocks(int n, int64_t first) {
+    const MxPerBlock& per = job.result.per_block;
+    const Blocks& b = w.blocks;
+    for (int i = 0; i < n; ++i) {
+      if (per.amax) per.amax[first + i] = mx_float(b.amax[i]);
+      if (per.decode) per.decode[first + i] = b.decode[i];
+      if (per.saturated) per.saturated[first + i] = b.saturated[i];
+      if (per.underflowed) per.underflowed[first + i] = b.underflowed[i];
+      if (per.noise) per.noise[first + i] = b.noise[i];
+    }
+    w.counts.add_blocks(b, n, first, job.r.scale_kind == MX_MINIFLOAT, job.r.scale, sums);
+  }
+
+  // Blocks that fit a stripe: all blocks of rows x [column, end), `end - column` at most one stripe.
+  void narrow(int64_t block_row, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    Blocks& b = w.blocks;
+    const int width = N ? N : int(job.block_columns), blocks = int((end - column + width - 1) / width);
+    Span span{row, column, int(end - column)};
+    std::fill_n(b.amax, blocks, 0u);
+    for (span.row = row; span.row < row + rows; ++span.row) {
+      load_span(span);
+      for (int i = 0; i < blocks; ++i) {
+        const int n = std::min(width, span.width - i * width);
+        const float* x = w.x + i * width;
+        b.amax[i] = std::max(b.amax[i], N && n == N ? amax_bits<N>(x, N) : amax_bits<0>(x, n));
+      }
+    }
+    choose_scales(blocks);
+    for (int i = 0; job.r.candidate_count && i < blocks; ++i)
+      choose_candidate(i, row, rows, column + int64_t(i) * width, std::min(end, column + int64_t(i + 1) * width));
+    store_scales(blocks, job.block(block_row, column));
+    if (Stats) {
+      b.clear_totals(blocks);
+      find_tops(blocks);
+    }
+    for (span.row = row; span.row < row + rows; ++span.row) {
+      if (rows > 1 || job.r.candidate_count) load_span(span);
+      flush_subnormal_blocks(span, width);
+      encode_span(span, width);
+    }
+    if (Stats) end_blocks(blocks, job.block(block_row, column));
+  }
+
+  // Prepares block 0 of `w.blocks` for a block wider than a stripe, rows x [column, end), of known amax.
+  void begin_wide(uint32_t amax, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    w.blocks.amax[0] = amax;
+    choose_scales(1);
+    if (job.r.candidate_count) choose_candidate(0, row, rows, column, end);
+    w.blocks.clear_totals(1);
+    find_tops(1);
+  }
+
+  void encode_wide(int64_t row, int64_t rows, int64_t column, int64_t end) {
+    for (int64_t i = row; i < row + rows; ++i)
+      for (int64_t at = column; at < end; at += kStripe) {
+        Span span{i, at, int(std::min<int64_t>(kStripe, end - at))};
+        load_span(span);
+        flush_subnormal_blocks(span, kStripe);
+        encode_span(span, span.width);
+      }
+  }
+
+  void wide(int64_t block, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    uint32_t amax = 0;
+    for (int64_t i = row; i < row + rows; ++i)
+      for (int64_t at = column; at < end; at += kStripe) {
+        Span span{i, at, int(std::min<int64_t>(kStripe, end - at))};
+        load_span(span);
+        amax = std::max(amax, amax_bits<0>(w.x, span.width));
+      }
+    begin_wide(amax, row, rows, column, end);
+    store_scales(1, block);
+    encode_wide(row, rows, column, end);
+    if (Stats) end_blocks(1, block);
+  }
+};
+
+}  // namespace
+}  // namespace MXCLI_ISA
+
+#endif
