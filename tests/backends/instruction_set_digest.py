@@ -1,37 +1,50 @@
-"""Prints the kernel's instruction set and a digest of what it computes, as JSON: run once per instruction set."""
+"""Prints the kernel's instruction set and digests of what it computes, as JSON; none if another one was asked for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from dataclasses import fields
 
-from kernel_oracle import format_rules, kernel, recipe_of
+from kernel_oracle import CHANNELS, SPELLED, Array, format_rules, kernel, recipe_of
 from kernel_samples import SAMPLES, normal
 
 from mxcli.backends import cpu
+from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.stats import Histogram
 
 WIDE = ("mxfp8_e4m3", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128", "e2m1:e8m0:1x1024", "e4m3:fp32:8x24", "e5m2:e8m0:1x7")
 """Formats also tried on a tensor of several chunks."""
 
 
+def digest_of(x: Array, recipe: Recipe) -> bytes:
+    """Of codes, scales, statistics, per-block arrays and dequantized values."""
+    q = kernel(x, recipe, per_block=True)
+    assert q.per_block is not None
+    assert q.stats is not None
+    counts = [getattr(q.stats, field.name) for field in fields(q.stats)]
+    numbers = [list(count.counted) if isinstance(count, Histogram) else count for count in counts]
+    arrays = [q.packed, q.scales, cpu.dequantize(q), *(getattr(q.per_block, n) for n in q.per_block.__slots__)]
+    text = repr((q.tensor_scale, q.tensor_encode, numbers)).encode()
+    return hashlib.sha256(b"".join([text, *(a.tobytes() for a in arrays)])).digest()
+
+
 def digests() -> dict[str, str]:
-    """One digest of codes, scales, statistics and per-block arrays for each format and rule."""
+    """One for each named format and rule, and for each spelled format."""
     found = {}
-    for name, rule in format_rules():
-        digest = hashlib.sha256()
-        large = [normal(170, 777)] if name in WIDE else []
-        for rounding in ("nearest-even", "half-away"):
-            for x in (*SAMPLES.values(), normal(3, 1100), *large):
-                q = kernel(x, recipe_of(name, rule, rounding=rounding), per_block=True)
-                arrays = [getattr(q.per_block, field.name) for field in fields(q.per_block)]
-                for array in (q.packed, q.scales, *arrays):
-                    digest.update(array.tobytes())
-                digest.update(repr((q.tensor_scale, q.tensor_encode, q.stats)).encode())
-                digest.update(cpu.dequantize(q).tobytes())
-        found[f"{name} {rule}"] = digest.hexdigest()
+    for name, rule in [*format_rules(tuple(FORMATS)), *((name, None) for name in (*SPELLED, *CHANNELS))]:
+        recipes = [recipe_of(name, rule, rounding=rounding) for rounding in ("nearest-even", "half-away")]
+        inputs = [*SAMPLES.values(), normal(3, 1100)]
+        parts = [digest_of(x, recipe) for recipe in recipes for x in inputs]
+        if name in WIDE:
+            parts.append(digest_of(normal(170, 777), recipes[0]))
+        found[f"{name} {rule}"] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps({"instruction_set": cpu.instruction_set(), "digests": digests()}))
+    instruction_set = cpu.instruction_set()
+    wanted = sys.argv[1:] or [instruction_set]
+    print(json.dumps({"instruction_set": instruction_set, "digests": digests() if instruction_set in wanted else {}}))

@@ -42,6 +42,7 @@ def mostly_zero(rows: int, columns: int) -> F32:
 SAMPLES: dict[str, F32] = {
     "normal": normal(5, 70),
     "wide range": log_uniform(-38, 38, 5, 70),
+    "rows of every size": normal(5, 70, seed=3) * log_uniform(-36, 37, 5, 1),
     "subnormal": log_uniform(-45, -36.5, 5, 70),
     "nonfinite": nonfinite(7, 70),
     "ties": ties(5, 70),

@@ -13,6 +13,7 @@ from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import FORMATS, find_format
 from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
+from mxcli.numerics.stats import Stats
 
 NAMED = format_rules(tuple(FORMATS))
 POWER_OF_TWO = power_of_two_rules("floor", "ceil", "rceil", "even", "nearest", "ct-even1", "best")
@@ -23,16 +24,21 @@ def bytes_of(q: Quantized) -> tuple[bytes, bytes, float | None]:
     return q.packed.tobytes(), q.scales.tobytes(), q.tensor_scale
 
 
+def assert_same_statistics(a: Stats | None, b: Stats | None) -> None:
+    """Every number, exactly; NaN equals NaN."""
+    assert a is not None
+    assert b is not None
+    for field in fields(Stats):
+        left, right = getattr(a, field.name), getattr(b, field.name)
+        assert left == right or (left != left and right != right), field.name
+
+
 def assert_identical(a: Quantized, b: Quantized) -> None:
     """Codes, scales, every number of the statistics and every per-block array."""
     assert bytes_of(a) == bytes_of(b)
-    assert a.stats is not None
-    assert b.stats is not None
-    for field in fields(a.stats):
-        left, right = getattr(a.stats, field.name), getattr(b.stats, field.name)
-        assert left == right or left != left and right != right, field.name
-    if a.per_block is None or b.per_block is None:
-        return
+    assert_same_statistics(a.stats, b.stats)
+    assert a.per_block is not None
+    assert b.per_block is not None
     for name in a.per_block.__slots__:
         assert getattr(a.per_block, name).tobytes() == getattr(b.per_block, name).tobytes(), name
 
@@ -65,7 +71,7 @@ def test_negation_flips_signs_only(name: str, rule: str) -> None:
         plus, minus = kernel(x, recipe), kernel(-x, recipe)
         assert minus.scales.tobytes() == plus.scales.tobytes()
         np.testing.assert_array_equal(cpu.dequantize(minus), -cpu.dequantize(plus))
-        codes, mirrored = cpu.unpack(plus), cpu.unpack(minus)
+        codes, mirrored = cpu.unpack(plus).astype(int), cpu.unpack(minus).astype(int)
         if element.twos_complement:
             np.testing.assert_array_equal(mirrored, -codes % 2**element.bits)
         else:
@@ -116,9 +122,10 @@ def test_blocks_down_columns_equal_blocks_along_rows_of_the_transpose(element: s
 
 def large(columns: int) -> Array:
     """Several chunks, with zeros, NaN, infinities and blocks of very different size."""
-    x = normal(300_000 // columns, columns) * log_uniform(-8, 8, 300_000 // columns, 1)
-    x[-1, 5], x[1, 17], x[2, 3] = np.nan, np.inf, -np.inf
-    x[3] = 0
+    rows = max(4, 300_000 // columns)
+    x = normal(rows, columns) * log_uniform(-8, 8, rows, 1)
+    x[-1, 5], x[1, 6], x[2, 3] = np.nan, np.inf, -np.inf
+    x[0] = 0
     return x
 
 
@@ -158,8 +165,8 @@ def test_statistics_alone_and_codes_alone_are_the_same(name: str, rule: str) -> 
     assert bare.stats is None
     assert bytes_of(bare) == bytes_of(whole)
     assert measured_only.packed.size == measured_only.scales.size == 0
-    assert repr(measured_only.stats) == repr(whole.stats)
-    assert repr(kernel(x, recipe, per_block=True).stats) == repr(whole.stats)
+    assert_same_statistics(measured_only.stats, whole.stats)
+    assert_same_statistics(kernel(x, recipe, per_block=True).stats, whole.stats)
 
 
 def test_amax_is_the_largest_finite_magnitude() -> None:
@@ -167,7 +174,7 @@ def test_amax_is_the_largest_finite_magnitude() -> None:
     for threads in (1, 2, 5):
         found = cpu.amax(x, "F32", threads)
         assert found.value == np.abs(x[np.isfinite(x)]).max()
-        assert (found.nonfinite, found.first_nonfinite) == (3, 1017)
+        assert (found.nonfinite, found.first_nonfinite) == (3, 1006)
     nothing = cpu.amax(np.zeros((0, 32), np.float32), "F32")
     assert (nothing.value, nothing.nonfinite, nothing.first_nonfinite) == (0, 0, -1)
     halves = np.array([0x7F80, 0xC040, 0x4000], np.uint16)  # bfloat16: infinity, -3, 2

@@ -39,24 +39,24 @@ def test_a_number_is_a_row_of_one(name: str) -> None:
     assert q.stats == same.stats
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 32), (5, 0), (2, 0, 32), (0, 3, 32)])
 @pytest.mark.parametrize("name", EVERY)
-def test_nothing(name: str, shape: tuple[int, ...]) -> None:
-    q = kernel(np.zeros(shape, np.float32), recipe_of(name), per_block=True)
-    assert q.scales.shape == grid_shape(q.format, shape)
-    assert q.packed.size == 0
-    assert cpu.unpack(q).shape == cpu.dequantize(q).shape == shape
-    assert q.stats is not None
-    assert (q.stats.elements, q.stats.measured, q.stats.signal, q.stats.noise) == (0, 0, 0, 0)
-    assert (q.stats.min_block_sqnr, q.stats.first_nonfinite, q.stats.worst) == (-1, -1, ())
+def test_nothing(name: str) -> None:
+    for shape in ((0,), (0, 32), (5, 0), (2, 0, 32), (0, 3, 32)):
+        q = kernel(np.zeros(shape, np.float32), recipe_of(name), per_block=True)
+        assert q.scales.shape == grid_shape(q.format, shape)
+        assert q.packed.size == 0
+        assert cpu.unpack(q).shape == cpu.dequantize(q).shape == shape
+        assert q.stats is not None
+        assert (q.stats.elements, q.stats.measured, q.stats.signal, q.stats.noise) == (0, 0, 0, 0)
+        assert (q.stats.min_block_sqnr, q.stats.first_nonfinite, q.stats.worst) == (-1, -1, ())
 
 
-@pytest.mark.parametrize("columns", [STRIPE - 1, STRIPE, STRIPE + 1, 2 * STRIPE + 40, 2051])
 @pytest.mark.parametrize("name", EVERY)
-def test_rows_longer_than_a_stripe(name: str, columns: int) -> None:
-    x = normal(3, columns)
-    x[1, columns - 5], x[0, 2] = 300, -70
-    assert_equals_oracle(x, recipe_of(name))
+def test_rows_longer_than_a_stripe(name: str) -> None:
+    for columns in (STRIPE - 1, STRIPE, STRIPE + 1, 2 * STRIPE + 40, 2051):
+        x = normal(3, columns)
+        x[1, columns - 5], x[0, 2] = 300, -70
+        assert_equals_oracle(x, recipe_of(name))
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,13 @@ def test_more_rows_than_a_chunk(name: str) -> None:
     assert_equals_oracle(x, recipe_of(name))
 
 
-@pytest.mark.parametrize("rule", ["floor", "best", "amax"])
 @pytest.mark.parametrize("block", ["3x7", "1x511", "2x1", "5x520", "600x1", "1x2000", "tensor", "channel"])
-def test_blocks_of_any_shape(block: str, rule: str) -> None:
+def test_blocks_of_any_shape(block: str) -> None:
     for x in (normal(9, 1100, seed=4), nonfinite(9, 1100)):
-        assert_equals_oracle(x, recipe_of(f"e4m3:fp32:{block}", rule))
+        for rule in ("floor", "amax"):
+            assert_equals_oracle(x, recipe_of(f"e4m3:fp32:{block}", rule))
+    if block != "600x1":  # almost all padding: the oracle's fractions take half a minute
+        assert_equals_oracle(normal(9, 600, seed=4), recipe_of(f"e4m3:fp32:{block}", "best"))
 
 
 @pytest.mark.parametrize("name", EVERY)

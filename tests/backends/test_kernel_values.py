@@ -179,11 +179,11 @@ def test_quark_never_goes_below_2_to_the_minus_126() -> None:
 
 def test_modelopt_signs_the_code_of_zero_only_where_the_input_is_zero() -> None:
     codes = cpu.unpack(quantized([4.0, 0.0, -0.0, 0.01, -0.01, 0.25], "mxfp4", dialect="modelopt"))
-    assert codes.tolist() == [[7, 8, 8, 0, 8, 0]] or codes.tolist() == [[6, 8, 8, 0, 8, 0]]
+    assert codes.tolist() == [[6, 8, 8, 0, 8, 0]]
 
 
 def test_binary32_scales() -> None:
-    values = {"amax": 3.0 / 448, "amax-bf16": 0.0067138671875, "vllm-min": 3.0 / 448}
+    values = {"amax": 3.0 / 448, "amax-bf16": 219 * 2.0**-15, "vllm-min": 3.0 / 448}
     for rule, scale in values.items():
         assert quantized([3.0], "fp8_e4m3", rule).scales.tolist() == [[np.float32(scale)]]
     zero = {"amax": 1.0, "amax-bf16": 2.0**-7, "amax-bf16-quotient": 1.0, "vllm-min": np.float32(1 / (448 * 512))}

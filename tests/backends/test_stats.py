@@ -1,0 +1,415 @@
+"""The kernel's statistics against the oracle's, which sums exactly in binary64 and counts by definition."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from kernel_oracle import CHANNELS, SPELLED, Array, expected, format_rules, kernel, recipe_of, statistics
+from kernel_samples import SAMPLES, log_uniform, nonfinite, normal
+
+from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.floats import E4M3, E5M2
+from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.metrics import measured
+from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.stats import (
+    RANGE_BINS,
+    RANGE_BINS_PER_OCTAVE,
+    SQNR_BINS,
+    SQNR_BINS_PER_OCTAVE,
+    SQNR_LOWEST_EXPONENT,
+    WORST_BLOCKS,
+    Stats,
+)
+
+SUM = 1e-5
+"""Relative error of a sum: binary32 over at most 512 elements of one sign (512 * 2^-24 = 3e-5 at worst, 16 partial
+sums make it 32 * 2^-24 = 2e-6), of squares that each carry three roundings more; blocks are summed in binary64."""
+ONE_ROUNDING = 2.0**-22
+"""Relative error of one binary32 difference and quotient."""
+
+TENSORS: dict[str, Array] = {
+    **{name: SAMPLES[name] for name in ("normal", "subnormal", "nonfinite", "ties", "zero")},
+    "tiny": normal(5, 70) * np.float32(1e-30),
+    "huge": normal(5, 70) * np.float32(1e30),
+    "eight decades": log_uniform(-4, 4, 5, 70),
+    "blocks of every size": normal(6, 128) * log_uniform(-6, 6, 6, 1),
+    "an exact tensor": np.exp2(np.random.default_rng(0).integers(-1, 2, (4, 64))).astype(np.float32),
+    "half zero": np.where(np.arange(96) < 40, np.float32(0), normal(4, 96)),
+    "batch": normal(2, 17, 40),
+    "wide": normal(3, 1100),
+}
+"""No block spans more than 2^75: the square of an error that much below a block's amax is less than binary32 holds."""
+
+
+@functools.cache
+def case(
+    name: str, rule: str | None, tensor: str
+) -> tuple[Array, Quantized, oracle.OracleResult, dict[str, Any]]:
+    """A tensor, what the kernel makes of it, what the oracle does, and the oracle's statistics."""
+    x, recipe = TENSORS[tensor], recipe_of(name, rule)
+    result = expected(x, recipe)
+    with np.errstate(all="ignore"):
+        return x, kernel(x, recipe, per_block=True), result, statistics(x, recipe, result)
+
+
+RULES = ("floor", "rceil", "te", "modelopt", "amax")
+"""Counting does not depend on the rule: one that saturates, one that does not, scales that multiply and divide."""
+CASES = [
+    *((name, rule) for name, rule in format_rules(tuple(FORMATS)) if rule in RULES),
+    *((name, None) for name in (*SPELLED, *CHANNELS)),
+    ("mxfp4_e2m1", "best"),
+    ("nvfp4", "torchao"),
+    ("nvfp4", "vllm"),
+    ("nvfp4", "ct"),
+    ("fp8_e4m3_1x128", "amax-bf16-quotient"),
+]
+
+
+def of_blocks(x: Array, result: oracle.OracleResult, recipe: Recipe) -> tuple[Array, Array, Array]:
+    """x, scaled arguments and codes as [blocks, elements of a block], edges completed with zeros."""
+    flat = recipe.format.block == (None, None)
+    grids = []
+    for values in (x.astype(np.float64), result.arguments, result.codes):
+        matrix = values.reshape(1, -1) if flat else oracle._matrix(values)
+        tiles = oracle._split(matrix, result.block)
+        grids.append(tiles.reshape(-1, result.block[0] * result.block[1]))
+    return grids[0], grids[1], grids[2]
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_counts_are_the_oracles(name: str, rule: str | None) -> None:
+    for tensor in TENSORS:
+        x, q, result, counts = case(name, rule, tensor)
+        stats = q.stats
+        assert stats is not None
+        wanted = {
+            key: counts[key]
+            for key in (
+                "elements",
+                "blocks",
+                "saturated",
+                "saturated_blocks",
+                "underflowed",
+                "scale_underflowed_blocks",
+                "nan_blocks",
+                "amax",
+            )
+        }
+        assert {key: getattr(stats, key) for key in wanted} == wanted, tensor
+        finite = np.isfinite(x.ravel())
+        assert (stats.nan, stats.infinite) == (np.isnan(x).sum(), np.isinf(x).sum()), tensor
+        assert stats.first_nonfinite == (-1 if finite.all() else int(np.argmin(finite))), tensor
+        values, _, _ = of_blocks(x, result, q.recipe)
+        assert stats.zero_blocks == int((values == 0).all(1).sum()), tensor
+        assert stats.measured == signal_and_error(x, result)[0].size, tensor
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_histograms_are_the_oracles(name: str, rule: str | None) -> None:
+    for tensor in TENSORS:
+        _, q, _, counts = case(name, rule, tensor)
+        stats, element = q.stats, q.format.element
+        assert stats is not None
+        assert list(stats.code_bins)[: 2**element.bits] == counts["code_histogram"].tolist(), tensor
+        assert sum(stats.code_bins) == counts["code_histogram"].sum(), tensor
+        metrics = measured(stats, q.format, q.shape)
+        scales = {int(e): n for e, n in metrics["scale_exponent_histogram"].items() if e not in ("zero", "-127")}
+        wanted = {max(e, -127): n for e, n in counts["scale_exponent_histogram"].items() if e >= -126}
+        assert scales == wanted, tensor
+        assert stats.scale_bins[-1] == counts["nan_blocks"], tensor
+        assert sum(stats.scale_bins) == stats.blocks, tensor
+        assert (metrics["binades_used"] or 0) == pytest.approx(counts["binades_used"], rel=1e-12), tensor
+        if element.twos_complement:
+            continue
+        elements = stats.elements
+        assert metrics["subnormal_percent"] == pytest.approx(100 * counts["subnormal"] / elements), tensor
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_errors_are_the_oracles(name: str, rule: str | None) -> None:
+    for tensor in TENSORS:
+        x, q, result, wanted = case(name, rule, tensor)
+        stats = q.stats
+        assert stats is not None
+        metrics = measured(stats, q.format, q.shape)
+        for key in ("mse", "rmse", "relative_error"):
+            assert (metrics[key] or 0) == pytest.approx(wanted[key], rel=SUM), (tensor, key)
+        sqnr_db = math.inf if metrics["sqnr_db"] is None else metrics["sqnr_db"]
+        assert sqnr_db == pytest.approx(wanted["sqnr_db"], abs=20 * SUM), tensor
+        for key in ("max_abs_error", "max_rel_error"):
+            assert metrics[key] == pytest.approx(wanted[key], rel=ONE_ROUNDING), (tensor, key)
+        if metrics["cosine"] is not None:
+            assert metrics["cosine"] == pytest.approx(wanted["cosine"], abs=SUM), tensor
+        values, error = signal_and_error(x, result)
+        terms = np.abs(error).sum(), np.abs(values * error).sum()
+        assert stats.error == pytest.approx(error.sum(), abs=SUM * terms[0]), tensor
+        assert stats.cross == pytest.approx((values * error).sum(), abs=SUM * terms[1]), tensor
+
+
+def signal_and_error(x: Array, result: oracle.OracleResult) -> tuple[Array, Array]:
+    """x and y - x in binary64, of the finite elements of blocks that are not NaN."""
+    measured_elements = np.isfinite(x) & ~np.isnan(result.dequantized)
+    values = x[measured_elements].astype(np.float64)
+    return values, result.dequantized[measured_elements] - values
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_every_block_is_the_oracles(name: str, rule: str | None) -> None:
+    for tensor in TENSORS:
+        x, q, result, wanted = case(name, rule, tensor)
+        blocks, element = q.per_block, q.format.element
+        assert blocks is not None
+        values, arguments, codes = of_blocks(x, result, q.recipe)
+        shape = q.scales.shape
+        dead = np.isnan(wanted["block_error_energy"]).ravel()
+        amax = np.abs(values).max(1).astype(np.float32)
+        np.testing.assert_array_equal(blocks.amax, amax.reshape(shape), err_msg=tensor)
+        live = np.isfinite(values) & ~dead[:, None]
+        saturated = (live & (np.abs(arguments) > element.max)).sum(1)
+        np.testing.assert_array_equal(blocks.saturated.ravel(), saturated, err_msg=tensor)
+        magnitudes = np.abs(oracle.decode(codes, result.element))
+        underflowed = (live & (values != 0) & (magnitudes == 0)).sum(1)
+        np.testing.assert_array_equal(blocks.underflowed.ravel(), underflowed, err_msg=tensor)
+        noise = np.where(dead, 0, wanted["block_error_energy"].ravel())
+        np.testing.assert_allclose(blocks.noise.ravel(), noise, rtol=SUM, err_msg=tensor)
+        assert_decodes(q, result)
+
+
+def assert_decodes(q: Quantized, result: oracle.OracleResult) -> None:
+    """The factor of each block, times a code's value, is what was dequantized; it is NaN where the scale is."""
+    assert q.per_block is not None
+    rows, columns = result.block
+    if q.format.block == (None, None):
+        factor = np.broadcast_to(q.per_block.decode.reshape(()), result.codes.shape)
+    else:
+        spread = q.per_block.decode.repeat(rows, -2).repeat(columns, -1)
+        height, width = oracle._matrix(result.codes).shape[-2:]
+        factor = spread[..., :height, :width].reshape(result.codes.shape)
+    with np.errstate(all="ignore"):
+        values = oracle.decode(result.codes, result.element).astype(np.float32) * factor
+    np.testing.assert_array_equal(values, result.dequantized)
+
+
+def bins_of(ratios: Array, per_octave: int, lowest: int, bins: int) -> Array:
+    """The bin of each ratio: octaves from 2^lowest, each cut into equal linear parts."""
+    mantissa, exponent = np.frexp(ratios)
+    within = np.floor((2 * mantissa - 1) * per_octave)
+    return np.clip((exponent - 1 - lowest) * per_octave + within, 0, bins - 1).astype(int)
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_histograms_of_blocks_are_the_oracles(name: str, rule: str) -> None:
+    """Ranges exactly; SQNR to within the tolerance of sums, which moves a block over the edge of a bin at most."""
+    for tensor in TENSORS:
+        x, q, result, wanted = case(name, rule, tensor)
+        stats = q.stats
+        assert stats is not None
+        values, _, _ = of_blocks(x, result, q.recipe)
+        dead = np.isnan(wanted["block_error_energy"]).ravel()
+        finite = np.where(np.isfinite(values) & ~dead[:, None], np.abs(values), 0)
+        least = np.where(finite > 0, finite, np.inf).min(1)
+        nonzero = finite.max(1) > 0
+        ranges = finite.max(1)[nonzero] / least[nonzero]
+        histogram = np.bincount(bins_of(ranges, RANGE_BINS_PER_OCTAVE, 0, RANGE_BINS), minlength=RANGE_BINS)
+        assert list(stats.range_bins) == histogram.tolist(), tensor
+        assert stats.min_block_range == (ranges.min() if ranges.size else -1), tensor
+
+        noise = wanted["block_error_energy"].ravel()[nonzero]
+        ratios = (finite**2).sum(1)[nonzero][noise > 0] / noise[noise > 0]
+        assert stats.sqnr_bins[-1] == (noise == 0).sum(), tensor
+        assert sum(stats.sqnr_bins) == nonzero.sum(), tensor
+        if not ratios.size:
+            assert stats.min_block_sqnr == -1, tensor
+            continue
+        assert stats.min_block_sqnr == pytest.approx(ratios.min(), rel=2 * SUM), tensor
+        seen = np.cumsum(stats.sqnr_bins[:-1])
+        bounds = [
+            np.cumsum(
+                np.bincount(
+                    bins_of(ratios * slack, SQNR_BINS_PER_OCTAVE, SQNR_LOWEST_EXPONENT, SQNR_BINS - 1),
+                    minlength=SQNR_BINS - 1,
+                )
+            )
+            for slack in (1 + 2 * SUM, 1 - 2 * SUM)
+        ]
+        assert (bounds[0] <= seen).all(), tensor
+        assert (seen <= bounds[1]).all(), tensor
+        quantiles = measured(stats, q.format, q.shape)["block_sqnr_db"]
+        if ratios.min() > 0:
+            assert quantiles["p0"] == pytest.approx(10 * math.log10(ratios.min()), abs=20 * SUM), tensor
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *SPELLED])
+def test_the_worst_blocks_have_the_most_noise(name: str) -> None:
+    x = normal(40, 160) * log_uniform(-3, 3, 40, 1)
+    q = kernel(x, recipe_of(name), per_block=True)
+    assert q.stats is not None
+    assert q.per_block is not None
+    noise = q.per_block.noise.ravel()
+    order = np.lexsort((np.arange(noise.size), -noise))[:WORST_BLOCKS]
+    assert q.stats.worst == tuple((noise[block], int(block)) for block in order if noise[block] > 0)
+
+
+def test_worst_blocks_of_equal_noise_come_in_their_order() -> None:
+    x = np.tile(normal(1, 32), (100, 1))
+    stats = kernel(x, recipe_of("mxfp4"), threads=2).stats
+    assert stats is not None
+    assert [block for _, block in stats.worst] == list(range(WORST_BLOCKS))
+
+
+@pytest.mark.parametrize(("name", "rule"), format_rules(tuple(FORMATS)))
+def test_statistics_of_parts_add_up(name: str, rule: str) -> None:
+    recipe = recipe_of(name, rule)
+    rows, _ = recipe.format.block
+    if rows is None:
+        return
+    x = np.concatenate([normal(2 * rows, 96), nonfinite(max(rows, 7), 96), SAMPLES["wide range"].repeat(2, 1)[:, :96]])
+    amax = float(np.abs(x[np.isfinite(x)]).max())
+    whole = kernel(x, recipe, tensor_amax=amax).stats
+    parts = [kernel(part, recipe, tensor_amax=amax).stats for part in (x[: 2 * rows], x[2 * rows :])]
+    assert whole is not None
+    assert parts[0] is not None
+    assert parts[1] is not None
+    total = parts[0] + parts[1]
+    for field in fields(Stats):
+        if field.name in ("worst", "first_nonfinite"):
+            continue
+        actual, wanted = getattr(total, field.name), getattr(whole, field.name)
+        if field.name in ("signal", "noise", "cross", "error"):
+            assert actual == pytest.approx(wanted, rel=1e-12), field.name
+        else:
+            assert actual == wanted, field.name
+
+
+# --- Special tensors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_exact_tensor_has_no_noise(name: str) -> None:
+    x = np.exp2(np.random.default_rng(0).integers(-1, 2, (4, 64))).astype(np.float32)
+    x[:, 0], x[:, 1::5] = 1, 0
+    q = kernel(x, recipe_of(name, "rceil" if not name.startswith("nvfp4") else None))
+    assert q.stats is not None
+    if name.startswith("nvfp4"):
+        assert q.stats.noise <= SUM * q.stats.signal
+        return
+    assert (q.stats.noise, q.stats.cross, q.stats.error, q.stats.max_abs_error, q.stats.max_rel_error) == (0,) * 5
+    assert q.stats.worst == ()
+    assert q.stats.sqnr_bins[-1] == q.stats.blocks
+    metrics = measured(q.stats, q.format, q.shape)
+    assert (metrics["sqnr_db"], metrics["cosine"], metrics["relative_error"]) == (None, 1.0, 0.0)
+    assert metrics["block_sqnr_db"] == {"p0": None, "p1": None, "p50": None, "p99": None}
+
+
+@pytest.mark.parametrize("shift", [-100, -30, 30, 95])
+def test_statistics_scale_with_the_tensor(shift: int) -> None:
+    """Sums are exact multiples, ratios are equal, for tensors from 1e-30 to 1e+28."""
+    x = normal(20, 96)
+    for name in ("mxfp8_e4m3", "mxfp4_e2m1", "fp8_e4m3_channel"):
+        recipe = recipe_of(name, "rceil")
+        base, moved = (kernel(y, recipe).stats for y in (x, np.ldexp(x, shift).astype(np.float32)))
+        assert base is not None
+        assert moved is not None
+        for key in ("signal", "noise", "cross"):
+            assert getattr(moved, key) == math.ldexp(getattr(base, key), 2 * shift), key
+        for key in ("error", "amax", "max_abs_error"):
+            assert getattr(moved, key) == math.ldexp(getattr(base, key), shift), key
+        for key in ("max_rel_error", "min_block_sqnr", "min_block_range", "sqnr_bins", "range_bins", "code_bins"):
+            assert getattr(moved, key) == getattr(base, key), key
+
+
+def test_a_nan_block_leaves_no_trace_but_its_count() -> None:
+    """Its finite elements are neither signal nor error, and no relative error of 1."""
+    x = np.ones((1, 64), np.float32)
+    x[0, 0], x[0, 32:], x[0, 40] = np.nan, 3.0, 3.1
+    q = kernel(x, recipe_of("mxfp8_e4m3"))
+    assert q.stats is not None
+    assert (q.stats.nan_blocks, q.stats.measured, q.stats.underflowed, q.stats.saturated) == (1, 32, 0, 0)
+    assert q.stats.max_rel_error == pytest.approx(0.1 / 3.1, rel=1e-6)
+    assert q.stats.signal == pytest.approx(31 * 9 + 3.1**2, rel=SUM)
+
+
+def test_the_other_elements_of_an_infinite_block_are_measured() -> None:
+    """They underflow under the scale that an infinity asks for: that is noise as large as the signal."""
+    x = np.full((1, 32), 2.0, np.float32)
+    x[0, 7] = -np.inf
+    q = kernel(x, recipe_of("mxfp8_e4m3"), per_block=True)
+    assert q.stats is not None
+    assert (q.stats.infinite, q.stats.measured, q.stats.underflowed, q.stats.nan_blocks) == (1, 31, 31, 0)
+    assert (q.stats.signal, q.stats.noise, q.stats.cross, q.stats.error) == (124, 124, -124, -62)
+    assert (q.stats.max_abs_error, q.stats.max_rel_error, q.stats.min_block_sqnr, q.stats.min_block_range) == (2, 1, 1, 1)
+    assert q.stats.block_code_bins[0x7E] == 1
+    assert q.stats.worst == ((124, 0),)
+
+
+def test_an_infinite_block_does_not_hide_its_neighbours() -> None:
+    x = normal(1, 64)
+    alone = kernel(x[:, 32:], recipe_of("mxfp4_e2m1")).stats
+    x[0, :32] = np.inf
+    both = kernel(x, recipe_of("mxfp4_e2m1")).stats
+    assert alone is not None
+    assert both is not None
+    for key in ("signal", "noise", "cross", "error", "max_abs_error", "max_rel_error", "measured"):
+        assert getattr(both, key) == pytest.approx(getattr(alone, key), rel=SUM), key
+
+
+def test_flushed_blocks_count_as_underflow() -> None:
+    """What microxcaling makes zero was not zero in the tensor."""
+    x = np.full((1, 32), 1e-39, np.float32)
+    q = kernel(x, recipe_of("mxfp8_e4m3", dialect="microxcaling"))
+    assert q.stats is not None
+    assert (q.stats.underflowed, q.stats.amax, q.stats.zero_blocks) == (32, np.float32(1e-39), 0)
+    assert q.stats.noise == q.stats.signal == pytest.approx(32 * 1e-78, rel=1e-4)
+
+
+def test_a_reconstruction_that_overflows_is_infinitely_wrong() -> None:
+    x = np.full((1, 32), np.finfo(np.float32).max)
+    q = kernel(x, recipe_of("mxfp4_e2m1", "rceil"))
+    assert q.stats is not None
+    assert (q.stats.noise, q.stats.max_abs_error, q.stats.min_block_sqnr) == (math.inf, math.inf, 0)
+    assert math.isfinite(q.stats.signal)
+
+
+def test_statistics_tell_scale_underflow_from_element_underflow() -> None:
+    """The second block's scale is 0 in E4M3; the third block's is not, but 1e-4 is far below its 1."""
+    x = np.ones((1, 48), np.float32)
+    x[0, 16:32], x[0, 33:] = 1e-7, 1e-4
+    stats = kernel(x, recipe_of("nvfp4")).stats
+    assert stats is not None
+    assert (stats.scale_underflowed_blocks, stats.underflowed, stats.saturated) == (1, 15, 16)
+    for rule, lost in (("ct", 0), ("torchao", 0), ("paper", 1), ("vllm", 1)):
+        stats = kernel(x, recipe_of("nvfp4", rule)).stats
+        assert stats is not None
+        assert stats.scale_underflowed_blocks == lost, rule
+
+
+def test_a_binary32_scale_that_underflows_counts_before_it_becomes_1() -> None:
+    stats = kernel(np.full((1, 32), 1e-45, np.float32), recipe_of("e4m3:fp32:1x32")).stats
+    assert stats is not None
+    assert (stats.scale_underflowed_blocks, stats.underflowed, stats.zero_blocks) == (1, 32, 0)
+
+
+def test_wild_blocks_show_in_the_quantiles() -> None:
+    """One block in a hundred holds an outlier: p50 is that of the others, p0 and p1 are the wild ones'."""
+    x = normal(100, 64)
+    x[::50, 3] = 1e4
+    q = kernel(x, recipe_of("mxfp4"))
+    assert q.stats is not None
+    metrics = measured(q.stats, q.format, q.shape)
+    sqnr, clean = metrics["block_sqnr_db"], kernel(normal(100, 64), recipe_of("mxfp4")).stats
+    assert clean is not None
+    assert metrics["block_dynamic_range"]["p99"] > 12
+    assert sqnr["p0"] > 0
+    assert sqnr["p50"] == pytest.approx(measured(clean, q.format)["block_sqnr_db"]["p50"], abs=0.5)
+    assert q.stats.underflowed > clean.underflowed
+
+
+def test_narrow_scale_formats_are_those_the_oracle_knows() -> None:
+    assert {row.scale for row in FORMATS.values() if 0 < row.scale.mantissa_bits < 23} <= {E4M3, E5M2}

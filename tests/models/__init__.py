@@ -1,0 +1,1 @@
+"""Real trained weights, from packages of the registry."""
