@@ -398,6 +398,7 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
     case MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE: v = mx_round_to_bf16(A / D) * t.encode; break;
   }
   F none = mx_fill(v, r.zero_scale), least = mx_fill(v, r.min_scale);
+  const auto underflows = v == 0.0f;
   v = v == 0.0f ? none : v;
   v = v < least ? least : v;
 
@@ -408,7 +409,7 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
   if (r.scale_kind == MX_BINARY32) {
     if (r.bf16_scale) S = mx_round_to_bf16(v);
     s.stored = mx_bits(S);
-    s.is_lost = S == 0.0f ? one : zero;
+    s.is_lost = underflows ? one : zero;
   } else {
     auto code = mx_encode_nearest_even(v, r.scale.mantissa_bits, r.scale.emin, r.scale.max);
     // Half a step above the largest value is where an unbounded format would have rounded up, away from it.
@@ -430,12 +431,16 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
 template <class U>
 MX_FN auto mx_choose_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
   U zero = amax_bits & 0u, one = zero + 1u, infinity = zero + MX_INFINITY_BITS, largest = infinity - 1u;
-  U finite = amax_bits < infinity ? amax_bits : largest;
-  auto s = r.scale_kind == MX_POWER_OF_TWO ? mx_power_of_two_scale(mx_scale_exponent(amax_bits, r), r)
+  U seen = amax_bits;
+  if (r.flush_subnormal_blocks) seen = amax_bits < 0x00800000u ? zero : amax_bits;
+  U finite = seen < infinity ? seen : largest;
+  auto s = r.scale_kind == MX_POWER_OF_TWO ? mx_power_of_two_scale(mx_scale_exponent(seen, r), r)
                                            : mx_mantissa_scale(finite, t, r);
   U nan_stored = zero + (r.scale_stored_bits == 32         ? 0x7FC00000u
                          : r.scale_kind == MX_POWER_OF_TWO ? 255u
                                                            : (mx_u32)r.scale.nan_code);
+  auto no_factor = mx_fill(s.factor, 0.0f);
+  if (r.flush_subnormal_blocks) s.factor = seen == 0u ? no_factor : s.factor;  // every element becomes zero
   s.is_nan = amax_bits > infinity ? one : zero;
   if (r.infinity_is_nan) s.is_nan = amax_bits == infinity ? one : s.is_nan;
   s.stored = s.is_nan != 0u ? nan_stored : s.stored;

@@ -104,7 +104,7 @@ uint32_t largest_magnitude(const MxTensor& t, int threads, bool finite_only, int
 // A chunk's share of the block that is the whole tensor.
 struct WholeShare {
   double signal = 0, noise = 0;
-  uint32_t least = kNoneLeast;
+  uint32_t largest = 0, least = kNoneLeast;
   int64_t saturated = 0, underflowed = 0;
 };
 
@@ -134,7 +134,7 @@ void quantize_blocks(const Job& job, int threads) {
       w.blocks = whole->blocks;
       loops.encode_wide(first * 16, std::min<int64_t>(last * 16, rows) - first * 16, column, end);
       const Blocks& b = w.blocks;
-      shares[size_t(chunk)] = {b.signal[0], b.noise[0], b.least[0], b.saturated[0], b.underflowed[0]};
+      shares[size_t(chunk)] = {b.signal[0], b.noise[0], b.largest[0], b.least[0], b.saturated[0], b.underflowed[0]};
       return;
     }
     for (int64_t unit = first; unit < last; ++unit) {
@@ -154,6 +154,7 @@ void quantize_blocks(const Job& job, int threads) {
     for (const WholeShare& share : shares) {
       b.signal[0] += share.signal;
       b.noise[0] += share.noise;
+      b.largest[0] = std::max(b.largest[0], share.largest);
       b.least[0] = std::max(b.least[0], share.least);
       b.saturated[0] += int32_t(share.saturated);
       b.underflowed[0] += int32_t(share.underflowed);

@@ -64,19 +64,10 @@ struct Loops {
     if (job.r.clear_zero_input | job.r.set_zero_input) one_zero(w.x, span.width, job.r);
   }
 
-  // Elements of flushed blocks are zeros, with their signs.
-  void flush_subnormal_blocks(const Span& span, int64_t block_width) {
-    if (!job.r.flush_subnormal_blocks) return;
-    for (int i = 0; i < span.width; ++i)
-      if (w.blocks.amax[i / block_width] == 0) w.x[i] = w.x[i] * 0.0f;
-  }
-
   // Scales of blocks 0..n from their amax.
   void choose_scales(int n) {
     Blocks& b = w.blocks;
     const MxRecipe r = job.r;
-    for (int i = 0; i < n; ++i)
-      if (r.flush_subnormal_blocks && b.amax[i] < 0x00800000u) b.amax[i] = 0;
     std::fill(b.amax + n, b.amax + (n + kLanes - 1) / kLanes * kLanes, 0u);
     for (int i = 0; i < n; i += kLanes) {
       MxLaneBits amax;
@@ -96,9 +87,8 @@ struct Loops {
     Blocks& b = w.blocks;
     for (int i = 0; i < n; i += kLanes) {
       MxLanes amax, factor, decode, value;
-      MxLaneBits code, infinity = MxLaneBits{} + MX_INFINITY_BITS, largest = infinity - 1u, one = MxLaneBits{} + 1u;
-      std::memcpy(&code, b.amax + i, sizeof code);
-      amax = mx_float(code < infinity ? code : largest);
+      MxLaneBits code, one = MxLaneBits{} + 1u;
+      std::memcpy(&amax, b.amax + i, sizeof amax);
       std::memcpy(&factor, b.factor + i, sizeof factor);
       std::memcpy(&decode, b.decode + i, sizeof decode);
       MxLaneBits saturates = job.encoder.argument<Divides, Plain>(amax, factor) > job.encoder.max ? one : MxLaneBits{};
@@ -130,7 +120,7 @@ struct Loops {
   // Lets a rule with candidates choose block i's exponent: the lowest error, and of equals the largest.
   void choose_candidate(int i, int64_t row, int64_t rows, int64_t column, int64_t end) {
     Blocks& b = w.blocks;
-    if (b.is_nan[i] || b.amax[i] >= MX_INFINITY_BITS) return;
+    if (b.is_nan[i] || b.amax[i] == 0 || b.amax[i] >= MX_INFINITY_BITS) return;
     const int exponent = mx_i32(mx_scale_exponent(b.amax[i], job.r));
     double best = -1;
     int chosen = exponent;
@@ -163,10 +153,7 @@ struct Loops {
     int found = 0;
     for (int i = at; i < at + n; ++i) {
       const uint32_t bits = mx_bits(w.x[i]) & 0x7FFFFFFFu;
-      if (bits < MX_INFINITY_BITS) {
-        w.counts.amax = std::max(w.counts.amax, bits);
-        continue;
-      }
+      if (bits < MX_INFINITY_BITS) continue;
       ++found;
       w.counts.see_nonfinite(bits, span.row * job.x.columns + span.column + i);
       w.x[i] = w.values[i] = 0.0f;
@@ -213,26 +200,38 @@ struct Loops {
 
   void measure_span(const Span& span, int width, int blocks) {
     Blocks& b = w.blocks;
-    uint32_t amax = 0;
-    for (int i = 0; i < blocks; ++i) amax = std::max(amax, b.is_nan[i] ? 0u : b.amax[i]);
-    const float unit = unit_of(std::min(amax, MX_INFINITY_BITS - 1u)), bound = w.counts.max_rel * 0.999999f;
-    SpanSums span_sums;
+    const uint32_t mask = job.encoder.magnitude_mask;
+    uint32_t amax[kStripe], span_amax = 0;  // of finite elements
     for (int i = 0; i < blocks; ++i) {
       const int at = i * width, n = std::min(width, span.width - at);
-      const SpanView view{w.x + at, w.values + at, w.wide_codes + at};
-      int set_aside = 0;
-      if (b.amax[i] >= MX_INFINITY_BITS) set_aside = set_aside_nonfinite(span, at, n);
-      if (b.is_nan[i]) continue;
+      int64_t set_aside = 0;
+      amax[i] = b.amax[i];
+      if (b.amax[i] >= MX_INFINITY_BITS) {
+        set_aside = set_aside_nonfinite(span, at, n);
+        amax[i] = amax_bits<0>(w.x + at, n);
+        w.counts.amax = std::max(w.counts.amax, amax[i]);
+      }
+      if (b.is_nan[i]) {
+        std::fill_n(w.x + at, n, 0.0f);  // values are zeros too: nothing of it is measured
+        continue;
+      }
       w.counts.stats.measured += n - set_aside;
-      const uint32_t block_amax = std::min(b.amax[i], MX_INFINITY_BITS - 1u), mask = job.encoder.magnitude_mask;
-      if (N && n == N)
-        measure(view, N, block_amax, unit, mask, bound, span_sums, &b.signal[i], &b.noise[i], &b.least[i]);
-      else measure(view, n, block_amax, unit, mask, bound, span_sums, &b.signal[i], &b.noise[i], &b.least[i]);
+      b.largest[i] = std::max(b.largest[i], amax[i]);
+      span_amax = std::max(span_amax, amax[i]);
+    }
+    const float unit = unit_of(span_amax), bound = w.counts.max_rel * 0.999999f;
+    SpanSums s;
+    for (int i = 0; i < blocks; ++i) {
+      if (b.is_nan[i]) continue;
+      const int at = i * width, n = std::min(width, span.width - at);
+      const SpanView v{w.x + at, w.values + at, w.wide_codes + at};
+      if (N && n == N) measure(v, N, amax[i], unit, mask, bound, s, &b.signal[i], &b.noise[i], &b.least[i]);
+      else measure(v, n, amax[i], unit, mask, bound, s, &b.signal[i], &b.noise[i], &b.least[i]);
       if (b.saturates[i]) b.saturated[i] += count_saturated(at, n, b.factor[i]);
       if (job.result.per_block.underflowed)
         for (int k = at; k < at + n; ++k) b.underflowed[i] += w.x[k] != 0.0f && !(w.wide_codes[k] & mask);
     }
-    w.counts.add_span({w.x, w.values, w.wide_codes}, span.width, span_sums, unit, sums);
+    w.counts.add_span({w.x, w.values, w.wide_codes}, span.width, s, unit, sums);
   }
 
   // Adds a span's codes to the histogram, those of NaN blocks left out.
@@ -287,7 +286,6 @@ struct Loops {
     }
     for (span.row = row; span.row < row + rows; ++span.row) {
       if (rows > 1 || job.r.candidate_count) load_span(span);
-      flush_subnormal_blocks(span, width);
       encode_span(span, width);
     }
     if (Stats) end_blocks(blocks, job.block(block_row, column));
@@ -307,7 +305,6 @@ struct Loops {
       for (int64_t at = column; at < end; at += kStripe) {
         Span span{i, at, int(std::min<int64_t>(kStripe, end - at))};
         load_span(span);
-        flush_subnormal_blocks(span, kStripe);
         encode_span(span, span.width);
       }
   }

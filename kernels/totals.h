@@ -55,11 +55,13 @@ struct Blocks {
   alignas(64) uint32_t amax[kStripe], stored[kStripe], is_nan[kStripe], is_lost[kStripe];
   alignas(64) float factor[kStripe], decode[kStripe];
   alignas(64) uint32_t top_code[kStripe], saturates[kStripe];  // of the block's largest magnitude
+  alignas(64) uint32_t largest[kStripe];                       // bits of the largest finite magnitude measured
   alignas(64) uint32_t least[kStripe];  // complement of (bits of the smallest nonzero magnitude - 1); 0: all zero
   alignas(64) double signal[kStripe], noise[kStripe];
   alignas(64) int32_t saturated[kStripe], underflowed[kStripe];
 
   void clear_totals(int blocks) {
+    std::fill_n(largest, blocks, 0u);
     std::fill_n(least, blocks, kNoneLeast);
     std::fill_n(signal, blocks, 0.0);
     std::fill_n(noise, blocks, 0.0);
@@ -234,7 +236,7 @@ struct Counts {
     alignas(64) double ratio[kStripe], range[kStripe];
     for (int i = 0; i < n; ++i) {
       ratio[i] = b.signal[i] / b.noise[i];
-      range[i] = double(mx_float(std::min(b.amax[i], MX_INFINITY_BITS - 1u))) / double(mx_float(0u - b.least[i]));
+      range[i] = double(mx_float(b.largest[i])) / double(mx_float(0u - b.least[i]));
     }
     stats.blocks += n;
     for (int i = 0; i < n; ++i) {
@@ -250,7 +252,7 @@ struct Counts {
       stats.saturated_blocks += b.saturated[i] > 0;
       stats.scale_underflowed_blocks += b.is_lost[i];
       ++stats.block_code_bins[b.top_code[i]];
-      amax = std::max(amax, b.amax[i] < MX_INFINITY_BITS ? b.amax[i] : 0u);
+      amax = std::max(amax, b.largest[i]);
       if (b.least[i] == kNoneLeast) {
         stats.zero_blocks += b.amax[i] == 0;
         continue;

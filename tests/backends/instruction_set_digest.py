@@ -7,13 +7,13 @@ import json
 import sys
 from dataclasses import fields
 
-from kernel_oracle import CHANNELS, SPELLED, Array, format_rules, kernel, recipe_of
+from kernel_oracle import CHANNELS, SPELLED, Array, format_rules, kernel, recipe_of, stats_of
 from kernel_samples import SAMPLES, normal
 
 from mxcli.backends import cpu
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.recipe import Recipe
-from mxcli.numerics.stats import Histogram
+from mxcli.numerics.stats import Histogram, Stats
 
 WIDE = ("mxfp8_e4m3", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128", "e2m1:e8m0:1x1024", "e4m3:fp32:8x24", "e5m2:e8m0:1x7")
 """Formats also tried on a tensor of several chunks."""
@@ -23,8 +23,7 @@ def digest_of(x: Array, recipe: Recipe) -> bytes:
     """Of codes, scales, statistics, per-block arrays and dequantized values."""
     q = kernel(x, recipe, per_block=True)
     assert q.per_block is not None
-    assert q.stats is not None
-    counts = [getattr(q.stats, field.name) for field in fields(q.stats)]
+    counts = [getattr(stats_of(q), field.name) for field in fields(Stats)]
     numbers = [list(count.counted) if isinstance(count, Histogram) else count for count in counts]
     arrays = [q.packed, q.scales, cpu.dequantize(q), *(getattr(q.per_block, n) for n in q.per_block.__slots__)]
     text = repr((q.tensor_scale, q.tensor_encode, numbers)).encode()

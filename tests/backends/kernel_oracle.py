@@ -16,6 +16,7 @@ from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import FORMATS, find_format
 from mxcli.numerics.recipe import Recipe, resolve, scale_kind, scale_rules
 from mxcli.numerics.rounding import ElementStep, ScaleRecipe
+from mxcli.numerics.stats import Stats
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -66,6 +67,12 @@ def kernel(x: Array, recipe: Recipe, **options: Any) -> Quantized:
     """Quantizes `x`, whose numpy type says how the kernel reads it."""
     dtype = next(name for name, kind in DTYPES.items() if kind == x.dtype)
     return cpu.quantize(x.view(np.uint16) if dtype == "BF16" else x, dtype, recipe, **options)
+
+
+def stats_of(q: Quantized) -> Stats:
+    """The statistics of a tensor quantized with them."""
+    assert q.stats is not None
+    return q.stats
 
 
 def recipe_of(name: str, rule: str | None = None, **choices: Any) -> Recipe:

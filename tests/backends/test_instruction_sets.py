@@ -34,7 +34,9 @@ def test_every_instruction_set_computes_the_same(instruction_set: str) -> None:
     """Codes, scales, dequantized values, every number of the statistics, every per-block array."""
     default, other = results(None), results(instruction_set)
     if not other["digests"]:
-        pytest.skip(f"no {instruction_set} on this processor or in this build: the kernel ran on {other['instruction_set']}")
+        pytest.skip(
+            f"no {instruction_set} on this processor or in this build: the kernel ran on {other['instruction_set']}"
+        )
     assert other["instruction_set"] == instruction_set
     different = [case for case, digest in default["digests"].items() if other["digests"].get(case) != digest]
     assert different == []

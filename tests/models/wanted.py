@@ -94,7 +94,7 @@ def _metrics(x: Array, result: oracle.OracleResult) -> dict[str, Any]:
         "rmse": _about(found["rmse"]),
         "sqnr_db": _about(found["sqnr_db"]),
         "relative_error": _about(found["relative_error"]),
-        "cosine": _about(found["cosine"]),
+        "cosine": pytest.approx(found["cosine"], rel=1e-9, abs=0),
         "max_abs_error": _about(found["max_abs_error"]),
         "max_rel_error": _about(found["max_rel_error"]),
         "bias": pytest.approx(found["bias"], rel=0, abs=PRECISION * found["rmse"]),

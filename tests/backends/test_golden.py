@@ -1,0 +1,274 @@
+"""Every golden vector through the CPU backend: by scale rule, and through every dialect that means the same variant."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from kernel_oracle import Array, assert_same_bits, kernel, recipe_of
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from mxcli.backends import cpu
+from mxcli.errors import UsageError
+from mxcli.files.packing import swizzle
+from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.dialects import DIALECTS, find_dialect
+from mxcli.numerics.floats import ELEMENTS, FloatFormat
+from mxcli.numerics.formats import find_format
+from mxcli.numerics.recipe import Recipe, scale_kind
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+FILES = sorted(path.stem for path in GOLDEN.glob("*.safetensors"))
+QUANTIZED = [stem for stem in FILES if "__" in stem]
+NOT_COMPUTED = {"MANIFEST.json": "no vectors", "stochastic_rounding.json": "the kernel does not round at random"}
+NO_HADAMARD = "hadamard."
+"""Tensors of layout.safetensors for a transform that mxcli does not have."""
+ROUNDED_TO_NEAREST_EVEN = 0.5, 1, 0
+REGIONS = {"tensor": "", "channel": "_channel", "1x128": "_1x128", "128x128": "_128x128"}
+
+
+@functools.cache
+def golden(stem: str) -> tuple[dict[str, Array], list[str]]:
+    """The tensors of a file, and the names of its cases."""
+    path = GOLDEN / f"{stem}.safetensors"
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+    return load_file(path), list(json.loads(metadata["json"])["cases"])
+
+
+def format_and_rule(stem: str) -> tuple[str, str]:
+    """What a file's name stands for."""
+    name, rule = stem.split("__")
+    kind, *parts = name.split("_")
+    if kind == "mx":
+        return "_".join(parts), rule
+    if kind == "fp8":
+        return name + REGIONS[rule], "amax"
+    return {"nvfp4": "nvfp4", "nvfp4_2d16": "nvfp4_2d", "nvfp4_noglobal": "e2m1:e4m3:1x16"}[name], rule
+
+
+def case_tensors(stem: str, case: str) -> dict[str, Array]:
+    tensors, _ = golden(stem)
+    return {name.removeprefix(f"{case}."): t for name, t in tensors.items() if name.startswith(f"{case}.")}
+
+
+# --- By scale rule -----------------------------------------------------------------------------------------
+
+
+def compare(q: Quantized, wanted: dict[str, Array], suffix: str = "", where: Array | None = None) -> set[str]:
+    """Asserts that all of a case is reproduced, or the blocks `where` says; returns the tensors it compared.
+
+    Codes of blocks whose power-of-two scale is NaN are whatever a producer leaves there.
+    """
+    compared = np.ones(q.shape, bool) if where is None else spread(where, q)
+    codes_matter = compared & ~spread(q.scales == 255, q) if scale_kind(q.format) == "e8m0" else compared
+    grid = np.ones(q.scales.shape, bool) if where is None else where
+    assert_same_bits(q.scales[grid], wanted["scales"][grid], "scales")
+    np.testing.assert_array_equal(cpu.unpack(q)[codes_matter], wanted[f"codes{suffix}"][codes_matter])
+    assert_same_bits(cpu.dequantize(q)[compared], wanted[f"deq{suffix}"][compared], "dequantized")
+    names = {"scales", f"codes{suffix}", f"deq{suffix}"}
+    for name, scale in (("global_encode", q.tensor_encode), ("global_decode", q.tensor_scale)):
+        if name in wanted:
+            assert wanted[name].tolist() == [scale], name
+            names.add(name)
+    return names
+
+
+def spread(grid: Array, q: Quantized) -> npt.NDArray[np.bool_]:
+    """One value per block, for each of its elements."""
+    rows, columns = q.format.block
+    tall = grid.repeat(rows or q.shape[-2], -2)
+    return tall.repeat(columns or q.shape[-1], -1)[: q.shape[-2], : q.shape[-1]]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("stem", QUANTIZED)
+def test_quantized_files(stem: str, threads: int) -> None:
+    """Every case, and every tensor of it."""
+    name, rule = format_and_rule(stem)
+    _, cases = golden(stem)
+    count = 0
+    for case in cases:
+        wanted = case_tensors(stem, case)
+        x = wanted.pop("x")
+        compared = compare(kernel(x, recipe_of(name, rule), threads=threads), wanted)
+        if "codes_torchao" in wanted:
+            q = kernel(x, recipe_of(name, rule, dialect="torchao"), threads=threads)
+            compared |= compare(q, wanted, "_torchao")
+        assert compared == wanted.keys(), case
+        count += len(compared)
+    assert count == len(golden(stem)[0]) - len(cases)
+    print(f"{stem}: {len(cases)} cases, {count} tensors on {threads} threads")
+
+
+# --- By dialect --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Same:
+    """Where a dialect that uses a file's rule makes the file's bytes: the suffix of its tensors, and which blocks."""
+
+    suffix: str
+    where: Callable[[Array, Array], Array]  # amax and scales of the blocks
+
+
+def meant(stem: str, dialect: str, case: str) -> tuple[Recipe, Same] | None:
+    """The recipe of a dialect under the file's rule and where it makes the file's bytes; None where it never does.
+
+    The rule is named only where it is not the dialect's own.
+    """
+    name, rule = format_and_rule(stem)
+    row = find_format(name)
+    own = find_dialect(dialect).choice(scale_kind(row), row.element.name)
+    try:
+        recipe = recipe_of(name, None if own and own.rule == rule else rule, dialect=dialect)
+    except UsageError:
+        return None
+    choice, rounding = recipe.choice, recipe.rounding
+    steps = rounding.above, rounding.half_if, rounding.half_always
+    signs = choice.clear_zero_code, choice.clear_zero_input, choice.set_zero_input
+    if own is None or steps != ROUNDED_TO_NEAREST_EVEN or any(signs):
+        return None
+    by_torchao = choice.byte0_exponent.get(rule, -127) != -127
+    low_clamp = "codes_torchao" in case_tensors(stem, case)
+
+    def where(amax: Array, scales: Array) -> Array:
+        same = np.ones(scales.shape, bool)
+        if choice.infinity_is_nan:
+            same &= ~np.isinf(amax)
+        if choice.flush_subnormal_blocks:
+            same &= ~((amax > 0) & (amax < 2.0**-126))
+        if choice.min_exponent > -127:
+            same &= scales > choice.min_exponent + 127
+        if by_torchao and not low_clamp:
+            same &= (scales != 0) | (amax == 0)
+        return same
+
+    return recipe, Same("_torchao" if by_torchao and low_clamp else "", where)
+
+
+def files_of(dialect: str) -> list[str]:
+    """The golden files that some case of can be made through a dialect."""
+    return [stem for stem in QUANTIZED if meant(stem, dialect, golden(stem)[1][0])]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_dialects(dialect: str) -> None:
+    """Every case of every file whose variant the dialect means, in the blocks where it means it."""
+    blocks = 0
+    for stem in files_of(dialect):
+        for case in golden(stem)[1]:
+            found = meant(stem, dialect, case)
+            assert found is not None
+            recipe, same = found
+            wanted = case_tensors(stem, case)
+            plain = kernel(wanted["x"], recipe_of(*format_and_rule(stem)), per_block=True)
+            assert plain.per_block is not None
+            where = same.where(plain.per_block.amax, wanted["scales"])
+            compare(kernel(wanted["x"], recipe), wanted, same.suffix, where)
+            blocks += int(where.sum())
+    print(f"{dialect}: {len(files_of(dialect))} files, {blocks} blocks")
+    assert (blocks > 0) == bool(files_of(dialect))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "stem"),
+    [
+        ("mxcli", "mx_mxfp8_e4m3__rceil"),
+        ("mxcli", "nvfp4__te"),
+        ("mxcli", "fp8_e4m3__tensor"),
+        ("ocp", "mx_mxfp4_e2m1__floor"),
+        ("te", "mx_mxfp8_e5m2__rceil"),
+        ("te", "nvfp4_2d16__te"),
+        ("paper", "nvfp4__paper"),
+        ("paper", "nvfp4_noglobal__paper"),
+        ("torchao", "mx_mxfp8_e4m3__floor"),
+        ("torchao", "nvfp4__torchao"),
+        ("torchao", "nvfp4_noglobal__torchao"),
+        ("modelopt", "mx_mxfp8_e4m3__rceil"),
+        ("modelopt", "nvfp4__modelopt"),
+        ("modelopt", "nvfp4_noglobal__modelopt"),
+        ("compressed-tensors", "nvfp4__ct"),
+        ("compressed-tensors", "mx_mxfp8_e4m3__ct-even1"),
+        ("compressed-tensors", "mx_mxfp6_e2m3__even"),
+        ("compressed-tensors", "fp8_e4m3__channel"),
+        ("vllm", "nvfp4__vllm"),
+        ("microxcaling", "mx_mxfp6_e3m2__floor"),
+    ],
+)
+def test_a_dialects_own_choice_is_the_files_variant(dialect: str, stem: str) -> None:
+    """Without any rule named."""
+    name, rule = format_and_rule(stem)
+    assert recipe_of(name, dialect=dialect).scale_rule.name == rule
+    assert stem in files_of(dialect)
+
+
+# --- Elements and layout -----------------------------------------------------------------------------------
+
+
+def of_codes(codes: Array, element: FloatFormat) -> Quantized:
+    """One row of codes under the scale 1."""
+    q = kernel(np.zeros((1, codes.size), np.float32), recipe_of(f"{element.name}:fp32:tensor"))
+    shifts = np.arange(codes.size) * element.stored_bits
+    bits = np.zeros(codes.size * element.stored_bits, np.uint8)
+    for bit in range(element.stored_bits):
+        bits[shifts + bit] = codes >> bit & 1
+    q.packed[0, :] = np.packbits(bits, bitorder="little")
+    return q
+
+
+def under_scale_1(x: Array, element: FloatFormat) -> Array:
+    """Codes of any numbers under the scale 1, however large: no block's amax is below the tensor's, so all block scales
+    saturate at 448, and 448 * fl(1 / 448) is 1."""
+    anchored = np.full((x.size, 2), element.max, np.float32)
+    anchored[:, 0] = x
+    q = kernel(anchored, recipe_of(f"{element.name}:e4m3:1x16:fp32", "paper"), tensor_amax=element.max)
+    assert (q.scales == 0x7E).all()
+    assert (cpu.unpack(q)[:, 1] == element.max_code).all()
+    return cpu.unpack(q)[:, 0]
+
+
+def test_elements() -> None:
+    tensors = dict(golden("elements")[0])
+    assert np.float32(448) * (np.float32(1) / np.float32(448)) == 1
+    for name in ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "int8"):
+        element = ELEMENTS[name]
+        codes = np.arange(2**element.bits)
+        assert_same_bits(cpu.dequantize(of_codes(codes, element))[0], tensors.pop(f"decode.{name}"), name)
+        x, code = tensors.pop(f"round.{name}.x"), tensors.pop(f"round.{name}.code")
+        numbers = ~np.isnan(x)
+        np.testing.assert_array_equal(under_scale_1(x[numbers], element), code[numbers])
+        assert (code[~numbers] == (element.nan_code or 0)).all()
+        print(f"elements: {name}, {codes.size} codes decoded, {x.size} numbers rounded")
+    assert not tensors
+
+
+def test_layout() -> None:
+    tensors = {n: t for n, t in golden("layout")[0].items() if not n.startswith(NO_HADAMARD)}
+    for kind, name in (("fp4", "e2m1"), ("fp6", "e2m3")):
+        element = ELEMENTS[name]
+        codes, packed = tensors.pop(f"{kind}.codes"), tensors.pop(f"{kind}.packed")
+        values = np.array([element.value(code) for code in range(2**element.bits)], np.float32)
+        x = np.concatenate([values[codes], np.full((len(codes), 64), element.max, np.float32)], axis=1)
+        q = kernel(x, recipe_of(f"{name}:e8m0:channel", "floor"))
+        assert (q.scales == 127).all()
+        assert_same_bits(np.ascontiguousarray(q.packed[:, : packed.shape[1]]), packed, kind)
+        np.testing.assert_array_equal(cpu.unpack(q)[:, :64], codes)
+    for name in sorted({name.rsplit(".", 1)[0] for name in tensors}):
+        assert_same_bits(swizzle(tensors.pop(f"{name}.in")), tensors.pop(f"{name}.out"), name)
+    assert not tensors
+
+
+def test_no_file_is_left_out() -> None:
+    compared = {*QUANTIZED, "elements", "layout"}
+    files = {path.name for path in GOLDEN.iterdir()}
+    assert files - NOT_COMPUTED.keys() == {f"{stem}.safetensors" for stem in compared}
+    assert len(QUANTIZED) == 48
+    print(f"{len(compared)} files compared; {NOT_COMPUTED}")
