@@ -60,6 +60,11 @@ class Checkpoint:
     notes: tuple[str, ...]
     decoders: Mapping[Path, Callable[[TensorInfo], Array]] = field(repr=False, compare=False)
 
+    @property
+    def where(self) -> Path:
+        """What to call the source in a sentence: its one weight file, or the directory of several."""
+        return self.files[0] if len(self.files) == 1 else self.root
+
 
 def open_checkpoint(source: str | Path) -> Checkpoint:
     """The checkpoint at `source`, from headers only (PyTorch files are unpickled, weights-only).

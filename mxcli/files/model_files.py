@@ -17,7 +17,7 @@ RECORD = "mxcli.json"
 # What an output does not inherit, by name, and why; nothing is said where the output gets its own.
 NOT_CARRIED = (
     (
-        r"\.(safetensors|bin|pt|pth|ckpt|gguf|ggml|onnx|onnx_data|h5|msgpack|ot|tflite|mlmodel)$",
+        r"\.(safetensors|bin|pt|pth|ckpt|gguf|ggml|onnx|onnx_data|h5|msgpack|ot|tflite|mlmodel|jit)$",
         "other weights",
     ),
     (rf"^({PRODUCER_CONFIG}|quant_config\.json|quantize_config\.json)$", "an old quantization config"),

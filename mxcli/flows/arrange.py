@@ -11,7 +11,7 @@ from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import COLUMN, OWN, PREFERRED, SCALES, Entry, Layout, Weight, find_layout
 from mxcli.files.writer_shards import Shard
 from mxcli.flows.ignored import ignored_modules
-from mxcli.flows.pieces import Piece, pieces_of
+from mxcli.flows.pieces import Piece, pieces_of, stack_module
 from mxcli.flows.plan import Plan, Step
 from mxcli.flows.reasons import nothing_to_quantize
 from mxcli.flows.sharding import shards_of
@@ -84,10 +84,10 @@ def arrange(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Ar
     name = layout or plan.options.layout
     chosen = find_layout(name) if name else _default_layout(checkpoint, plan)
     _refuse_impossible(plan, chosen)
-    tasks = tuple(_task(step, chosen, checkpoint.config) for step in plan.steps)
+    tasks = _whole_modules(tuple(_task(step, chosen, checkpoint.config) for step in plan.steps), chosen)
     if not any(task.pieces for task in tasks):
         infos, reasons = [task.step.tensor for task in tasks], [task.step.reason for task in tasks]
-        raise RefusedError(nothing_to_quantize(checkpoint.root, infos, reasons))
+        raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
     entries: dict[Path, list[Entry]] = {}
     for task in tasks:
         entries.setdefault(task.step.tensor.file, []).extend(task.entries)
@@ -103,11 +103,25 @@ def _task(step: Step, layout: Layout, config: Mapping[str, object] | None) -> Ta
         return Task(step)
     pieces = pieces_of(step, layout, config)
     if isinstance(pieces, str):
-        kept = replace(
-            step, recipe=None, padded=False, group=None, reason=f"kept: {layout.name} cannot hold it: {pieces}"
-        )
-        return Task(kept)
+        return Task(_kept(step, layout, pieces))
     return Task(step, pieces)
+
+
+def _whole_modules(tasks: tuple[Task, ...], layout: Layout) -> tuple[Task, ...]:
+    """The tasks, where a stack of experts is split only if all stacks of its module are: a loader is told of a module
+    either that it is quantized or that it is not."""
+    modules = [stack_module(task.step.tensor.name) for task in tasks]
+    torn = {module for module, task in zip(modules, tasks, strict=True) if module and not task.pieces}
+    return tuple(
+        Task(_kept(task.step, layout, "another stack of its experts is kept"))
+        if module in torn and any(piece.expert is not None for piece in task.pieces)
+        else task
+        for module, task in zip(modules, tasks, strict=True)
+    )
+
+
+def _kept(step: Step, layout: Layout, reason: str) -> Step:
+    return replace(step, recipe=None, padded=False, group=None, reason=f"kept: {layout.name} cannot hold it: {reason}")
 
 
 def _default_layout(checkpoint: Checkpoint, plan: Plan) -> Layout:
@@ -153,6 +167,12 @@ def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) ->
         notes.append(
             "FP8 scales are binary32: vLLM keeps them so, transformers rounds them to the dtype it loads a model in."
         )
+    wide = {task.step.tensor.dtype for task in tasks if task.pieces and not _has_binary32_scales(task)} - {"BF16"}
+    if wide and layout is PREFERRED:
+        notes.append(
+            f"{PREFERRED.name} decodes FP4, FP6 and MXFP8 in BF16: load this {', '.join(sorted(wide))} model with "
+            "dtype=bfloat16."
+        )
     if not named and layout is not PREFERRED:
         missing = sorted(_formats(plan.quantized) - set(PREFERRED.formats))
         lacks = f"has no {', '.join(missing)}" if missing else "cannot hold most of the weights"
@@ -160,6 +180,11 @@ def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) ->
         reason = "stores no padding" if padded else lacks
         notes.append(f"Written in the layout {layout.name}, since {PREFERRED.name} {reason}.")
     return notes
+
+
+def _has_binary32_scales(task: Task) -> bool:
+    """Whether its block scales are FP32, in whatever type they are stored."""
+    return all(piece.weight.format.scale.bits == 32 for piece in task.pieces)
 
 
 def _has_wide_scales(task: Task) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mxcli.backends import cpu
-from mxcli.errors import RefusedError, UsageError, printable
+from mxcli.errors import InputError, RefusedError, UsageError, printable
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import (
     COLUMN,
@@ -109,6 +109,11 @@ def dequantize_checkpoint(
 def _layout_of(checkpoint: Checkpoint, config: Mapping[str, object]) -> Layout:
     settings = config.get(QUANTIZATION_CONFIG)
     method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    if checkpoint.dialect in LAYOUTS and not isinstance(settings, Mapping):
+        raise InputError(
+            f"{printable(checkpoint.where)}: holds quantized weights ({checkpoint.dialect}) without a config.json "
+            "with a quantization_config beside it to say what they mean: put the checkpoint's own there."
+        )
     found = LAYOUTS.get(str(method)) or LAYOUTS.get(str(checkpoint.dialect))
     if found is not None:
         return found

@@ -42,6 +42,12 @@ class Piece:
         return turned if self.expert is None else turned[self.expert, self.begin : self.end]
 
 
+def stack_module(name: str) -> str | None:
+    """The module that a stack of experts belongs to; None for any other tensor."""
+    stack = _STACK.fullmatch(name)
+    return stack[1] if stack else None
+
+
 def pieces_of(step: Step, layout: Layout, config: Mapping[str, object] | None) -> tuple[Piece, ...] | str:
     """The pieces of a quantized tensor, or why the layout cannot hold it."""
     assert step.recipe is not None

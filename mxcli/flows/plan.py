@@ -12,7 +12,7 @@ from mxcli.files.orientation import LAST, reduction_axis, stores_conv1d
 from mxcli.files.selection import Choice, Rule, select
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.fused import fused_sets
-from mxcli.flows.reasons import misfit, nothing_to_quantize, refused_length, why_kept
+from mxcli.flows.reasons import already_quantized, misfit, nothing_to_quantize, refused_length, why_kept
 from mxcli.numerics.blocks import divides
 from mxcli.numerics.floats import FP32
 from mxcli.numerics.formats import BlockFormat, find_format
@@ -108,10 +108,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
     """
     _check_names(options)
     if checkpoint.dialect is not None:
-        raise RefusedError(
-            f"{printable(checkpoint.root)}: already quantized ({checkpoint.dialect}); quantizing codes again would "
-            "lose their scales. Write it back to floats with `mxcli dequantize` first."
-        )
+        raise RefusedError(already_quantized(checkpoint.where, checkpoint.dialect))
     choices = select(checkpoint.tensors, options.selection).choices
     formats = _formats(checkpoint, options)
     conv1d = stores_conv1d(checkpoint.tensors)
@@ -130,7 +127,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
         raise together(RefusedError, "Lengths that blocks do not divide", problems)
     if not any(step.recipe for step in steps):
         infos, reasons = [step.tensor for step in steps], [step.reason for step in steps]
-        raise RefusedError(nothing_to_quantize(checkpoint.root, infos, reasons))
+        raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
     grouped, notes = _grouped(steps)
     return Plan(options, grouped, tuple(notes))
 
@@ -220,7 +217,9 @@ def _grouped(steps: list[Step]) -> tuple[tuple[Step, ...], list[str]]:
             shared += 1
     notes = []
     if shared:
-        notes.append(f"{shared:,} fused sets (such as q, k, v or gate, up) share one tensor scale each.")
+        notes.append(
+            f"{shared:,} fused {'sets' if shared > 1 else 'set'} (such as q, k, v or gate, up): one tensor scale each."
+        )
     if torn:
         notes.append(
             f"{len(torn):,} fused sets ('{printable(torn[0])}'{', …' if len(torn) > 1 else ''}) are quantized in "

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mxcli.errors import printable
+from mxcli.files.layouts import LAYOUTS
 from mxcli.files.selection import Choice
 from mxcli.files.tensors import DTYPES, TensorInfo
 from mxcli.numerics.formats import BlockFormat
@@ -40,6 +41,18 @@ def refused_length(info: TensorInfo, row: BlockFormat, shape: Sequence[int]) -> 
     return (
         f"{name} {list(info.shape)}{turned}: {misfit(row, shape)}. Use --exclude '{name}', or --on-indivisible pad "
         "or keep."
+    )
+
+
+def already_quantized(where: object, dialect: str) -> str:
+    """The refusal of a source that holds codes, with a way out that is one."""
+    way_out = (
+        "Write it back to floats with `mxcli dequantize` first."
+        if dialect in LAYOUTS
+        else f"Take the checkpoint it was made from: of quantized ones only {', '.join(LAYOUTS)} are read back."
+    )
+    return (
+        f"{printable(where)}: already quantized ({dialect}); quantizing codes again would lose their scales. {way_out}"
     )
 
 

@@ -162,6 +162,14 @@ def _quantiles(bins: Histogram, value: Callable[[int], float | None]) -> dict[st
     return found
 
 
+def _rising(quantiles: dict[str, float | None]) -> dict[str, float | None]:
+    """None below an exact p0, which the middle of its own bin may be."""
+    least = quantiles["p0"]
+    if least is None:
+        return quantiles
+    return {name: None if value is None else max(least, value) for name, value in quantiles.items()}
+
+
 def _bin_middle(at: int, per_octave: int, lowest_exponent: int) -> float:
     """log2 of the middle of a bin whose octave is cut into equal linear parts."""
     octave, part = divmod(at, per_octave)
@@ -179,7 +187,7 @@ def block_sqnr_db(m: Measurement) -> dict[str, float | None]:
     quantiles = _quantiles(bins, decibels)
     if s.min_block_sqnr > 0:
         quantiles["p0"] = 10.0 * math.log10(s.min_block_sqnr)
-    return quantiles
+    return _rising(quantiles)
 
 
 def block_dynamic_range(m: Measurement) -> dict[str, float | None]:
@@ -187,7 +195,7 @@ def block_dynamic_range(m: Measurement) -> dict[str, float | None]:
     quantiles = _quantiles(m.stats.range_bins, lambda at: _bin_middle(at, RANGE_BINS_PER_OCTAVE, 0))
     if m.stats.min_block_range > 0:
         quantiles["p0"] = math.log2(m.stats.min_block_range)
-    return quantiles
+    return _rising(quantiles)
 
 
 def worst_blocks(m: Measurement) -> list[dict[str, object]]:

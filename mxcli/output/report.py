@@ -195,4 +195,8 @@ def count_lines(report: Report, screen: Screen) -> list[str]:
     words = [
         f"{word} {count:,}" + (f" ({kept})" if word == KEPT and kept else "") for word, count in report.counts.items()
     ]
-    return folded_lines(", ".join(words), screen)
+    lines = folded_lines(", ".join(words), screen)
+    if report.sum and report.sum["nonfinite"]:
+        met = f"non-finite input: {report.sum['nonfinite']:,} elements, {report.sum['nan_blocks']:,} blocks became NaN"
+        lines += folded_lines(met, screen)
+    return lines

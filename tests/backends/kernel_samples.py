@@ -16,8 +16,8 @@ def normal(*shape: int, seed: int = 0) -> F32:
 def log_uniform(low: float, high: float, *shape: int, seed: int = 0) -> F32:
     """Magnitudes from 10^low to 10^high, every decade equally likely, of both signs."""
     rng = np.random.default_rng(seed)
-    magnitudes: F32 = (10.0 ** rng.uniform(low, high, shape)).astype(np.float32)
-    return magnitudes * rng.choice(np.array([-1, 1], np.float32), shape)
+    magnitudes = (10.0 ** rng.uniform(low, high, shape)).astype(np.float32)
+    return np.where(rng.choice([True, False], shape), -magnitudes, magnitudes)
 
 
 def nonfinite(rows: int, columns: int) -> F32:

@@ -242,17 +242,25 @@ def test_mixed_weights_are_found_again_in_their_groups() -> None:
     ]
 
 
+def test_scales_may_be_typed_as_the_powers_of_two_that_they_are() -> None:
+    weights = [weight("mxfp4")]
+    tensors = in_file(CT, weights)
+    scale = tensors["a.weight_scale"]
+    tensors["a.weight_scale"] = TensorInfo(scale.name, "F8_E8M0", scale.shape, "scale", scale.file, 0, 1)
+    assert [each.name for each in CT.weights(tensors, {"quantization_config": CT.settings(weights, [])})] == ["a.weight"]
+
+
 def test_tensors_that_do_not_fit_their_configuration_are_all_named() -> None:
     weights = [weight("mxfp4"), weight("mxfp4", name="b.weight")]
     tensors = in_file(CT, weights)
     del tensors["a.weight_packed"]
     wrong = tensors["b.weight_scale"]
-    tensors["b.weight_scale"] = TensorInfo(wrong.name, "F8_E8M0", wrong.shape, "scale", wrong.file, 0, 1)
+    tensors["b.weight_scale"] = TensorInfo(wrong.name, "F32", wrong.shape, "scale", wrong.file, 0, 1)
     with pytest.raises(InputError) as refused:
         CT.weights(tensors, {"quantization_config": CT.settings(weights, [])})
     assert refused.value.details == (
         "a: has a weight_scale, but a.weight_packed is missing (mxfp4-pack-quantized).",
-        "b: b.weight_scale is F8_E8M0 [130, 8]; mxfp4-pack-quantized needs U8 [130, 8].",
+        "b: b.weight_scale is F32 [130, 8]; mxfp4-pack-quantized needs U8 [130, 8].",
     )
 
 

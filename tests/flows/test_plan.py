@@ -155,7 +155,7 @@ def test_fused_sets_share_a_tensor_scale_where_the_format_has_one(tmp_path: Path
         "model.layers.0.self_attn.q_proj+k_proj+v_proj": ["q_proj", "k_proj", "v_proj"],
         "model.layers.0.mlp.gate_proj+up_proj": ["gate_proj", "up_proj"],
     }
-    assert plan.notes == ("2 fused sets (such as q, k, v or gate, up) share one tensor scale each.",)
+    assert plan.notes == ("2 fused sets (such as q, k, v or gate, up): one tensor scale each.",)
     assert plan_of(tmp_path / "m", llama(), Options("mxfp4")).groups == {}
 
 

@@ -115,12 +115,14 @@ def quantized_from(weight: Weight, arrays: Mapping[str, Array]) -> Quantized:
 
 
 def check_fit(contents: Sequence[Content], tensors: Mapping[str, TensorInfo], format: str) -> None:
-    """Raise ValueError unless every entry is among the tensors with its dtype and shape."""
+    """Raise ValueError unless every entry is among the tensors with its dtype and shape; E8M0 scales may be typed as
+    what they are, or as bytes."""
     for entry in (content.entry for content in contents):
         there = tensors.get(entry.name)
         if there is None:
             raise ValueError(f"{printable(entry.name)} is missing ({format})")
-        if (there.dtype, there.shape) != (entry.dtype, entry.shape):
+        same_bytes = there.dtype == entry.dtype or {there.dtype, entry.dtype} == {"U8", "F8_E8M0"}
+        if not same_bytes or there.shape != entry.shape:
             raise ValueError(
                 f"{printable(entry.name)} is {there.dtype} {list(there.shape)}; {format} needs {entry.dtype} "
                 f"{list(entry.shape)}"
