@@ -138,9 +138,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 def train(model: LlamaForCausalLM, ids: Tensor, steps: int, generator: torch.Generator) -> None:
     """Train ``model`` in place for ``steps`` AdamW steps on random windows of ``ids``, reporting the loss."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
     for step in range(1, steps + 1):
         loss = batch_loss(model, windows_at(ids, draw_offsets(ids, BATCH, CONTEXT, generator), CONTEXT))

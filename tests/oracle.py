@@ -307,9 +307,7 @@ RECIPES = {
         zero_becomes=1.0,
     ),
     "ct": CT,
-    "ct-bf16": replace(
-        CT, tensor=_tensor_ct_bf16, scale=lambda amax, peak, g: _bfloat16(amax / peak) * g.encode
-    ),
+    "ct-bf16": replace(CT, tensor=_tensor_ct_bf16, scale=lambda amax, peak, g: _bfloat16(amax / peak) * g.encode),
     "vllm": Recipe(
         tensor=_tensor_vllm,
         scale=lambda amax, peak, g: g.encode * (amax * (ONE / peak)),

@@ -70,9 +70,7 @@ def golden_options(stem: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("stem", "case"), CASES)
 def test_golden_case(stem: str, case: str) -> None:
     tensors = {
-        name.removeprefix(f"{case}."): tensor
-        for name, tensor in golden(stem)[0].items()
-        if name.startswith(f"{case}.")
+        name.removeprefix(f"{case}."): tensor for name, tensor in golden(stem)[0].items() if name.startswith(f"{case}.")
     }
     x = tensors.pop("x")
     options = golden_options(stem)
@@ -109,9 +107,7 @@ def test_golden_elements(name: str) -> None:
     tensors, _ = golden("elements")
     fmt = oracle.element_format(name)
     np.testing.assert_array_equal(fmt.values.astype(np.float32), tensors[f"decode.{name}"])
-    np.testing.assert_array_equal(
-        oracle.encode(tensors[f"round.{name}.x"], fmt), tensors[f"round.{name}.code"]
-    )
+    np.testing.assert_array_equal(oracle.encode(tensors[f"round.{name}.x"], fmt), tensors[f"round.{name}.code"])
 
 
 def test_golden_layout() -> None:
@@ -225,9 +221,7 @@ def test_generic_elements_follow_the_formula(name: str) -> None:
     fmt = oracle.element_format(name)
     grid = fmt.magnitudes
     middle = (grid[1:] + grid[:-1]) / 2
-    values = np.concatenate(
-        [grid, middle, np.nextafter(middle, 0), np.nextafter(middle, np.inf), [4 * fmt.max]]
-    )
+    values = np.concatenate([grid, middle, np.nextafter(middle, 0), np.nextafter(middle, np.inf), [4 * fmt.max]])
     codes = oracle.encode(values, fmt)
     assert codes.tolist() == [formula(value, fmt) for value in values.tolist()]
     np.testing.assert_array_equal(oracle.encode(-values, fmt), codes + fmt.sign_bit)
@@ -298,9 +292,7 @@ def test_scale_rules_by_bits(name: str, rule: str) -> None:
             oracle.scale_exponents(float32(1), fmt, rule)
         return
     powers = np.arange(0, 256)[:, None] << 23
-    fractions = np.array(
-        [0, 1, 0x3FFFFF, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x600001, 0x6FFFFF, 0x700000]
-    )
+    fractions = np.array([0, 1, 0x3FFFFF, 0x400000, 0x400001, 0x5FFFFF, 0x600000, 0x600001, 0x6FFFFF, 0x700000])
     fractions = np.append(fractions, [0x700001, 0x77FFFF, 0x780000, 0x7DFFFF, 0x7E0000, 0x7E0001, 0x7FFFFF])
     random = RNG(1).integers(0, 0x7F800000, 2000)
     bits = np.concatenate([(powers + fractions).ravel(), random]).astype(np.uint32)
@@ -313,10 +305,7 @@ def squared_error(block: F32, fmt: oracle.Element, exponent: int) -> Fraction:
     values = oracle.decode(oracle.encode(np.ldexp(block.astype(np.float64), -exponent), fmt), fmt)
     scale = Fraction(2) ** exponent
     return sum(
-        (
-            (Fraction(x) - Fraction(v) * scale) ** 2
-            for x, v in zip(block.tolist(), values.tolist(), strict=True)
-        ),
+        ((Fraction(x) - Fraction(v) * scale) ** 2 for x, v in zip(block.tolist(), values.tolist(), strict=True)),
         Fraction(0),
     )
 
@@ -500,9 +489,7 @@ def test_statistics_of_a_small_tensor() -> None:
     assert stats["rmse"] == pytest.approx(math.sqrt(noise / 8))
     assert stats["relative_error"] == pytest.approx(math.sqrt(noise / power))
     assert stats["sqnr_db"] == pytest.approx(10 * math.log10(power / noise))
-    assert stats["cosine"] == pytest.approx(
-        (16 + 9 + 42 + 0.25 + 5) / math.sqrt(power * (16 + 9 + 36 + 0.25 + 4))
-    )
+    assert stats["cosine"] == pytest.approx((16 + 9 + 42 + 0.25 + 5) / math.sqrt(power * (16 + 9 + 36 + 0.25 + 4)))
     assert (stats["max_abs_error"], stats["max_rel_error"], stats["bias"]) == (1, 1, (1 + 0.5 - 0.125) / 8)
     assert stats["code_histogram"].tolist() == [3, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1]
     assert stats["scale_exponent_histogram"] == {0: 1}

@@ -118,9 +118,8 @@ def test_weight_and_scale_in_different_shards_are_found(model: Writer) -> None:
     checkpoint = open_checkpoint(model(files))
     assert checkpoint.tensors["fc.weight_scale_inv"].file.name == SECOND
     assert checkpoint.dialect == "fp8-block"
-    assert (
-        "model.safetensors.index.json places 'fc.weight_scale_inv' in another shard than the one holding it."
-        in (checkpoint.notes)
+    assert "model.safetensors.index.json places 'fc.weight_scale_inv' in another shard than the one holding it." in (
+        checkpoint.notes
     )
 
 
@@ -210,13 +209,9 @@ def test_files_without_index(model: Writer) -> None:
     root = model({"a.safetensors": {"x": zeros("F32", 2, 2)}, "b.safetensors": {"y": zeros("F32", 2, 2)}})
     checkpoint = open_checkpoint(root)
     assert list(checkpoint.tensors) == ["x", "y"]
-    assert checkpoint.notes == (
-        "2 files (a.safetensors, b.safetensors) are read as one model; there is no index.",
-    )
+    assert checkpoint.notes == ("2 files (a.safetensors, b.safetensors) are read as one model; there is no index.",)
     model({"b.safetensors": {"x": zeros("F32", 2, 2)}})
-    with pytest.raises(
-        InputError, match=r"tensor 'x' is in a\.safetensors and b\.safetensors; keep one of them"
-    ):
+    with pytest.raises(InputError, match=r"tensor 'x' is in a\.safetensors and b\.safetensors; keep one of them"):
         open_checkpoint(root)
 
 
@@ -236,9 +231,7 @@ def test_one_shard_by_itself_says_so(model: Writer) -> None:
     root = model(_sharded())
     checkpoint = open_checkpoint(root / SECOND)
     assert list(checkpoint.tensors) == [Q, K]
-    assert checkpoint.notes == (
-        f"{SECOND} is one of 2 shards; model.safetensors.index.json gives all of them.",
-    )
+    assert checkpoint.notes == (f"{SECOND} is one of 2 shards; model.safetensors.index.json gives all of them.",)
 
 
 def test_sources_that_are_not_there(model: Writer, tmp_path: Path) -> None:
@@ -254,9 +247,7 @@ def test_sources_that_are_not_there(model: Writer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be opened"):
         open_checkpoint("x" * 5000)
     (root / "dangling.safetensors").symlink_to("../blobs/abc")
-    with pytest.raises(
-        InputError, match=r"link to \.\./blobs/abc, which does not exist; finish the download"
-    ):
+    with pytest.raises(InputError, match=r"link to \.\./blobs/abc, which does not exist; finish the download"):
         open_checkpoint(root / "dangling.safetensors")
 
 
@@ -264,9 +255,7 @@ def test_directories_without_weights(model: Writer, tmp_path: Path) -> None:
     empty = model({"config.json": {}}, "empty")
     with pytest.raises(InputError, match=r"no weights in it; \.safetensors, \.pt"):
         open_checkpoint(empty)
-    pipeline = model(
-        {"unet/model.safetensors": {}, "vae/model.safetensors": {}, "model_index.json": {}}, "pipe"
-    )
+    pipeline = model({"unet/model.safetensors": {}, "vae/model.safetensors": {}, "model_index.json": {}}, "pipe")
     with pytest.raises(InputError, match="no weights in it, but in its folders unet, vae; give one of those"):
         open_checkpoint(pipeline)
     with pytest.raises(InputError, match=r"no weights that can be read, only m\.gguf"):
@@ -374,9 +363,7 @@ def test_hostile_tensor_names_are_read_and_noted(model: Writer) -> None:
     tensors = dict.fromkeys(["\x1b[2J.weight", "", "é中.weight"], zeros("F32", 2, 2))
     checkpoint = open_checkpoint(model({"model.safetensors": tensors}))
     assert list(checkpoint.tensors) == list(tensors)
-    assert checkpoint.notes == (
-        "2 names ('\\x1b[2J.weight', …) empty or with control characters, shown escaped.",
-    )
+    assert checkpoint.notes == ("2 names ('\\x1b[2J.weight', …) empty or with control characters, shown escaped.",)
 
 
 def test_opening_is_deterministic(model: Writer) -> None:

@@ -88,9 +88,7 @@ def test_dialects_are_seen_without_a_configuration(model: Writer, layout: str) -
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_the_configuration_decides(
-    model: Writer, config: Mapping[str, Any], dialect: str, nested: bool
-) -> None:
+def test_the_configuration_decides(model: Writer, config: Mapping[str, Any], dialect: str, nested: bool) -> None:
     whole: dict[str, Any] = {"quantization_config": config}
     root = model(
         {

@@ -247,7 +247,9 @@ def test_scales_may_be_typed_as_the_powers_of_two_that_they_are() -> None:
     tensors = in_file(CT, weights)
     scale = tensors["a.weight_scale"]
     tensors["a.weight_scale"] = TensorInfo(scale.name, "F8_E8M0", scale.shape, "scale", scale.file, 0, 1)
-    assert [each.name for each in CT.weights(tensors, {"quantization_config": CT.settings(weights, [])})] == ["a.weight"]
+    assert [each.name for each in CT.weights(tensors, {"quantization_config": CT.settings(weights, [])})] == [
+        "a.weight"
+    ]
 
 
 def test_tensors_that_do_not_fit_their_configuration_are_all_named() -> None:

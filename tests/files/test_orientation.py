@@ -40,21 +40,13 @@ DOWN = "model.layers.0.mlp.experts.down_proj"
         ("x", (), None, -1),
     ],
 )
-def test_reduction_axis(
-    name: str, shape: tuple[int, ...], config: dict[str, object] | None, axis: int
-) -> None:
+def test_reduction_axis(name: str, shape: tuple[int, ...], config: dict[str, object] | None, axis: int) -> None:
     assert reduction_axis(_info(name, *shape), config) == axis
 
 
 def test_gpt2_is_recognised_by_its_fused_attention() -> None:
-    stored = {
-        info.name: info
-        for info in (_info("h.0.attn.c_attn.weight", 8, 24), _info("h.0.mlp.c_fc.weight", 8, 32))
-    }
-    linear = {
-        info.name: info
-        for info in (_info("h.0.attn.c_attn.weight", 24, 8), _info("h.0.mlp.c_fc.weight", 32, 8))
-    }
+    stored = {info.name: info for info in (_info("h.0.attn.c_attn.weight", 8, 24), _info("h.0.mlp.c_fc.weight", 8, 32))}
+    linear = {info.name: info for info in (_info("h.0.attn.c_attn.weight", 24, 8), _info("h.0.mlp.c_fc.weight", 32, 8))}
     assert stores_conv1d(stored)
     assert not stores_conv1d(linear)
     assert not stores_conv1d({})

@@ -113,12 +113,8 @@ def test_shared_storage_is_a_tie(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(path)
     assert checkpoint.tied == {"lm_head.weight": "embed.weight"}
     assert list(checkpoint.tensors) == ["embed.weight", "lm_head.weight", "view"]
-    assert checkpoint.notes == (
-        "1 tensor ('lm_head.weight') sharing the storage of another; listed under each name.",
-    )
-    same = [
-        read(checkpoint, checkpoint.tensors[name]).tolist() for name in ("embed.weight", "lm_head.weight")
-    ]
+    assert checkpoint.notes == ("1 tensor ('lm_head.weight') sharing the storage of another; listed under each name.",)
+    same = [read(checkpoint, checkpoint.tensors[name]).tolist() for name in ("embed.weight", "lm_head.weight")]
     assert same == [embedding.tolist()] * 2
 
 
@@ -155,18 +151,14 @@ def test_sharded_directories(tmp_path: Path) -> None:
 def test_pickles_that_need_code_are_refused(tmp_path: Path, options: dict[str, bool]) -> None:
     path = tmp_path / "code.pt"
     torch.save({"w": torch.ones(2), "config": Code()}, path, **options)
-    with pytest.raises(
-        InputError, match=r"its pickle needs code \(\S+Code\), which is never run; save the"
-    ) as caught:
+    with pytest.raises(InputError, match=r"its pickle needs code \(\S+Code\), which is never run; save the") as caught:
         open_checkpoint(path)
     assert caught.value.exit_code == 3
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_commands_in_pickles_are_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
-) -> None:
+def test_commands_in_pickles_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.pt"
     path.write_bytes(pickle.dumps({"w": Command()}, protocol=protocol))

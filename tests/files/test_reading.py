@@ -74,9 +74,7 @@ def test_a_file_that_shrinks_or_vanishes_is_an_input_error(tmp_path: Path) -> No
     path.write_bytes(safetensors_bytes({"x": ("F32", [4], bytes(16))}))
     checkpoint = open_checkpoint(path)
     os.truncate(path, path.stat().st_size - 4)
-    with pytest.raises(
-        InputError, match="changed while in use: tensor 'x' ends at byte 80 and the file now has 76"
-    ):
+    with pytest.raises(InputError, match="changed while in use: tensor 'x' ends at byte 80 and the file now has 76"):
         read(checkpoint, checkpoint.tensors["x"])
     path.unlink()
     with pytest.raises(InputError, match="cannot be read"):

@@ -27,9 +27,7 @@ def _entry(dtype: object = "U8", shape: object = (4,), offsets: object = (0, 4))
 FAULTS = [
     pytest.param(b"", "empty file (0 bytes)", id="empty"),
     pytest.param(b"\x10", "1 bytes, too short", id="one byte"),
-    pytest.param(
-        GOOD[:-1], "truncated: the header describes 139 bytes and the file has 138 (1 missing)", id="cut"
-    ),
+    pytest.param(GOOD[:-1], "truncated: the header describes 139 bytes and the file has 138 (1 missing)", id="cut"),
     pytest.param(GOOD[:40], "truncated: the header needs 120 bytes and the file has 40", id="cut header"),
     pytest.param(GOOD + b"xy", "2 bytes after the last tensor belong to no tensor", id="trailing"),
     pytest.param(
@@ -38,75 +36,42 @@ FAULTS = [
         "file with 'git lfs pull'",
         id="lfs",
     ),
-    pytest.param(
-        b"<!DOCTYPE html><html>404</html>", "31 bytes, an HTML page, probably a failed download", id="html"
-    ),
+    pytest.param(b"<!DOCTYPE html><html>404</html>", "31 bytes, an HTML page, probably a failed download", id="html"),
     pytest.param(b"\n  <HTML>login</HTML>", "an HTML page", id="html upper"),
     pytest.param(b"Entry not found", "an error message of a server", id="server"),
     pytest.param(b"GGUF\3\0\0\0" + bytes(64), "a GGUF file", id="gguf"),
     pytest.param(b"PK\3\4" + bytes(64), "a zip archive (PyTorch or npz); give it the ending .pt", id="zip"),
     pytest.param(b"\x80\2}q\0." + bytes(64), "a Python pickle", id="pickle"),
-    pytest.param(
-        b"\xff" * 64, "header length 18,446,744,073,709,551,615 is above the limit of 100,000,000", id="len"
-    ),
-    pytest.param(
-        struct.pack("<Q", 16) + b"hello world 1234", "its header does not begin with '{'", id="text"
-    ),
+    pytest.param(b"\xff" * 64, "header length 18,446,744,073,709,551,615 is above the limit of 100,000,000", id="len"),
+    pytest.param(struct.pack("<Q", 16) + b"hello world 1234", "its header does not begin with '{'", id="text"),
     pytest.param(with_header('{"a": '), "its header is not valid JSON", id="json"),
     pytest.param(with_header("{" * 8), "its header is not valid JSON", id="braces"),
     pytest.param(with_header('{"a":' * 100_000), "its header is not valid JSON", id="deep"),
-    pytest.param(
-        with_header('{"a":{"shape":[' + "9" * 5000 + "]}}"), "its header is not valid JSON", id="digits"
-    ),
+    pytest.param(with_header('{"a":{"shape":[' + "9" * 5000 + "]}}"), "its header is not valid JSON", id="digits"),
     pytest.param(struct.pack("<Q", 4) + b'{"\xff"', "its header is not valid JSON", id="utf8"),
     pytest.param(
         with_header(
-            '{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],'
-            '"data_offsets":[0,0]}}'
+            '{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
         ),
         "'a' occurs twice in its header",
         id="duplicate",
     ),
     pytest.param(with_header({"a": 3}), "tensor 'a': its entry is int, not an object", id="entry"),
-    pytest.param(
-        with_header({"a": {"dtype": "U8"}}), "tensor 'a': its entry lacks shape, data_offsets", id="lacks"
-    ),
-    pytest.param(
-        with_header({"a": _entry("F5")}, bytes(4)), "tensor 'a': dtype F5 is unknown; known are F64", id="dt"
-    ),
+    pytest.param(with_header({"a": {"dtype": "U8"}}), "tensor 'a': its entry lacks shape, data_offsets", id="lacks"),
+    pytest.param(with_header({"a": _entry("F5")}, bytes(4)), "tensor 'a': dtype F5 is unknown; known are F64", id="dt"),
     pytest.param(with_header({"a": _entry(["U8"])}, bytes(4)), "dtype ['U8'] is unknown", id="dtype list"),
     pytest.param(with_header({"a": _entry("")}, bytes(4)), "dtype  is unknown", id="dtype empty"),
-    pytest.param(
-        with_header({"a": _entry(shape=[-4])}, bytes(4)), "shape [-4] must be a list of whole", id="neg"
-    ),
-    pytest.param(
-        with_header({"a": _entry(shape=[4.0])}, bytes(4)), "shape [4.0] must be a list of", id="float"
-    ),
-    pytest.param(
-        with_header({"a": _entry(shape=[True])}, bytes(4)), "shape [True] must be a list of", id="bool"
-    ),
-    pytest.param(
-        with_header({"a": _entry(shape=4)}, bytes(4)), "shape 4 must be a list of whole", id="scalar"
-    ),
+    pytest.param(with_header({"a": _entry(shape=[-4])}, bytes(4)), "shape [-4] must be a list of whole", id="neg"),
+    pytest.param(with_header({"a": _entry(shape=[4.0])}, bytes(4)), "shape [4.0] must be a list of", id="float"),
+    pytest.param(with_header({"a": _entry(shape=[True])}, bytes(4)), "shape [True] must be a list of", id="bool"),
+    pytest.param(with_header({"a": _entry(shape=4)}, bytes(4)), "shape 4 must be a list of whole", id="scalar"),
     pytest.param(with_header({"a": _entry(shape=[2**63])}, bytes(4)), "from 0 to 2^63 - 1", id="huge"),
-    pytest.param(
-        with_header({"a": _entry(shape=[2**62, 2**62])}, bytes(4)), "overflows 2^63 - 1", id="overflow"
-    ),
-    pytest.param(
-        with_header({"a": _entry(shape=[0, 2**62, 8], offsets=[0, 0])}), "overflows 2^63 - 1", id="zero over"
-    ),
-    pytest.param(
-        with_header({"a": _entry(shape=[1] * 40, offsets=[0, 1])}, b"\0"), "40 dimensions", id="dims"
-    ),
-    pytest.param(
-        with_header({"a": _entry(offsets=[4, 0])}, bytes(4)), "must be two ascending whole", id="descending"
-    ),
-    pytest.param(
-        with_header({"a": _entry(offsets=[-4, 0])}, bytes(4)), "data_offsets [-4, 0] must be", id="neg off"
-    ),
-    pytest.param(
-        with_header({"a": _entry(offsets=[0])}, bytes(4)), "data_offsets [0] must be two", id="one offset"
-    ),
+    pytest.param(with_header({"a": _entry(shape=[2**62, 2**62])}, bytes(4)), "overflows 2^63 - 1", id="overflow"),
+    pytest.param(with_header({"a": _entry(shape=[0, 2**62, 8], offsets=[0, 0])}), "overflows 2^63 - 1", id="zero over"),
+    pytest.param(with_header({"a": _entry(shape=[1] * 40, offsets=[0, 1])}, b"\0"), "40 dimensions", id="dims"),
+    pytest.param(with_header({"a": _entry(offsets=[4, 0])}, bytes(4)), "must be two ascending whole", id="descending"),
+    pytest.param(with_header({"a": _entry(offsets=[-4, 0])}, bytes(4)), "data_offsets [-4, 0] must be", id="neg off"),
+    pytest.param(with_header({"a": _entry(offsets=[0])}, bytes(4)), "data_offsets [0] must be two", id="one offset"),
     pytest.param(
         with_header({"a": _entry("F32", [3], [0, 4])}, bytes(4)),
         "tensor 'a': F32 [3] needs 12 bytes and its offsets hold 4",
@@ -128,9 +93,7 @@ FAULTS = [
         "tensors 'a' and 'b' overlap by 2 bytes",
         id="inside",
     ),
-    pytest.param(
-        with_header({"__metadata__": {"a": 1}}), "__metadata__ must map text to text", id="metadata"
-    ),
+    pytest.param(with_header({"__metadata__": {"a": 1}}), "__metadata__ must map text to text", id="metadata"),
     pytest.param(
         with_header('{"\\ud800":' + json.dumps(_entry()) + "}", bytes(4)), "not valid Unicode", id="surrogate"
     ),
@@ -139,9 +102,7 @@ FAULTS = [
         "shape [3, 3]: F4 packs 2 elements into 1 byte, so its last dimension must be a multiple of 2, not 3",
         id="F4 odd",
     ),
-    pytest.param(
-        with_header({"a": _entry("F4", [], [0, 1])}, b"\0"), "must be a multiple of 2, not 1", id="F4 0-dim"
-    ),
+    pytest.param(with_header({"a": _entry("F4", [], [0, 1])}, b"\0"), "must be a multiple of 2, not 1", id="F4 0-dim"),
     pytest.param(
         with_header({"a": _entry("F6_E2M3", [2, 6], [0, 9])}, bytes(9)),
         "F6_E2M3 packs 4 elements into 3 bytes, so its last dimension must be a multiple of 4, not 6",
@@ -216,9 +177,7 @@ def test_faults_of_the_disk_are_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "model.safetensors: cannot be read: [Errno 5] Input/output error" in str(caught.value)
 
 
-def test_permission_denied_by_the_system_call_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_permission_denied_by_the_system_call_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(GOOD)
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -237,9 +196,7 @@ def test_unaligned_data_reads_correctly_and_is_noted(tmp_path: Path, shift: int)
     assert array.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert array.flags.aligned
     assert not array.flags.writeable
-    expected = (
-        () if shift % 4 == 0 else ("1 tensor ('x') not aligned to the element size; read through a copy.",)
-    )
+    expected = () if shift % 4 == 0 else ("1 tensor ('x') not aligned to the element size; read through a copy.",)
     assert checkpoint.notes == expected
 
 
@@ -254,9 +211,7 @@ def test_empty_and_zero_dimensional_tensors(tmp_path: Path) -> None:
     """P22."""
     path = tmp_path / "a.safetensors"
     shapes: dict[str, list[int]] = {"s": [], "e": [0], "w": [0, 32], "h": [5, 0], "x": [0, 10]}
-    path.write_bytes(
-        safetensors_bytes({n: zeros("BF16", *shape) for n, shape in shapes.items()}, {"format": "pt"})
-    )
+    path.write_bytes(safetensors_bytes({n: zeros("BF16", *shape) for n, shape in shapes.items()}, {"format": "pt"}))
     checkpoint = open_checkpoint(path)
     assert {n: list(read(checkpoint, i).shape) for n, i in checkpoint.tensors.items()} == shapes
     assert checkpoint.tensors["s"].elements == 1

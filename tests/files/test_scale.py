@@ -24,9 +24,7 @@ def _write(root: Path, count: int, shards: int) -> Path:
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
         own = names[shard::shards]
         weight_map |= dict.fromkeys(own, file)
-        header = {
-            name: {"dtype": "U8", "shape": [1, 1], "data_offsets": [n, n + 1]} for n, name in enumerate(own)
-        }
+        header = {name: {"dtype": "U8", "shape": [1, 1], "data_offsets": [n, n + 1]} for n, name in enumerate(own)}
         (root / file).write_bytes(with_header(header, bytes(len(own))))
     index = {"metadata": {"total_size": count}, "weight_map": weight_map}
     (root / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -30,9 +30,7 @@ def _info(name: str, shape: tuple[int, ...], dtype: str = "BF16", role: str | No
 
 def _model(layers: int = 20) -> dict[str, TensorInfo]:
     infos = [_info("model.embed_tokens.weight", (100, 64))]
-    infos += [
-        _info(f"model.layers.{n}.{part}", shape) for n in range(layers) for part, shape in PARTS.items()
-    ]
+    infos += [_info(f"model.layers.{n}.{part}", shape) for n in range(layers) for part, shape in PARTS.items()]
     infos += [_info("model.norm.weight", (64,)), _info("lm_head.weight", (100, 64))]
     return {info.name: info for info in infos}
 
@@ -157,8 +155,7 @@ def test_regular_expressions_match_the_whole_name() -> None:
     with pytest.raises(UsageError) as caught:
         select(_model(20), [exclude("re:layers.1")])
     assert str(caught.value) == (
-        "--exclude re:layers.1: matches no tensor. It must match the whole name; "
-        "re:.*(layers.1).* matches 77 tensors."
+        "--exclude re:layers.1: matches no tensor. It must match the whole name; re:.*(layers.1).* matches 77 tensors."
     )
 
 

@@ -243,6 +243,22 @@ def test_stacks_of_experts_are_quantized_per_expert(tmp_path: Path, transposed: 
     assert settings_of(tmp_path / "out")["ignore"] == []
 
 
+def test_stacks_of_a_module_are_split_together_or_not_at_all(tmp_path: Path) -> None:
+    """Half of a module's experts as codes would contradict the ignore list, which can name the module only."""
+    stacks = {
+        "model.layers.0.mlp.experts.gate_up_proj": noise(4, 64, 32),
+        "model.layers.0.mlp.experts.down_proj": noise(4, 32, 32),
+        "model.layers.0.self_attn.q_proj.weight": noise(96, 96),
+    }
+    config = {"model_type": "qwen3_moe", "hidden_size": 32}
+    quantized(
+        write_model(tmp_path / "m", stacks, config), tmp_path / "out", Options("mxfp4", layout="compressed-tensors")
+    )
+    raw = read_raw(tmp_path / "out" / "model.safetensors")
+    assert {name for name in raw if "experts" in name} == {name for name in stacks if "experts" in name}
+    assert "model.layers.0.mlp.experts" in settings_of(tmp_path / "out")["ignore"]
+
+
 def test_a_stack_of_unknown_orientation_is_loudly_kept(tmp_path: Path) -> None:
     stacks = {"model.layers.0.mlp.experts.gate_up_proj": noise(4, 64, 32)}
     source = write_model(tmp_path / "m", llama() | stacks, LLAMA | {"hidden_size": 16})
