@@ -416,10 +416,7 @@ class _Scaled(NamedTuple):
 
 
 def _scale_e8m0(blocks: F32, amax: F32, fmt: Element, rule: str, rounding: str, byte0: str) -> _Scaled:
-    if rule == "best":
-        exponents = _best_exponents(blocks, amax, fmt, rounding)
-    else:
-        exponents = scale_exponents(amax, fmt, rule)
+    exponents = _best_exponents(blocks, amax, fmt, rounding) if rule == "best" else scale_exponents(amax, fmt, rule)
     factor = np.where(np.isnan(amax), np.nan, np.ldexp(1.0, exponents))
     divisor = factor
     if byte0 == "torchao":

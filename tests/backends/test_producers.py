@@ -1,4 +1,4 @@
-"""`--as NAME` makes the bytes that package NAME wrote: every quantized weight of files that the packages made themselves.
+"""`--as NAME` makes the bytes that package NAME wrote: every quantized weight of files that the packages made.
 
 Which package version wrote which file stands in tests/data/layouts/README.md.
 """
