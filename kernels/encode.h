@@ -12,8 +12,8 @@ namespace {
 // What encoding needs to know of a recipe, in registers.
 struct Encoder {
   int mantissa_bits, emin, bits, twos_complement, clear_zero_code;
-  bool divides, quotient_bf16, plain;  // plain: nearest-even, no rule for the sign of zero
-  uint32_t magnitude_mask;             // a code is zero when these bits are
+  bool divides, quotient_bf16, guards_zero, plain;  // plain: nearest-even, no rule for the sign of zero
+  uint32_t magnitude_mask;                          // a code is zero when these bits are
   float max;
   MxRounding rounding;
 
@@ -26,6 +26,8 @@ struct Encoder {
     quotient_bf16 = mantissa && r.element_step == MX_ELEMENT_OVER_PRODUCT_BF16;
     divides = mantissa && (quotient_bf16 || r.element_step == MX_ELEMENT_OVER_PRODUCT ||
                            r.element_step == MX_ELEMENT_OVER_QUOTIENT);
+    // Factors of these may be 0 or infinite, and 0 / 0 and 0 * infinity are no numbers: a zero stays a zero.
+    guards_zero = divides || (mantissa && r.element_step == MX_ELEMENT_TIMES_RECIPROCAL_ZERO);
     const bool nearest_even = rounding.above == 0.5f && rounding.half_if == 1 && rounding.half_always == 0;
     plain = nearest_even && !quotient_bf16 && !clear_zero_code;
   }
@@ -33,20 +35,20 @@ struct Encoder {
   template <bool Divides, bool Plain, class F>
   inline __attribute__((always_inline)) F argument(F x, F factor) const {
     F scaled = Divides ? x / factor : x * factor;
+    if (guards_zero) scaled = x == 0.0f ? x : scaled;
     return !Plain && quotient_bf16 ? mx_round_to_bf16(scaled) : scaled;
   }
 
   // Code of x with its sign, and the dequantized value.
   template <bool Divides, bool Plain, class F, class U>
   inline __attribute__((always_inline)) void encode(F x, F factor, F decode, U& code, F& value) const {
-    U argument_bits = mx_bits(argument<Divides, Plain>(x, factor));
-    F magnitude = mx_float(argument_bits & 0x7FFFFFFFu);
-    U sign_bit = argument_bits & 0x80000000u, negative = argument_bits >> 31;
+    F magnitude = mx_float(mx_bits(argument<Divides, Plain>(x, factor)) & 0x7FFFFFFFu);
+    U sign_bit = mx_bits(x) & 0x80000000u, negative = sign_bit >> 31;
     auto rounded = [&] {
       if constexpr (Plain) return mx_encode_nearest_even(magnitude, mantissa_bits, emin, max);
       else return mx_encode(magnitude, mantissa_bits, emin, max, rounding);
     }();
-    U none = argument_bits & 0u;
+    U none = sign_bit & 0u;
     U sign = !Plain && clear_zero_code ? (rounded.code == 0u ? none : negative) : negative;
     code = mx_signed_code(rounded.code, sign, bits, twos_complement);
     value = mx_float(mx_bits(rounded.value) | sign_bit) * decode;

@@ -338,6 +338,11 @@ MX_FN U mx_scale_exponent(U amax_bits, MxRecipe r) {
   return (x > highest ? highest : x) - 127u;
 }
 
+// The exponent of rule floor before any clamp, which the candidates of a rule that searches are relative to.
+MX_FN mx_i32 mx_floor_exponent(mx_u32 amax_bits, MxRecipe r) {
+  return (mx_i32)(amax_bits >> 23) - 127 - r.element.emax;
+}
+
 // The scale 2^exponent, complete.
 template <class U>
 MX_FN auto mx_power_of_two_scale(U exponent, MxRecipe r) {
@@ -397,6 +402,7 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
     case MX_BLOCK_ENCODE_TIMES_A_OVER_D: v = t.encode * (A * (1.0f / D)); break;
     case MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE: v = mx_round_to_bf16(A / D) * t.encode; break;
   }
+  if (r.bf16_scale) v = mx_round_to_bf16(v);
   F none = mx_fill(v, r.zero_scale), least = mx_fill(v, r.min_scale);
   const auto underflows = v == 0.0f;
   v = v == 0.0f ? none : v;
@@ -407,7 +413,6 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
   s.is_nan = zero;
   F S = v;
   if (r.scale_kind == MX_BINARY32) {
-    if (r.bf16_scale) S = mx_round_to_bf16(v);
     s.stored = mx_bits(S);
     s.is_lost = underflows ? one : zero;
   } else {

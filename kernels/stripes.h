@@ -121,9 +121,9 @@ struct Loops {
   void choose_candidate(int i, int64_t row, int64_t rows, int64_t column, int64_t end) {
     Blocks& b = w.blocks;
     if (b.is_nan[i] || b.amax[i] == 0 || b.amax[i] >= MX_INFINITY_BITS) return;
-    const int exponent = mx_i32(mx_scale_exponent(b.amax[i], job.r));
+    const int exponent = mx_floor_exponent(b.amax[i], job.r);
     double best = -1;
-    int chosen = exponent;
+    int chosen = job.r.min_exponent;
     for (int c = 0; c < job.r.candidate_count; ++c) {
       const int candidate = std::clamp(exponent + job.r.candidates[c], job.r.min_exponent, 127);
       const double error = squared_error(candidate, row, rows, column, end);

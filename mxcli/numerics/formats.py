@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mxcli.errors import UsageError, did_you_mean, printable
 from mxcli.numerics.floats import (
@@ -140,7 +140,8 @@ def _spelled(name: str, parts: list[str]) -> BlockFormat:
         raise UsageError(
             f"format '{printable(name)}': blocks of packed codes begin on a byte, so columns must be a multiple of 4"
         )
-    return BlockFormat(":".join(parts), element, scale, block, tensor_scale)
+    row = BlockFormat("", element, scale, block, tensor_scale)
+    return replace(row, name=row.spelling)
 
 
 def _block(text: str) -> tuple[int | None, int | None] | None:

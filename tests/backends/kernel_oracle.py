@@ -88,11 +88,11 @@ _ZEROS = {"clear_zero_code": "unsigned", "clear_zero_input": "plus-for-zero", "s
 
 def expected(x: Array, recipe: Recipe, tensor_amax: float | None = None) -> oracle.OracleResult:
     """The oracle's result; binary64 is rounded to binary32 first, a block that is all of a tensor is a row of it."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         source = x.astype(np.float32) if x.dtype == np.float64 else x
-    if recipe.format.block != (None, None):
-        return _expected(source, recipe, tensor_amax)
-    return _reshaped(_expected(source.reshape(1, -1), recipe, tensor_amax), x.shape)
+        if recipe.format.block != (None, None):
+            return _expected(source, recipe, tensor_amax)
+        return _reshaped(_expected(source.reshape(1, -1), recipe, tensor_amax), x.shape)
 
 
 def statistics(x: Array, recipe: Recipe, result: oracle.OracleResult) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def _expected(x: Array, recipe: Recipe, tensor_amax: float | None) -> oracle.Ora
     if isinstance(recipe.scale_rule, ScaleRecipe):
         return _with_binary32_scales(x, recipe, recipe.scale_rule)
     result = run(rule=rule, byte0=_BYTE0[choice.byte0_exponent.get(rule, -127)])
-    if rule == "best":  # a block with an infinity keeps the exponent of floor
-        result = _where_infinite(x, run(rule="floor"), result)
+    if rule == "best":  # errors say nothing about a block of zeros, nor about one with an infinity
+        result = _where_no_error_decides(x, run(rule="floor"), result)
     if scale_kind(row) == "fp32":
         codes = result.scales.astype(np.int64)
         values = np.where(codes == 255, np.nan, np.ldexp(1.0, codes - 127)).astype(np.float32)
@@ -137,15 +137,16 @@ def _expected(x: Array, recipe: Recipe, tensor_amax: float | None) -> oracle.Ora
     return result
 
 
-def _where_infinite(x: Array, infinite: oracle.OracleResult, finite: oracle.OracleResult) -> oracle.OracleResult:
-    """`infinite` for the blocks that hold an infinity, `finite` for the others."""
+def _where_no_error_decides(x: Array, floor: oracle.OracleResult, best: oracle.OracleResult) -> oracle.OracleResult:
+    """`floor` for the blocks that are all zero or hold an infinity, `best` for the others."""
     matrix = oracle._matrix(oracle._widen(x))
-    blocks = np.isinf(oracle._split(matrix, finite.block)).any((-2, -1))
-    tiles = np.broadcast_to(oracle._spread(blocks), (*blocks.shape, *finite.block))
+    amax = np.abs(oracle._split(matrix, best.block)).max((-2, -1))
+    blocks = (amax == 0) | np.isinf(amax)
+    tiles = np.broadcast_to(oracle._spread(blocks), (*blocks.shape, *best.block))
     elements = oracle._join(tiles, matrix.shape).reshape(x.shape)
     masks = {"codes": elements, "dequantized": elements, "arguments": elements, "scales": blocks}
-    chosen = {n: np.where(mask, getattr(infinite, n), getattr(finite, n)) for n, mask in masks.items()}
-    return replace(finite, **chosen)
+    chosen = {n: np.where(mask, getattr(floor, n), getattr(best, n)) for n, mask in masks.items()}
+    return replace(best, **chosen)
 
 
 def _with_binary32_scales(x: Array, recipe: Recipe, rule: ScaleRecipe) -> oracle.OracleResult:

@@ -152,10 +152,14 @@ def test_scales_at_the_ends_of_binary32(rule: str, scales: list[int]) -> None:
     assert kernel(amax, recipe_of("mxfp8_e4m3", rule)).scales[:, 0].tolist() == scales
 
 
-@pytest.mark.parametrize("rule", scale_rules(FORMATS["mxfp4_e2m1"]))
+@pytest.mark.parametrize("rule", POWER_OF_TWO_ROUNDINGS)
 def test_a_zero_block_has_scale_byte_0(rule: str) -> None:
-    q = quantized([0.0] * 31 + [-0.0], "mxfp4_e2m1", rule)
-    assert (q.scales.tolist(), cpu.unpack(q).tolist()) == ([[0]], [[0] * 31 + [8]])
+    for name, element in ELEMENTS.items():
+        if not POWER_OF_TWO_ROUNDINGS[rule].serves(element):
+            continue
+        q = quantized([0.0] * 31 + [-0.0], f"{name}:e8m0:1x32", rule)
+        negative_zero = 0 if element.twos_complement else 1 << (element.bits - 1)
+        assert (q.scales.tolist(), cpu.unpack(q).tolist()) == ([[0]], [[0] * 31 + [negative_zero]]), name
 
 
 def test_best_takes_the_larger_of_equally_good_scales() -> None:
