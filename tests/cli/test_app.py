@@ -188,7 +188,13 @@ def test_interrupted_report_still_has_its_table(tmp_path: Path) -> None:
     source, arrays = many_tensors(tmp_path, 20_000), tmp_path / "blocks.safetensors"
     words = [sys.executable, "-m", "mxcli", "report", str(source), "--jsonl", "--per-block", str(arrays)]
     with subprocess.Popen(
-        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        words,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job, such as a test run may be, hands on that interrupts are ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
