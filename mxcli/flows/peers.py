@@ -34,16 +34,21 @@ def _torchao(format: str, rule: str, compiled: bool) -> Peer:
     def build(bits: Codes, threads: int) -> tuple[Callable[[], object], Callable[[], tuple[Codes, Codes]]]:
         import torch
 
-        torch.set_num_threads(threads)
         x = torch.from_numpy(bits).view(torch.bfloat16)
         quantizer = _nvfp4(torch) if format == "nvfp4" else _mx(torch, format, rule)
-        call = torch.compile(quantizer) if compiled else quantizer
+        if compiled:
+            torch.set_num_threads(threads)
+            quantizer = torch.compile(quantizer)
+
+        def call() -> Any:
+            torch.set_num_threads(threads)  # the setting is the process's, and rows take turns
+            return quantizer(x)
 
         def result() -> tuple[Codes, Codes]:
-            scales, codes = call(x)
+            scales, codes = call()
             return codes.view(torch.uint8).numpy(), scales.view(torch.uint8).numpy()
 
-        return lambda: call(x), result
+        return call, result
 
     return Peer("torchao-compiled" if compiled else "torchao", format, rule, build)
 
