@@ -128,14 +128,15 @@ def read_head(path: Path) -> tuple[bytes, int]:
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """A JSON file whose top is an object; raises InputError naming the file, line and column."""
-    _, size = read_head(path)
+    """A JSON file whose top is an object; raises InputError naming the file, line and column, or what it is instead."""
+    head, size = read_head(path)
     if size > MAX_JSON_BYTES:
         raise InputError(f"{printable(path)}: {size:,} bytes of JSON; the limit is {MAX_JSON_BYTES:,}.")
     try:
         parsed = json.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError, OSError) as error:
-        raise InputError(f"{printable(path)}: not valid JSON: {printable(error)}.") from error
+        what = foreign_content(path, head, size)
+        raise InputError(what or f"{printable(path)}: not valid JSON: {printable(error)}.") from error
     if not isinstance(parsed, dict):
         raise InputError(f"{printable(path)}: the top of the JSON is {type(parsed).__name__}, not an object.")
     return parsed

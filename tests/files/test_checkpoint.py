@@ -184,6 +184,8 @@ def test_path_traversal_in_an_index_is_refused(model: Writer, shard: str) -> Non
         ('{"weight_map": {}}', "its weight_map is empty"),
         ('{"weight_map": {"a": "config.json"}}', "its shards must all be .safetensors or all PyTorch files"),
         ("[" * 100_000, "not valid JSON"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 23950\n", "a Git LFS pointer, not the file"),
+        ("<!DOCTYPE html><html></html>", "an HTML page, probably a failed download"),
     ],
 )
 def test_broken_indexes(model: Writer, index: str, fault: str) -> None:
