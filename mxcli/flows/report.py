@@ -21,7 +21,7 @@ from mxcli.flows.arrange import Arrangement
 from mxcli.flows.inspect import Total, totals_by
 from mxcli.flows.plan import Options, Plan, Step
 from mxcli.numerics.blocks import Quantized, grid_shape
-from mxcli.numerics.formats import find_format
+from mxcli.numerics.formats import BlockFormat, find_format
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe
@@ -106,7 +106,7 @@ class Tally:
         plan, infos = self._plan, self._checkpoint.tensors.values()
         row = find_format(plan.options.format)
         roles = [layer.role for layer in self._layers]
-        by_role = {role: {"tensors": roles.count(role), **measured(stats, row)} for role, stats in self._sums.items()}
+        by_role = {role: _summed(stats, row, roles.count(role)) for role, stats in self._sums.items()}
         whole = reduce(add, self._sums.values()) if self._sums else None
         decisions = [decision_of(step) for step in plan.steps]
         return Report(
@@ -117,7 +117,7 @@ class Tally:
             recipes=_recipes(plan),
             layers=tuple(self._layers),
             kept=tuple(_layer(step) for step in plan.steps if step.recipe is None),
-            sum=None if whole is None else {"tensors": len(roles), **measured(whole, row)},
+            sum=None if whole is None else _summed(whole, row, len(roles)),
             by_role=by_role,
             counts={word: decisions.count(word) for word in (QUANTIZED, PADDED, KEPT, TIED)},
             notes=(*self._checkpoint.notes, *plan.notes, *_layer_notes(self._layers)),
@@ -175,6 +175,10 @@ def make_report(
     if refusals:
         raise together(RefusedError, "Values that are not finite", refusals)
     return tally.report()
+
+
+def _summed(stats: Stats, row: BlockFormat, tensors: int) -> dict[str, Value]:
+    return {"tensors": tensors, **measured(stats, row, tensors=tensors)}
 
 
 def _layer(step: Step, metrics: Mapping[str, Value] | None = None) -> LayerReport:

@@ -22,11 +22,12 @@ QUANTILES = {"p0": 0.0, "p1": 0.01, "p50": 0.5, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Statistics with what they are statistics of. `shape` is None for a sum over several tensors."""
+    """Statistics with what they are statistics of. `shape` is None for a sum over several `tensors`."""
 
     stats: Stats
     format: BlockFormat
     shape: tuple[int, ...] | None = None
+    tensors: int = 1
 
 
 def percent(part: float, whole: float) -> float | None:
@@ -67,12 +68,12 @@ def cosine(m: Measurement) -> float | None:
 
 
 def bits_per_element(m: Measurement) -> float | None:
-    """Stored bits of an element with its share of all scales."""
+    """Stored bits of an element with its share of all scales, one of them per tensor."""
     s, row = m.stats, m.format
     if not s.elements:
         return None
-    tensor_scale = row.tensor_scale.bits if row.tensor_scale else 0
-    return row.element.stored_bits + (s.blocks * row.scale.bits + tensor_scale) / s.elements
+    tensor_scales = m.tensors * row.tensor_scale.bits if row.tensor_scale else 0
+    return row.element.stored_bits + (s.blocks * row.scale.bits + tensor_scales) / s.elements
 
 
 def _magnitudes(m: Measurement, bins: Histogram) -> dict[int, int]:

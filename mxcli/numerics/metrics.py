@@ -234,9 +234,11 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def measured(stats: Stats, row: BlockFormat, shape: tuple[int, ...] | None = None) -> dict[str, Value]:
-    """Every metric of one tensor, or of a sum of tensors (`shape` None); None where a value does not exist or is not
+def measured(
+    stats: Stats, row: BlockFormat, shape: tuple[int, ...] | None = None, tensors: int = 1
+) -> dict[str, Value]:
+    """Every metric of one tensor, or of a sum of `tensors` (`shape` None); None where a value does not exist or is not
     finite."""
-    m = Measurement(stats, row, shape)
+    m = Measurement(stats, row, shape, tensors)
     values = {name: metric.of(m) for name, metric in METRICS.items()}
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}

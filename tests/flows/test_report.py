@@ -48,6 +48,13 @@ def test_layers_are_what_the_backend_measures_alone(source: Path, format: str) -
         assert dict(layer.metrics) == measured(q.stats, recipe.format, x.shape)
 
 
+def test_a_sum_counts_the_tensor_scale_of_every_tensor(source: Path) -> None:
+    """1280 elements in 80 blocks: 4 bits each, 8 per block, 32 for each of three tensors."""
+    report = reported(source, Options("nvfp4"))
+    assert report.sum is not None
+    assert report.sum["bits_per_element"] == (1280 * 4 + 80 * 8 + 3 * 32) / 1280
+
+
 def test_a_run_and_a_report_agree(source: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(source)
     plan = make_plan(checkpoint, Options("nvfp4"))
