@@ -60,13 +60,14 @@ def _tensor(step: Step, stats: Mapping[str, Stats]) -> dict[str, object]:
         "shape": list(info.shape),
     }
     if step.recipe is not None:
-        record |= _recipe(step.recipe)
+        record |= recipe_record(step.recipe)
         record |= {"axis": step.axis, "padded": step.padded, "shares_tensor_scale_with": step.group}
         record["statistics"] = measured(stats[info.name], step.recipe.format, step.shape)
     return record
 
 
-def _recipe(recipe: Recipe) -> dict[str, object]:
+def recipe_record(recipe: Recipe) -> dict[str, object]:
+    """A recipe by the names that mean it."""
     return {
         "format": recipe.format.name,
         "scale_rounding": recipe.scale_rule.name,

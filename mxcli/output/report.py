@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from mxcli.errors import printable
-from mxcli.flows.records import options_record
+from mxcli.flows.records import options_record, recipe_record
 from mxcli.flows.report import KEPT, LayerReport, Report
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import METRICS
@@ -87,7 +87,7 @@ def report_json(report: Report, verb: str = "report", **more: object) -> str:
         "bytes": report.total.bytes,
         "by_dtype": {dtype: asdict(total) for dtype, total in report.by_dtype.items()},
         "options": options_record(report.options),
-        "recipes": [{**_recipe_record(recipe), "tensors": count} for recipe, count in report.recipes],
+        "recipes": [{**recipe_record(recipe), "tensors": count} for recipe, count in report.recipes],
         "counts": dict(report.counts),
         "unfinished": report.unfinished,
         "totals": report.sum,
@@ -114,7 +114,7 @@ def layer_record(layer: LayerReport) -> dict[str, object]:
         "role": layer.role,
         "decision": layer.decision,
         "reason": layer.reason,
-        **(_recipe_record(layer.recipe) if layer.recipe else {}),
+        **(recipe_record(layer.recipe) if layer.recipe else {}),
         **layer.metrics,
     }
 
@@ -122,15 +122,6 @@ def layer_record(layer: LayerReport) -> dict[str, object]:
 def layer_line(layer: LayerReport) -> str:
     """The record of a tensor on one line."""
     return json_line(layer_record(layer))
-
-
-def _recipe_record(recipe: Recipe) -> dict[str, object]:
-    return {
-        "format": recipe.format.name,
-        "scale_rounding": recipe.scale_rule.name,
-        "rounding": recipe.rounding.name,
-        "dialect": recipe.dialect.name,
-    }
 
 
 def _rule_line(counted_recipe: tuple[Recipe, int]) -> str:
