@@ -101,8 +101,7 @@ def quantize(
     policy refuses.
     """
     recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-    array, dtype = _array(x, device)
-    _check(array, dtype, recipe, on_indivisible, threads)
+    array, dtype = _checked(x, recipe, on_indivisible, device, threads)
     return QuantizedTensor(
         cpu.quantize(array, dtype, recipe, stats=False, threads=threads),
         as_torch=not isinstance(x, np.ndarray),
@@ -124,8 +123,7 @@ def measure(
 ) -> dict[str, Value]:
     """Every metric of `mxcli report` for one tensor (`mxcli explain METRIC` defines them); arguments as in quantize."""
     recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-    array, dtype = _array(x, device)
-    _check(array, dtype, recipe, on_indivisible, threads)
+    array, dtype = _checked(x, recipe, on_indivisible, device, threads)
     q = cpu.quantize(array, dtype, recipe, codes=False, threads=threads)
     assert q.stats is not None
     return measured(q.stats, q.format, q.shape)
@@ -160,7 +158,11 @@ def _array(x: Tensor, device: str | None) -> tuple[np.ndarray[Any, Any], str]:
     return (native.view(np.uint16) if x.dtype.name == "bfloat16" else native), _DTYPES[x.dtype.name]
 
 
-def _check(x: np.ndarray[Any, Any], dtype: str, recipe: Recipe, on_indivisible: str, threads: int | None) -> None:
+def _checked(
+    tensor: Tensor, recipe: Recipe, on_indivisible: str, device: str | None, threads: int | None
+) -> tuple[np.ndarray[Any, Any], str]:
+    """The elements and their type, after what the policies refuse is refused."""
+    x, dtype = _array(tensor, device)
     if on_indivisible not in ("pad", "error"):
         raise UsageError(f"on_indivisible '{on_indivisible}' is neither pad nor error")
     if x.ndim == 0:
@@ -177,3 +179,4 @@ def _check(x: np.ndarray[Any, Any], dtype: str, recipe: Recipe, on_indivisible: 
                 f"{found.nonfinite} of {x.size} elements are NaN or infinite, the first at flat index "
                 f"{found.first_nonfinite}: pass nonfinite='saturate' or 'nan-block' to go on"
             )
+    return x, dtype

@@ -1,0 +1,187 @@
+"""`import mxcli` for notebooks: torch tensors and numpy arrays in, the same kind out, the golden bytes either way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+import mxcli
+from mxcli.errors import EnvironmentFailure, MxcliError, RefusedError, UsageError
+
+GOLDEN = sorted((Path(__file__).parent / "data" / "golden").glob("*__*.safetensors"))
+FORMATS = {"nvfp4_noglobal": "e2m1:e4m3:1x16", "nvfp4_2d16": "nvfp4_2d", "nvfp4": "nvfp4"}
+
+
+def format_and_options(stem: str) -> tuple[str, dict[str, Any]]:
+    """What a golden file's name asks for."""
+    name, rule = stem.split("__")
+    if name.startswith("fp8_"):
+        return name if rule == "tensor" else f"{name}_{rule}", {}
+    return FORMATS.get(name, name.removeprefix("mx_")), {"scale_rounding": rule}
+
+
+@pytest.mark.parametrize("file", GOLDEN, ids=lambda path: path.stem)
+def test_golden_vectors(file: Path) -> None:
+    """Codes, scales and values of every case; codes of blocks whose scale is NaN are don't-care."""
+    format, options = format_and_options(file.stem)
+    with safe_open(file, "pt") as tensors:
+        cases = json.loads(tensors.metadata()["json"])["cases"]
+        assert cases
+        for case in cases:
+            q = mxcli.quantize(tensors.get_tensor(f"{case}.x"), format, **options)
+            scales = tensors.get_tensor(f"{case}.scales")
+            assert torch.equal(q.scales.view(torch.uint8), scales.view(torch.uint8)), case
+            values, wanted = q.dequantize(), tensors.get_tensor(f"{case}.deq")
+            assert torch.equal(values.nan_to_num(7.0), wanted.nan_to_num(7.0)), case
+            finite = ~wanted.isnan()
+            assert torch.equal(q.codes[finite], tensors.get_tensor(f"{case}.codes")[finite]), case
+
+
+X = torch.linspace(-3, 3, 6 * 64).reshape(6, 64)
+
+
+def test_what_a_quantized_tensor_says() -> None:
+    q = mxcli.quantize(X, "nvfp4")
+    assert (q.format.name, q.shape) == ("nvfp4", (6, 64))
+    assert (q.codes.dtype, tuple(q.codes.shape)) == (torch.uint8, (6, 64))
+    assert (q.packed.dtype, tuple(q.packed.shape)) == (torch.uint8, (6, 32))
+    assert (q.scales.dtype, tuple(q.scales.shape)) == (torch.uint8, (6, 4))
+    assert q.tensor_scale == pytest.approx(3 / 2688, rel=1e-6)
+    assert torch.equal(q.packed, q.codes[:, 0::2] | q.codes[:, 1::2] << 4)
+    assert (q.dequantize().dtype, q.dequantize().shape) == (torch.float32, X.shape)
+    assert repr(q) == "QuantizedTensor(nvfp4, scale_rounding=te, shape=[6, 64])"
+    assert mxcli.quantize(X, "mxfp8").tensor_scale is None
+    assert mxcli.quantize(X, "fp8_e4m3_channel").scales.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda x: x.numpy(),
+        lambda x: x.numpy().astype(">f4"),
+        lambda x: x.double(),
+        lambda x: x.clone().requires_grad_(),
+        lambda x: x.t().contiguous().t(),
+        lambda x: x.numpy()[::-1][::-1],
+    ],
+    ids=["numpy", "big-endian", "float64", "requires-grad", "transposed", "negative-strides"],
+)
+def test_the_same_values_have_the_same_codes(given: Callable[[torch.Tensor], Any]) -> None:
+    x = given(X)
+    q = mxcli.quantize(x, "mxfp4")
+    assert isinstance(q.codes, np.ndarray if isinstance(x, np.ndarray) else torch.Tensor)
+    assert np.array_equal(np.asarray(q.codes), mxcli.quantize(X, "mxfp4").codes.numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_are_widened_exactly(dtype: torch.dtype) -> None:
+    x = X.to(dtype)
+    assert torch.equal(mxcli.quantize(x, "nvfp4").codes, mxcli.quantize(x.float(), "nvfp4").codes)
+
+
+def test_bfloat16_arrays_of_numpy() -> None:
+    x = X.to(torch.bfloat16)
+    array = x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    assert np.array_equal(mxcli.quantize(array, "mxfp8").codes, mxcli.quantize(x, "mxfp8").codes.numpy())
+
+
+def test_vectors_and_stacks() -> None:
+    stack = torch.stack([X, 2 * X])
+    q = mxcli.quantize(stack, "mxfp8")
+    assert (tuple(q.codes.shape), tuple(q.scales.shape)) == ((2, 6, 64), (2, 6, 2))
+    assert torch.equal(q.codes[0], q.codes[1])
+    assert torch.equal(q.scales[1], q.scales[0] + 1)
+    assert tuple(mxcli.quantize(X[0], "mxfp8").scales.shape) == (1, 2)
+    assert tuple(mxcli.quantize(torch.empty(0, 32), "mxfp8").codes.shape) == (0, 32)
+
+
+def test_the_ragged_end_is_padded_or_refused() -> None:
+    q = mxcli.quantize(X[:, :50], "mxfp8")
+    assert (tuple(q.codes.shape), tuple(q.scales.shape)) == ((6, 50), (6, 2))
+    with pytest.raises(RefusedError, match=r"shape \[6, 50\] does not divide into blocks of 1x32 \(mxfp8_e4m3\)"):
+        mxcli.quantize(X[:, :50], "mxfp8", on_indivisible="error")
+    with pytest.raises(UsageError, match="on_indivisible 'keep' is neither pad nor error"):
+        mxcli.quantize(X, "mxfp8", on_indivisible="keep")
+
+
+def test_policies_for_what_is_not_finite() -> None:
+    x = X.clone()
+    x[1, 3], x[2, 40] = torch.nan, torch.inf
+    assert mxcli.quantize(x, "mxfp8").scales[1:3].tolist() == [[255, x_scale(1, 1)], [x_scale(2, 0), 254]]
+    assert mxcli.quantize(x, "mxfp8", nonfinite="nan-block").scales[2].tolist() == [x_scale(2, 0), 255]
+    with pytest.raises(RefusedError, match="2 of 384 elements are NaN or infinite, the first at flat index 67"):
+        mxcli.quantize(x, "mxfp8", nonfinite="error")
+    assert mxcli.measure(x, "mxfp8")["nonfinite"] == 2
+
+
+def x_scale(row: int, block: int) -> int:
+    """The scale of an untouched block."""
+    return int(mxcli.quantize(X, "mxfp8").scales[row, block])
+
+
+def test_measure_has_every_metric() -> None:
+    from mxcli.numerics.metrics import METRICS
+
+    values = mxcli.measure(X, "mxfp8", scale_rounding="floor")
+    assert list(values) == list(METRICS)
+    error = (mxcli.quantize(X, "mxfp8", scale_rounding="floor").dequantize() - X).double()
+    assert values["mse"] == pytest.approx(float(error.square().mean()), rel=1e-5)
+    assert values["max_abs_error"] == float(error.abs().max())
+    assert (values["saturated"] or 0) > 0
+    assert mxcli.measure(X, "mxfp8")["saturated"] == 0
+
+
+def test_a_dialect_and_one_thread_do_what_they_say() -> None:
+    assert mxcli.quantize(X, "mxfp8", dialect="ocp").scales.tolist() == (
+        mxcli.quantize(X, "mxfp8", scale_rounding="floor", threads=1).scales.tolist()
+    )
+
+
+def test_swizzle_is_the_order_of_128x4_tiles() -> None:
+    file = Path(__file__).parent / "data" / "golden" / "layout.safetensors"
+    with safe_open(file, "pt") as tensors:
+        cases = [name.removesuffix(".in") for name in tensors.keys() if name.startswith("swizzle")]  # noqa: SIM118
+        cases = [case for case in cases if not case.endswith(".out")]
+        assert cases
+        for case in cases:
+            given, wanted = tensors.get_tensor(f"{case}.in"), tensors.get_tensor(f"{case}.out")
+            assert torch.equal(mxcli.swizzle(given), wanted.reshape(-1)), case
+            assert np.array_equal(mxcli.swizzle(given.numpy()), wanted.numpy().reshape(-1)), case
+    with pytest.raises(UsageError, match="needs two dimensions of bytes"):
+        mxcli.swizzle(np.zeros((2, 2), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "sentence"),
+    [
+        (lambda: mxcli.quantize([1.0], "mxfp8"), UsageError, "list is neither a torch tensor nor a numpy array"),
+        (lambda: mxcli.quantize(X.int(), "mxfp8"), UsageError, "a tensor of type int32 is not one of float32"),
+        (lambda: mxcli.quantize(X.numpy().astype("i8"), "mxfp8"), UsageError, "an array of type int64"),
+        (lambda: mxcli.quantize(torch.tensor(1.0), "mxfp8"), UsageError, "without dimensions has no blocks"),
+        (lambda: mxcli.quantize(X, "mxfp9"), UsageError, "Did you mean mxfp8"),
+        (lambda: mxcli.quantize(X, "nvfp4", scale_rounding="rceil"), UsageError, "rceil does not serve nvfp4"),
+        (lambda: mxcli.quantize(X, "mxfp8", nonfinite="ignore"), UsageError, "unknown policy 'ignore'"),
+        (lambda: mxcli.quantize(X, "mxfp8", threads=0), UsageError, "--threads 0 is not a positive number"),
+        (lambda: mxcli.quantize(X, "mxfp8", device="cuda"), EnvironmentFailure, "this build has no GPU path"),
+        (lambda: mxcli.quantize(X.to("meta"), "mxfp8"), UsageError, "unknown device 'meta'"),
+    ],
+)
+def test_refusals(call: Callable[[], object], kind: type[MxcliError], sentence: str) -> None:
+    with pytest.raises(kind) as refused:
+        call()
+    assert sentence in str(refused.value)
+
+
+def test_the_names_are_the_documented_ones() -> None:
+    assert dir(mxcli) == ["QuantizedTensor", "__version__", "formats", "measure", "quantize", "swizzle"]
+    assert [name for name in mxcli.formats if name.startswith("nv")] == ["nvfp4", "nvfp4_2d"]
+    with pytest.raises(AttributeError, match="module 'mxcli' has no attribute 'quantise'"):
+        _ = mxcli.quantise  # type: ignore[attr-defined]
