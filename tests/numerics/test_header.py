@@ -130,7 +130,7 @@ def nvrtc() -> ctypes.CDLL | None:
     return None
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100a"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100a", "sm_120a"])
 def test_the_header_compiles_for_gpus(architecture: str) -> None:
     compiler = nvrtc()
     if compiler is None:
