@@ -85,3 +85,7 @@ MXCLI_EXPORT void mx_dequantize(const MxRecipe* recipe, const uint8_t* codes, co
 MXCLI_EXPORT void mx_unpack(const uint8_t* packed, int64_t rows, int64_t columns, int bits, uint8_t* codes) {
   choice().kernel->unpack(packed, rows, columns, bits, codes);
 }
+
+MXCLI_EXPORT void mx_cut(const MxRecipe* recipe, const MxTensor* x, MxCut* out) {
+  choice().kernel->cut(recipe, x, out);
+}

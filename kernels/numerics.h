@@ -206,13 +206,14 @@ MX_FN auto mx_grid_exponent(F magnitude, mx_i32 emin) {  // biased by 127
 // Nearest code, ties to even; above the largest value (and for NaN) the largest code.
 template <class F>
 MX_FN auto mx_encode_nearest_even(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves no fraction bits, and addition rounds to even
   F a = mx_at_most(magnitude, max);
   auto e = mx_grid_exponent(a, emin);
-  F shifted = a * mx_float((254u + (mx_u32)mantissa_bits - e) << 23) + magic;
+  // 1.5 * 2^23 steps: adding it leaves nothing below a step, and addition rounds to even.
+  F magic = mx_float(((e + 23u - (mx_u32)mantissa_bits) << 23) + 0x00400000u);
+  F shifted = a + magic;
   MxRounded<F, decltype(e)> r;
   r.code = ((e - (mx_u32)(emin + 127)) << mantissa_bits) + (mx_bits(shifted) - mx_bits(magic));
-  r.value = (shifted - magic) * mx_float((e - (mx_u32)mantissa_bits) << 23);
+  r.value = shifted - magic;
   return r;
 }
 
@@ -239,6 +240,14 @@ MX_FN mx_u16 mx_round_to_f16(float x) {
   if (magnitude > MX_INFINITY_BITS) return (mx_u16)(sign | 0x7E00u);
   if (mx_float(magnitude) >= 65520.0f) return (mx_u16)(sign | 0x7C00u);
   return (mx_u16)(sign | mx_encode_nearest_even(mx_float(magnitude), 10, -14, 65504.0f).code);
+}
+
+// The value of a binary16, exactly.
+MX_FN float mx_from_f16(mx_u16 half) {
+  // Exponent and fraction move into place; 2^112 corrects the bias and normalizes subnormals exactly.
+  mx_u32 bits = mx_bits(mx_float((mx_u32)(half & 0x7FFFu) << 13) * mx_float(0x77800000u));
+  bits = (half & 0x7C00u) == 0x7C00u ? bits | MX_INFINITY_BITS : bits;
+  return mx_float(bits | (mx_u32)(half & 0x8000u) << 16);
 }
 
 // Value of a magnitude code.
@@ -453,5 +462,64 @@ MX_FN auto mx_choose_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
   s.decode = s.is_nan != 0u ? nan : s.decode;
   return s;
 }
+
+// ----------------------------------------------------------------------------------------------------------- elements
+
+// What encoding an element needs to know of a recipe.
+struct MxEncoder {
+  MxFloat element;
+  MxRounding rounding;
+  mx_i32 divides;        // its argument is x / factor, not x * factor
+  mx_i32 quotient_bf16;  // the argument is rounded to bfloat16
+  mx_i32 guards_zero;    // the factor may be 0 or infinite, and 0 / 0 and 0 * infinity are no numbers: 0 stays 0
+  mx_i32 plain;          // rounds to nearest even, and has no rule for the sign of zero
+  mx_i32 clear_zero_code;
+};
+
+MX_FN MxEncoder mx_encoder(MxRecipe r) {
+  const bool mantissa = r.scale_kind != MX_POWER_OF_TWO;
+  MxEncoder e;
+  e.element = r.element;
+  e.rounding = r.rounding;
+  e.clear_zero_code = r.clear_zero_code;
+  e.quotient_bf16 = mantissa && r.element_step == MX_ELEMENT_OVER_PRODUCT_BF16;
+  e.divides = mantissa && (r.element_step == MX_ELEMENT_OVER_PRODUCT || r.element_step == MX_ELEMENT_OVER_QUOTIENT ||
+                           r.element_step == MX_ELEMENT_OVER_PRODUCT_BF16);
+  e.guards_zero = e.divides || (mantissa && r.element_step == MX_ELEMENT_TIMES_RECIPROCAL_ZERO);
+  e.plain = r.rounding.above == 0.5f && r.rounding.half_if == 1 && r.rounding.half_always == 0 && !e.quotient_bf16 &&
+            !r.clear_zero_code;
+  return e;
+}
+
+// x in units of the block's scale, before rounding.
+template <class F>
+MX_FN F mx_argument(F x, F factor, MxEncoder e) {
+  F scaled = x;
+  if (e.divides) scaled = x / factor;
+  else scaled = x * factor;
+  if (e.guards_zero) scaled = x == 0.0f ? x : scaled;
+  return !e.plain && e.quotient_bf16 ? mx_round_to_bf16(scaled) : scaled;
+}
+
+// Code of x with its sign, and the magnitude of the value it stands for.
+template <class F>
+MX_FN auto mx_encode_element(F x, F factor, MxEncoder e) {
+  F magnitude = mx_float(mx_bits(mx_argument(x, factor, e)) & 0x7FFFFFFFu);
+  auto negative = mx_bits(x) >> 31, none = negative & 0u;
+  auto r = e.plain ? mx_encode_nearest_even(magnitude, e.element.mantissa_bits, e.element.emin, e.element.max)
+                   : mx_encode(magnitude, e.element.mantissa_bits, e.element.emin, e.element.max, e.rounding);
+  if (!e.plain && e.clear_zero_code) negative = r.code == 0u ? none : negative;
+  r.code = mx_signed_code(r.code, negative, e.element.bits, e.element.twos_complement);
+  return r;
+}
+
+// Whether x was above the largest value of the element.
+template <class F>
+MX_FN auto mx_saturates(F x, F factor, MxEncoder e) {
+  return mx_float(mx_bits(mx_argument(x, factor, e)) & 0x7FFFFFFFu) > e.element.max;
+}
+
+// A code is zero when these bits are.
+MX_FN mx_u32 mx_magnitude_mask(MxFloat f) { return f.twos_complement ? ~0u : (1u << (f.bits - 1)) - 1u; }
 
 #endif

@@ -103,7 +103,7 @@ uint32_t largest_magnitude(const MxTensor& t, int threads, bool finite_only, int
 
 // A chunk's share of the block that is the whole tensor.
 struct WholeShare {
-  double signal = 0, noise = 0;
+  Sums sums;
   uint32_t largest = 0, least = kNoneLeast;
   int64_t saturated = 0, underflowed = 0;
 };
@@ -119,13 +119,13 @@ void quantize_blocks(const Job& job, int threads) {
   std::unique_ptr<Worker> whole(job.whole ? new Worker : nullptr);
   if (job.whole) {
     int64_t nonfinite, first;
-    L loops{job, *whole, chunk_sums[0]};
+    L loops{job, *whole};
     loops.begin_wide(largest_magnitude(x, threads, false, &nonfinite, &first), 0, rows, 0, x.columns);
     loops.store_scales(1, 0);
   }
 
   auto workers = run_chunks<Worker>(cut.chunks, threads, [&](Worker& w, int64_t chunk) {
-    L loops{job, w, chunk_sums[size_t(chunk)]};
+    L loops{job, w};
     const int64_t first = cut.parts > 1 ? chunk / cut.parts : chunk * cut.per_chunk;
     const int64_t last = std::min(cut.units, first + cut.per_chunk);
     const int64_t column = cut.parts > 1 ? chunk % cut.parts * cut.part : 0,
@@ -134,9 +134,14 @@ void quantize_blocks(const Job& job, int threads) {
       w.blocks = whole->blocks;
       loops.encode_wide(first * 16, std::min<int64_t>(last * 16, rows) - first * 16, column, end);
       const Blocks& b = w.blocks;
-      shares[size_t(chunk)] = {b.signal[0], b.noise[0], b.largest[0], b.least[0], b.saturated[0], b.underflowed[0]};
+      shares[size_t(chunk)] = {{b.signal[0], b.noise[0], b.cross[0], b.error[0]},
+                               b.largest[0],
+                               b.least[0],
+                               b.saturated[0],
+                               b.underflowed[0]};
       return;
     }
+    if (Stats) w.sums.begin(job.block(first, column));
     for (int64_t unit = first; unit < last; ++unit) {
       const int64_t in_batch = unit % job.grid_rows * job.block_rows, row = unit / job.grid_rows * x.rows + in_batch;
       const int64_t count = std::min(job.block_rows, x.rows - in_batch),
@@ -146,20 +151,24 @@ void quantize_blocks(const Job& job, int threads) {
         else loops.wide(job.block(unit, at), row, count, at, std::min(end, at + step));
       }
     }
+    if (Stats) chunk_sums[size_t(chunk)] = w.sums.total();
   });
   if (!Stats) return;
 
   if (job.whole && rows > 0 && x.columns > 0) {
     Blocks& b = whole->blocks;
     for (const WholeShare& share : shares) {
-      b.signal[0] += share.signal;
-      b.noise[0] += share.noise;
+      b.signal[0] += share.sums.signal;
+      b.noise[0] += share.sums.noise;
+      b.cross[0] += share.sums.cross;
+      b.error[0] += share.sums.error;
       b.largest[0] = std::max(b.largest[0], share.largest);
       b.least[0] = std::max(b.least[0], share.least);
       b.saturated[0] += int32_t(share.saturated);
       b.underflowed[0] += int32_t(share.underflowed);
     }
-    L{job, *whole, chunk_sums[0]}.end_blocks(1, 0);
+    L{job, *whole}.end_blocks(1, 0);
+    chunk_sums[0] = whole->sums.total();
     workers.push_back(std::move(whole));
   }
   MxStats& s = *job.result.stats;
@@ -176,18 +185,18 @@ void quantize_blocks(const Job& job, int threads) {
   }
   s.worst_count = worst.stats.worst_count;
   std::copy(worst.stats.worst, worst.stats.worst + kWorst, s.worst);
-  for (const Sums& sums : chunk_sums) {
-    s.signal += sums.signal;
-    s.noise += sums.noise;
-    s.cross += sums.cross;
-    s.error += sums.error;
-  }
+  Sums all;
+  for (const Sums& sums : chunk_sums) all += sums;
+  s.signal = all.signal;
+  s.noise = all.noise;
+  s.cross = all.cross;
+  s.error = all.error;
 }
 
 // Fixed widths where most blocks are: other widths, and rules that are seldom asked for, share the loops of any width.
 template <bool Stats>
 void quantize_mode(const Job& job, int threads) {
-  const Encoder& e = job.encoder;
+  const MxEncoder& e = job.encoder;
   if (!e.plain && e.divides) quantize_blocks<0, true, false, Stats>(job, threads);
   else if (!e.plain) quantize_blocks<0, false, false, Stats>(job, threads);
   else if (e.divides) quantize_blocks<0, true, true, Stats>(job, threads);
@@ -205,6 +214,12 @@ void quantize(const MxRecipe* recipe, const MxTensor* x, float amax, int threads
   result->decode = job.tensor_scale.decode;
   if (result->stats) quantize_mode<true>(job, threads);
   else quantize_mode<false>(job, threads);
+}
+
+void cut(const MxRecipe* recipe, const MxTensor* x, MxCut* out) {
+  MxResult none{};
+  const Cut c(Job(*recipe, *x, 0.0f, none));
+  *out = {c.unit_rows, c.units, c.part, c.parts, c.per_chunk, c.chunks};
 }
 
 float amax(const MxTensor* t, int threads, int64_t* nonfinite, int64_t* first_nonfinite) {
@@ -250,6 +265,6 @@ void unpack(const uint8_t* packed, int64_t rows, int64_t columns, int bits, uint
 }  // namespace
 
 extern const MxKernel kernel;
-const MxKernel kernel = {quantize, amax, dequantize, unpack};
+const MxKernel kernel = {quantize, amax, dequantize, unpack, cut};
 
 }  // namespace MXCLI_ISA

@@ -58,12 +58,19 @@ struct MxResult {
   float encode, decode;  // out: the tensor's scales
 };
 
+// The chunks whose sums are added in order, the same on every device: `per_chunk` units of unit_rows rows, or parts of
+// `part` columns of one unit where that is more than a chunk.
+struct MxCut {
+  int64_t unit_rows, units, part, parts, per_chunk, chunks;
+};
+
 struct MxKernel {
   void (*quantize)(const MxRecipe*, const MxTensor*, float amax, int threads, MxResult*);
   float (*amax)(const MxTensor*, int threads, int64_t* nonfinite, int64_t* first_nonfinite);
   void (*dequantize)(const MxRecipe*, const uint8_t* codes, const void* scales, float encode, float decode,
                      const MxTensor* out, int threads);
   void (*unpack)(const uint8_t* packed, int64_t rows, int64_t columns, int bits, uint8_t* codes);
+  void (*cut)(const MxRecipe*, const MxTensor*, MxCut*);
 };
 
 #endif

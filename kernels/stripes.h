@@ -17,14 +17,14 @@ struct Job {
   const MxTensor& x;
   MxResult& result;
   const MxTensorScale tensor_scale;
-  const Encoder encoder;
+  const MxEncoder encoder;
   int64_t block_rows, block_columns;  // resolved: 0 became the whole length
   int64_t grid_rows, grid_columns;    // per batch entry
   int64_t row_bytes;
   bool whole;  // one block: the tensor, its amax known beforehand
 
   Job(const MxRecipe& recipe, const MxTensor& tensor, float amax, MxResult& out)
-      : r(recipe), x(tensor), result(out), tensor_scale(mx_tensor_scale(amax, recipe)), encoder(recipe),
+      : r(recipe), x(tensor), result(out), tensor_scale(mx_tensor_scale(amax, recipe)), encoder(mx_encoder(recipe)),
         block_rows(r.block_rows ? r.block_rows : std::max<int64_t>(1, x.rows)),
         block_columns(r.block_columns ? r.block_columns : std::max<int64_t>(1, x.columns)),
         grid_rows((x.rows + block_rows - 1) / block_rows),
@@ -45,6 +45,7 @@ struct Worker {
   alignas(64) uint8_t packed[kWidestStripe];
   Blocks blocks;
   Counts counts;
+  ChunkSums sums;
 };
 
 // A piece of a row.
@@ -57,7 +58,8 @@ template <int N, bool Divides, bool Plain, bool Stats>
 struct Loops {
   const Job& job;
   Worker& w;
-  Sums& sums;
+  const MxEncoder encoder = known<Divides, Plain>(job.encoder);
+  const uint32_t magnitude_mask = mx_magnitude_mask(job.r.element);
 
   void load_span(const Span& span) {
     load(job.x, span.row * job.x.columns + span.column, span.width, w.x);
@@ -86,14 +88,12 @@ struct Loops {
   void find_tops(int n) {
     Blocks& b = w.blocks;
     for (int i = 0; i < n; i += kLanes) {
-      MxLanes amax, factor, decode, value;
-      MxLaneBits code, one = MxLaneBits{} + 1u;
+      MxLanes amax, factor;
+      MxLaneBits one = MxLaneBits{} + 1u;
       std::memcpy(&amax, b.amax + i, sizeof amax);
       std::memcpy(&factor, b.factor + i, sizeof factor);
-      std::memcpy(&decode, b.decode + i, sizeof decode);
-      MxLaneBits saturates = job.encoder.argument<Divides, Plain>(amax, factor) > job.encoder.max ? one : MxLaneBits{};
-      job.encoder.encode<Divides, Plain>(amax, factor, decode, code, value);
-      code &= job.encoder.magnitude_mask;
+      MxLaneBits saturates = mx_saturates(amax, factor, encoder) ? one : MxLaneBits{};
+      MxLaneBits code = mx_encode_element(amax, factor, encoder).code & magnitude_mask;
       std::memcpy(b.top_code + i, &code, sizeof code);
       std::memcpy(b.saturates + i, &saturates, sizeof saturates);
     }
@@ -107,8 +107,7 @@ struct Loops {
       for (int64_t at = column; at < end; at += kStripe) {
         Span span{i, at, int(std::min<int64_t>(kStripe, end - at))};
         load_span(span);
-        encode_block<Divides, Plain, true>(w.x, span.width, scale.factor, scale.decode, job.encoder, w.values,
-                                           w.wide_codes);
+        encode_block<true>(w.x, span.width, scale.factor, scale.decode, encoder, w.values, w.wide_codes);
         for (int k = 0; k < span.width; ++k) {
           double difference = double(w.values[k]) - double(w.x[k]);
           error += difference * difference;
@@ -163,10 +162,7 @@ struct Loops {
 
   int count_saturated(int at, int n, float factor) {
     int count = 0;
-    for (int i = at; i < at + n; ++i) {
-      const float magnitude = mx_float(mx_bits(job.encoder.argument<Divides, Plain>(w.x[i], factor)) & 0x7FFFFFFFu);
-      count += magnitude > job.encoder.max;
-    }
+    for (int i = at; i < at + n; ++i) count += mx_saturates(w.x[i], factor, encoder);
     return count;
   }
 
@@ -174,18 +170,15 @@ struct Loops {
   void encode_span(const Span& span, int block_width) {
     Blocks& b = w.blocks;
     const int width = N ? N : block_width, blocks = (span.width + width - 1) / width;
-    const Encoder encoder = job.encoder;
     for (int i = 0; i < blocks; ++i) {
       const int at = i * width, n = std::min(width, span.width - at);
       if (b.is_nan[i]) {
         std::fill_n(w.wide_codes + at, n, uint32_t(job.r.element.nan_code));
         std::fill_n(w.values + at, n, 0.0f);
       } else if (N && n == N) {
-        encode_block<Divides, Plain, Stats>(w.x + at, N, b.factor[i], b.decode[i], encoder, w.values + at,
-                                            w.wide_codes + at);
+        encode_block<Stats>(w.x + at, N, b.factor[i], b.decode[i], encoder, w.values + at, w.wide_codes + at);
       } else {
-        encode_block<Divides, Plain, Stats>(w.x + at, n, b.factor[i], b.decode[i], encoder, w.values + at,
-                                            w.wide_codes + at);
+        encode_block<Stats>(w.x + at, n, b.factor[i], b.decode[i], encoder, w.values + at, w.wide_codes + at);
       }
     }
     narrow_codes(w.wide_codes, span.width, w.codes);
@@ -200,8 +193,8 @@ struct Loops {
 
   void measure_span(const Span& span, int width, int blocks) {
     Blocks& b = w.blocks;
-    const uint32_t mask = job.encoder.magnitude_mask;
-    uint32_t amax[kStripe], span_amax = 0;  // of finite elements
+    const uint32_t mask = magnitude_mask;
+    uint32_t amax[kStripe];  // of finite elements
     for (int i = 0; i < blocks; ++i) {
       const int at = i * width, n = std::min(width, span.width - at);
       int64_t set_aside = 0;
@@ -217,21 +210,20 @@ struct Loops {
       }
       w.counts.stats.measured += n - set_aside;
       b.largest[i] = std::max(b.largest[i], amax[i]);
-      span_amax = std::max(span_amax, amax[i]);
     }
-    const float unit = unit_of(span_amax), bound = w.counts.max_rel * 0.999999f;
+    const float bound = w.counts.max_rel * 0.999999f;
     SpanSums s;
     for (int i = 0; i < blocks; ++i) {
       if (b.is_nan[i]) continue;
       const int at = i * width, n = std::min(width, span.width - at);
       const SpanView v{w.x + at, w.values + at, w.wide_codes + at};
-      if (N && n == N) measure(v, N, amax[i], unit, mask, bound, s, &b.signal[i], &b.noise[i], &b.least[i]);
-      else measure(v, n, amax[i], unit, mask, bound, s, &b.signal[i], &b.noise[i], &b.least[i]);
+      if (N && n == N) measure(v, N, amax[i], mask, bound, s, b, i);
+      else measure(v, n, amax[i], mask, bound, s, b, i);
       if (b.saturates[i]) b.saturated[i] += count_saturated(at, n, b.factor[i]);
       if (job.result.per_block.underflowed)
         for (int k = at; k < at + n; ++k) b.underflowed[i] += w.x[k] != 0.0f && !(w.wide_codes[k] & mask);
     }
-    w.counts.add_span({w.x, w.values, w.wide_codes}, span.width, s, unit, sums);
+    w.counts.add_span({w.x, w.values, w.wide_codes}, span.width, s);
   }
 
   // Adds a span's codes to the histogram, those of NaN blocks left out.
@@ -259,7 +251,7 @@ struct Loops {
       if (per.underflowed) per.underflowed[first + i] = b.underflowed[i];
       if (per.noise) per.noise[first + i] = b.noise[i];
     }
-    w.counts.add_blocks(b, n, first, job.r.scale_kind == MX_MINIFLOAT, job.r.scale, sums);
+    w.counts.add_blocks(b, n, first, job.r.scale_kind == MX_MINIFLOAT, job.r.scale, w.sums);
   }
 
   // Blocks that fit a stripe: all blocks of rows x [column, end), `end - column` at most one stripe.

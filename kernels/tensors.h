@@ -9,19 +9,12 @@
 namespace MXCLI_ISA {
 namespace {
 
-inline float from_f16(uint16_t half) {
-  // Exponent and fraction move into place; 2^112 corrects the bias and normalizes subnormals exactly.
-  uint32_t bits = mx_bits(mx_float(uint32_t(half & 0x7FFF) << 13) * 0x1p112f);
-  bits = (half & 0x7C00) == 0x7C00 ? (bits | MX_INFINITY_BITS) : bits;
-  return mx_float(bits | uint32_t(half & 0x8000) << 16);
-}
-
 inline void load_bf16(const uint16_t* __restrict source, int n, float* __restrict x) {
   for (int i = 0; i < n; ++i) x[i] = mx_float(uint32_t(source[i]) << 16);
 }
 
 inline void load_f16(const uint16_t* __restrict source, int n, float* __restrict x) {
-  for (int i = 0; i < n; ++i) x[i] = from_f16(source[i]);
+  for (int i = 0; i < n; ++i) x[i] = mx_from_f16(source[i]);
 }
 
 inline void load_f64(const double* __restrict source, int n, float* __restrict x) {

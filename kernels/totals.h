@@ -57,7 +57,7 @@ struct Blocks {
   alignas(64) uint32_t top_code[kStripe], saturates[kStripe];  // of the block's largest magnitude
   alignas(64) uint32_t largest[kStripe];                       // bits of the largest finite magnitude measured
   alignas(64) uint32_t least[kStripe];  // complement of (bits of the smallest nonzero magnitude - 1); 0: all zero
-  alignas(64) double signal[kStripe], noise[kStripe];
+  alignas(64) double signal[kStripe], noise[kStripe], cross[kStripe], error[kStripe];
   alignas(64) int32_t saturated[kStripe], underflowed[kStripe];
 
   void clear_totals(int blocks) {
@@ -65,14 +65,16 @@ struct Blocks {
     std::fill_n(least, blocks, kNoneLeast);
     std::fill_n(signal, blocks, 0.0);
     std::fill_n(noise, blocks, 0.0);
+    std::fill_n(cross, blocks, 0.0);
+    std::fill_n(error, blocks, 0.0);
     std::fill_n(saturated, blocks, 0);
     std::fill_n(underflowed, blocks, 0);
   }
 };
 
-// Sums over a span of a row, in units of its largest magnitude's power of two.
+// What is kept over the blocks of a span of a row.
 struct SpanSums {
-  MxLanes cross[kGroups], error[kGroups], off[kGroups];
+  MxLanes off[kGroups];
   MxLaneBits underflowed[kGroups], relative[kGroups];
   SpanSums() { std::memset(this, 0, sizeof *this); }
 };
@@ -86,25 +88,24 @@ struct SpanView {
   const uint32_t* codes;
 };
 
-// Adds one encoded block piece (all of it finite) to its block's totals and to the span's sums. A block's sums are taken
-// of values divided by the power of two under its amax, so that neither tiny nor huge blocks leave binary32's range.
-inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uint32_t block_amax, float span_unit,
+// Adds one encoded block piece (all of it finite) to block i's totals and to the span's. A block's sums are taken of
+// values divided by the power of two under its amax, so that neither tiny nor huge blocks leave binary32's range.
+inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uint32_t block_amax,
                                                    uint32_t magnitude_mask, float relative_bound, SpanSums& s,
-                                                   double* block_signal, double* block_noise, uint32_t* block_least) {
+                                                   Blocks& b, int block) {
   const float unit = unit_of(block_amax);
-  MxLanes signals[kGroups], noises[kGroups];
+  MxLanes signals[kGroups], noises[kGroups], crosses[kGroups], errors[kGroups];
   MxLaneBits leasts[kGroups];
   for (int g = 0; g < kGroups; ++g) {
-    MxLanes signal = {}, noise = {}, cross = s.cross[g], error = s.error[g], off = s.off[g];
+    MxLanes signal = {}, noise = {}, cross = {}, error = {}, off = s.off[g];
     MxLaneBits least = {}, underflowed = s.underflowed[g], relative = s.relative[g];
     auto add = [&](const MxLanes& x, const MxLanes& y, const MxLaneBits& code) __attribute__((always_inline)) {
       MxLanes difference = y - x;
       MxLanes xs = x * unit, ds = difference * unit;
       signal += xs * xs;
       noise += ds * ds;
-      MxLanes de = difference * span_unit;
-      cross += x * span_unit * de;
-      error += de;
+      cross += xs * ds;
+      error += ds;
       MxLanes distance = mx_float(mx_bits(difference) & 0x7FFFFFFFu);
       MxLaneBits bits = mx_bits(x) & 0x7FFFFFFFu, rest = 0u - bits;
       off = distance > off ? distance : off;
@@ -134,23 +135,59 @@ inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uin
     }
     signals[g] = signal;
     noises[g] = noise;
+    crosses[g] = cross;
+    errors[g] = error;
     leasts[g] = least;
-    s.cross[g] = cross;
-    s.error[g] = error;
     s.off[g] = off;
     s.underflowed[g] = underflowed;
     s.relative[g] = relative;
   }
   const double back = 1.0 / double(unit);
-  *block_signal += double(sum(signals)) * back * back;
-  *block_noise += double(sum(noises)) * back * back;
-  *block_least = std::max(*block_least, largest(leasts));
+  b.signal[block] += double(sum(signals)) * back * back;
+  b.noise[block] += double(sum(noises)) * back * back;
+  b.cross[block] += double(sum(crosses)) * back * back;
+  b.error[block] += double(sum(errors)) * back;
+  b.least[block] = std::max(b.least[block], largest(leasts));
 }
 
 // -------------------------------------------------------------------------------------------------- thread totals
 
 struct Sums {
   double signal = 0, noise = 0, cross = 0, error = 0;
+
+  Sums& operator+=(const Sums& other) {
+    signal += other.signal;
+    noise += other.noise;
+    cross += other.cross;
+    error += other.error;
+    return *this;
+  }
+};
+
+// Sums over a chunk's blocks in the order in which 256 threads of a GPU add them: block i to sum i % 256, those by halves
+// of 32 neighbours, and these from first to last.
+struct ChunkSums {
+  static constexpr int kSums = 256, kNeighbours = 32;
+  Sums sums[kSums];
+  int64_t first = 0;  // the chunk's first block
+
+  void begin(int64_t block) {
+    std::fill_n(sums, kSums, Sums());
+    first = block;
+  }
+
+  Sums& of(int64_t block) { return sums[(block - first) % kSums]; }
+
+  Sums total() {
+    Sums all;
+    for (int at = 0; at < kSums; at += kNeighbours) {
+      for (int apart = kNeighbours / 2; apart > 0; apart /= 2)
+        for (int i = at; i < at + apart; ++i) sums[i] += sums[i + apart];
+      if (at == 0) all = sums[0];
+      else all += sums[at];
+    }
+    return all;
+  }
 };
 
 // Bin of a positive ratio: its binade and the top bits of its fraction, from the bits alone.
@@ -197,11 +234,8 @@ struct Counts {
     pending = 0;
   }
 
-  // Ends a span: its sums go to the chunk's, its extremes to the thread's.
-  void add_span(const SpanView& v, int n, const SpanSums& s, float unit, Sums& sums) {
-    const double back = 1.0 / double(unit);
-    sums.cross += double(sum(s.cross)) * back * back;
-    sums.error += double(sum(s.error)) * back;
+  // Ends a span: its extremes go to the thread's.
+  void add_span(const SpanView& v, int n, const SpanSums& s) {
     max_abs = std::max(max_abs, largest(s.off));
     const uint32_t underflowed = total(s.underflowed);
     stats.underflowed += underflowed;
@@ -232,7 +266,7 @@ struct Counts {
   }
 
   // Ends blocks 0..n of `b`, whose numbers in the grid are first..first+n.
-  void add_blocks(const Blocks& b, int n, int64_t first, bool narrow_scales, const MxFloat& scale, Sums& sums) {
+  void add_blocks(const Blocks& b, int n, int64_t first, bool narrow_scales, const MxFloat& scale, ChunkSums& sums) {
     alignas(64) double ratio[kStripe], range[kStripe];
     for (int i = 0; i < n; ++i) {
       ratio[i] = b.signal[i] / b.noise[i];
@@ -246,8 +280,7 @@ struct Counts {
         ++stats.nan_blocks;
         continue;
       }
-      sums.signal += b.signal[i];
-      sums.noise += b.noise[i];
+      sums.of(first + i) += {b.signal[i], b.noise[i], b.cross[i], b.error[i]};
       stats.saturated += b.saturated[i];
       stats.saturated_blocks += b.saturated[i] > 0;
       stats.scale_underflowed_blocks += b.is_lost[i];

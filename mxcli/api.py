@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mxcli.backends import check_device, cpu
-from mxcli.errors import RefusedError, UsageError
+from mxcli.backends import Backend, check_device, choose_backend, cpu
+from mxcli.errors import EnvironmentFailure, RefusedError, UsageError
 from mxcli.files import packing
 from mxcli.numerics.blocks import Quantized, divides
 from mxcli.numerics.formats import BlockFormat
@@ -32,8 +33,8 @@ class QuantizedTensor:
     Arrays are torch tensors where the input was one, else numpy arrays.
     """
 
-    def __init__(self, quantized: Quantized, *, as_torch: bool, threads: int | None) -> None:
-        self._q, self._as_torch, self._threads = quantized, as_torch, threads
+    def __init__(self, quantized: Quantized, *, as_torch: bool, backend: Backend) -> None:
+        self._q, self._as_torch, self._backend = quantized, as_torch, backend
 
     @property
     def format(self) -> BlockFormat:
@@ -67,7 +68,7 @@ class QuantizedTensor:
 
     def dequantize(self) -> Tensor:
         """float32, shape of the input."""
-        return self._out(cpu.dequantize(self._q, "F32", self._threads))
+        return self._out(self._backend.dequantize(self._q))
 
     def __repr__(self) -> str:
         recipe = self._q.recipe
@@ -101,12 +102,10 @@ def quantize(
     policy refuses.
     """
     recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-    array, dtype = _checked(x, recipe, on_indivisible, device, threads)
-    return QuantizedTensor(
-        cpu.quantize(array, dtype, recipe, stats=False, threads=threads),
-        as_torch=not isinstance(x, np.ndarray),
-        threads=threads,
-    )
+    backend = _backend(device, threads)
+    array, dtype = _checked(x, recipe, on_indivisible, backend)
+    quantized = backend.quantize(array, dtype, recipe, stats=False)
+    return QuantizedTensor(quantized, as_torch=not isinstance(x, np.ndarray), backend=backend)
 
 
 def measure(
@@ -123,8 +122,9 @@ def measure(
 ) -> dict[str, Value]:
     """Every metric of `mxcli report` for one tensor (`mxcli explain METRIC` defines them); arguments as in quantize."""
     recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-    array, dtype = _checked(x, recipe, on_indivisible, device, threads)
-    q = cpu.quantize(array, dtype, recipe, codes=False, threads=threads)
+    backend = _backend(device, threads)
+    array, dtype = _checked(x, recipe, on_indivisible, backend)
+    q = backend.quantize(array, dtype, recipe, codes=False)
     assert q.stats is not None
     return measured(q.stats, q.format, q.shape)
 
@@ -138,16 +138,29 @@ def swizzle(scales: Tensor) -> Tensor:
     return cast("Tensor", torch.from_numpy(packing.swizzle(scales.view(torch.uint8).cpu().numpy())))
 
 
-def _array(x: Tensor, device: str | None) -> tuple[np.ndarray[Any, Any], str]:
+@functools.cache
+def _backend(device: str | None, threads: int | None) -> Backend:
+    """Looked for once: asking for GPUs costs more than quantizing a small tensor."""
+    return choose_backend(device, threads=threads)
+
+
+def _check_tensor_device(device: str) -> None:
+    """The one place where tensors that do not lie in memory are refused."""
+    if device == cpu.Cpu().name:
+        return
+    check_device(device)
+    raise EnvironmentFailure(f"a tensor on {device}: only tensors in memory are read; pass x.cpu()")
+
+
+def _array(x: Tensor) -> tuple[np.ndarray[Any, Any], str]:
     """The elements without a copy where they are contiguous, BF16 as the uint16 of its bits, and their type."""
-    check_device(device or "auto")
     if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
         import torch
 
         name = str(x.dtype).removeprefix("torch.")
         if name not in _DTYPES:
             raise UsageError(f"a tensor of type {name} is not one of {', '.join(_DTYPES)}")
-        check_device(str(x.device))
+        _check_tensor_device(str(x.device))
         data = x.detach().contiguous()
         return (data.view(torch.uint16) if name == "bfloat16" else data).numpy(), _DTYPES[name]
     if not isinstance(x, np.ndarray):
@@ -158,11 +171,9 @@ def _array(x: Tensor, device: str | None) -> tuple[np.ndarray[Any, Any], str]:
     return (native.view(np.uint16) if x.dtype.name == "bfloat16" else native), _DTYPES[x.dtype.name]
 
 
-def _checked(
-    tensor: Tensor, recipe: Recipe, on_indivisible: str, device: str | None, threads: int | None
-) -> tuple[np.ndarray[Any, Any], str]:
+def _checked(tensor: Tensor, recipe: Recipe, on_indivisible: str, backend: Backend) -> tuple[np.ndarray[Any, Any], str]:
     """The elements and their type, after what the policies refuse is refused."""
-    x, dtype = _array(tensor, device)
+    x, dtype = _array(tensor)
     if on_indivisible not in ("pad", "error"):
         raise UsageError(f"on_indivisible '{on_indivisible}' is neither pad nor error")
     if x.ndim == 0:
@@ -173,7 +184,7 @@ def _checked(
             "pad it, or pass on_indivisible='pad'"
         )
     if recipe.nonfinite == "error":
-        found = cpu.amax(x, dtype, threads)
+        found = backend.amax(x, dtype)
         if found.nonfinite:
             raise RefusedError(
                 f"{found.nonfinite} of {x.size} elements are NaN or infinite, the first at flat index "

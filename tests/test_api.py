@@ -14,6 +14,8 @@ import torch
 from safetensors import safe_open
 
 import mxcli
+from mxcli import api
+from mxcli.backends import gpus
 from mxcli.errors import EnvironmentFailure, MxcliError, RefusedError, UsageError
 
 GOLDEN = sorted((Path(__file__).parent / "data" / "golden").glob("*__*.safetensors"))
@@ -170,7 +172,7 @@ def test_swizzle_is_the_order_of_128x4_tiles() -> None:
         (lambda: mxcli.quantize(X, "nvfp4", scale_rounding="rceil"), UsageError, "rceil does not serve nvfp4"),
         (lambda: mxcli.quantize(X, "mxfp8", nonfinite="ignore"), UsageError, "unknown policy 'ignore'"),
         (lambda: mxcli.quantize(X, "mxfp8", threads=0), UsageError, "--threads 0 is not a positive number"),
-        (lambda: mxcli.quantize(X, "mxfp8", device="cuda"), EnvironmentFailure, "this build has no GPU path"),
+        (lambda: mxcli.quantize(X, "mxfp8", device="gpu"), UsageError, "unknown device 'gpu'"),
         (lambda: mxcli.quantize(X.to("meta"), "mxfp8"), UsageError, "unknown device 'meta'"),
     ],
 )
@@ -178,6 +180,15 @@ def test_refusals(call: Callable[[], object], kind: type[MxcliError], sentence: 
     with pytest.raises(kind) as refused:
         call()
     assert sentence in str(refused.value)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = gpus.GpuState(None, (), None, None, ("there is no NVIDIA driver",))
+    monkeypatch.setattr(gpus, "examine", lambda: nothing)
+    api._backend.cache_clear()
+    for call in (mxcli.quantize, mxcli.measure):
+        with pytest.raises(EnvironmentFailure, match=r"--device cuda: there is no NVIDIA driver\. Or use --device cpu"):
+            call(X, "mxfp8", device="cuda")
 
 
 def test_the_names_are_the_documented_ones() -> None:

@@ -2,15 +2,141 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
 from mxcli.errors import EnvironmentFailure, UsageError, printable
+
+if TYPE_CHECKING:
+    from mxcli.backends.gpus import GpuState
+    from mxcli.numerics.blocks import Quantized
+    from mxcli.numerics.recipe import Recipe
+    from mxcli.numerics.stats import Amax
+
+AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+_DEVICE = re.compile(r"auto|cpu|cuda(?::([0-9]{1,4}))?")
+
+
+class Backend(Protocol):
+    """A device that runs the kernels: numpy arrays in and out, the same bytes and statistics on every one.
+
+    What goes wrong with the device, memory that runs out included, is raised as EnvironmentFailure.
+    """
+
+    @property
+    def name(self) -> str:
+        """As `--device` takes it: `cpu`, `cuda:0`."""
+
+    def amax(self, x: Any, dtype: str) -> Amax:
+        """The largest finite magnitude of `x`, whose elements are of safetensors type `dtype`."""
+
+    def quantize(
+        self,
+        x: Any,
+        dtype: str,
+        recipe: Recipe,
+        *,
+        tensor_amax: float | None = None,
+        codes: bool = True,
+        stats: bool = True,
+        per_block: bool = False,
+        reuse: Quantized | None = None,
+    ) -> Quantized:
+        """`x` quantized.
+
+        `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale (None: of `x`).
+        Without `codes`, `packed` and `scales` are empty. `reuse` gives up the arrays of an earlier result of the same
+        shape and format, which saves the cost of fresh memory.
+        """
+
+    def dequantize(self, q: Quantized, dtype: str = "F32") -> Any:
+        """The values of `q` as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or F16."""
 
 
 def check_device(device: str) -> None:
-    """Raises unless `device` (auto, cpu, cuda or cuda:N) is one that this build computes on; auto is the CPU."""
-    kind, _, number = device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (":" in device and not (kind == "cuda" and number.isdecimal())):
+    """Raises UsageError unless `device` is auto, cpu, cuda or cuda:N; whether there is such a device is not asked."""
+    if not _DEVICE.fullmatch(device):
         raise UsageError(f"unknown device '{printable(device)}': --device takes auto, cpu, cuda or cuda:N.")
-    if kind == "cuda":
+
+
+def choose_backend(
+    device: str | None,
+    *,
+    threads: int | None = None,
+    max_memory: int | None = None,
+    on_note: Callable[[str], object] = lambda note: None,
+) -> Backend:
+    """The backend that a device word stands for on this machine; None is auto.
+
+    `threads` is for the CPU, `max_memory` (bytes) for the memory of a GPU. `on_note` is told why auto leaves a GPU
+    alone that the user could make usable. Raises like `find_device`.
+    """
+    found = find_device(device, on_note)
+    if found != CPU:
+        try:
+            return _opened(found, max_memory)
+        except EnvironmentFailure as failure:
+            if device not in (None, AUTO):
+                raise
+            on_note(_unused(failure.message))
+    from mxcli.backends import cpu
+
+    return cpu.Cpu(threads)
+
+
+def find_device(device: str | None, on_note: Callable[[str], object] = lambda note: None) -> str:
+    """`cpu` or `cuda:N`: auto is the first usable GPU, else the CPU; cuda is the first usable GPU.
+
+    Nothing is opened. Raises UsageError for other words, and EnvironmentFailure with everything that stands in the
+    way of a GPU that was asked for.
+    """
+    word = device or AUTO
+    check_device(word)
+    if word == CPU:
+        return CPU
+    from mxcli.backends import gpus
+
+    # Asking further costs a tenth of a second or more, which a machine without a driver is spared.
+    if word == AUTO and not gpus.has_driver():
+        return CPU
+    state = gpus.examine()
+    if word == AUTO:
+        if state.usable:
+            return state.usable[0].device
+        if state.is_mendable:
+            on_note(_unused("; ".join(state.problems)))
+        return CPU
+    return _asked_for(word, state)
+
+
+def _asked_for(word: str, state: GpuState) -> str:
+    """The GPU that `cuda` or `cuda:N` means."""
+    index = word.partition(":")[2]
+    if index and state.gpus and int(index) >= len(state.gpus):
+        there = ", ".join(f"{gpu.device} ({printable(gpu.name)})" for gpu in state.gpus)
+        raise EnvironmentFailure(f"--device {word}: there is no such GPU; there is {there}.", state.problems)
+    possible = [gpu for gpu in state.usable if not index or gpu.index == int(index)]
+    if possible:
+        return possible[0].device
+    problems = state.problems_of(state.gpus[int(index)]) if index and state.gpus else state.problems
+    if len(problems) == 1:
+        raise EnvironmentFailure(f"--device {word}: {problems[0]}. Or use --device cpu.")
+    raise EnvironmentFailure(
+        f"--device {word}: {len(problems)} things are missing. Mend them all, or use --device cpu.", problems
+    )
+
+
+def _opened(device: str, max_memory: int | None) -> Backend:
+    try:
+        from mxcli.backends import cuda
+
+        return cuda.open_device(int(device.partition(":")[2]), max_memory)
+    except ImportError as error:
         raise EnvironmentFailure(
-            f"--device {device}: this build has no GPU path; use --device cpu. `mxcli doctor` says what is missing."
-        )
+            f"--device {device}: {printable(error)}; `mxcli doctor` says what to install. Or use --device cpu."
+        ) from error
+
+
+def _unused(why: str) -> str:
+    return f"GPU present but not used: {why.rstrip('.')}; see mxcli doctor"

@@ -8,19 +8,65 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mxcli.backends.library import Float, KernelRecipe, KernelStats, Result, Rounding, Tensor, load
+from mxcli.backends import CPU
+from mxcli.backends.library import Cut, KernelStats, Result, Tensor, load
+from mxcli.backends.recipes import kernel_recipe
 from mxcli.errors import UsageError
 from mxcli.numerics.blocks import PerBlock, Quantized, folded, grid_shape, packed_columns
-from mxcli.numerics.floats import FP32, FloatFormat
+from mxcli.numerics.floats import FP32
 from mxcli.numerics.recipe import Recipe
-from mxcli.numerics.rounding import ScaleRecipe, ScaleRounding
-from mxcli.numerics.stats import Histogram, Stats
+from mxcli.numerics.stats import Amax, Histogram, Stats
 
 Array = np.ndarray
-_TYPES = {"F32": (0, np.float32), "BF16": (1, np.uint16), "F16": (2, np.float16), "F64": (3, np.float64)}
-SOURCE_TYPES = tuple(_TYPES)
+TYPES = {"F32": (0, np.float32), "BF16": (1, np.uint16), "F16": (2, np.float16), "F64": (3, np.float64)}
+"""Element types by their safetensors name: the kernels' number, and the numpy type of their bits."""
+SOURCE_TYPES = tuple(TYPES)
 """The tensor types the kernel reads; BF16 arrives as the uint16 array of its bits."""
-_POWER_OF_TWO, _MINIFLOAT, _BINARY32 = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor as a `Backend`; `threads` None is one per processor this process may use."""
+
+    threads: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As `--device` takes it."""
+        return CPU
+
+    def amax(self, x: Array, dtype: str) -> Amax:
+        """See `Backend.amax`."""
+        return amax(x, dtype, self.threads)
+
+    def quantize(
+        self,
+        x: Array,
+        dtype: str,
+        recipe: Recipe,
+        *,
+        tensor_amax: float | None = None,
+        codes: bool = True,
+        stats: bool = True,
+        per_block: bool = False,
+        reuse: Quantized | None = None,
+    ) -> Quantized:
+        """See `Backend.quantize`."""
+        return quantize(
+            x,
+            dtype,
+            recipe,
+            tensor_amax=tensor_amax,
+            codes=codes,
+            stats=stats,
+            per_block=per_block,
+            threads=self.threads,
+            reuse=reuse,
+        )
+
+    def dequantize(self, q: Quantized, dtype: str = "F32") -> Array:
+        """See `Backend.dequantize`."""
+        return dequantize(q, dtype, self.threads)
 
 
 def thread_count(threads: int | None = None) -> int:
@@ -35,15 +81,6 @@ def thread_count(threads: int | None = None) -> int:
 def instruction_set() -> str:
     """The instruction set the kernel runs on here: `baseline`, `avx2` or `avx512`."""
     return str(load().mx_isa().decode())
-
-
-@dataclass(frozen=True, slots=True)
-class Amax:
-    """Largest finite magnitude of a tensor; how many NaN and infinities it holds, and where the first lies (or -1)."""
-
-    value: float
-    nonfinite: int
-    first_nonfinite: int
 
 
 def amax(x: Array, dtype: str, threads: int | None = None) -> Amax:
@@ -73,17 +110,11 @@ def quantize(
     only statistics are computed: `packed` and `scales` are empty. `reuse` gives up the arrays of an
     earlier result of the same shape and format, which saves the cost of fresh memory.
     """
-    row, grid = recipe.format, grid_shape(recipe.format, x.shape)
-    _, _, columns = folded(x.shape)
+    row = recipe.format
     if row.tensor_scale is not None and tensor_amax is None:
         tensor_amax = amax(x, dtype, threads).value
-    packed_shape = (*x.shape[:-1], packed_columns(row, columns)) if codes else (0,)
-    scale_type = np.float32 if row.scale is FP32 else np.uint8
-    if reuse is not None and reuse.packed.shape == packed_shape and reuse.format == row and codes:
-        packed, scales = reuse.packed, reuse.scales
-    else:
-        packed, scales = np.empty(packed_shape, np.uint8), np.empty(grid if codes else (0,), scale_type)
-    blocks = _per_block_arrays(grid) if per_block else None
+    packed, scales = outputs(recipe, x.shape, codes=codes, reuse=reuse)
+    blocks = per_block_arrays(recipe, x.shape) if per_block else None
     totals = KernelStats() if stats else None
     result = Result(codes=packed.ctypes.data if codes else None, scales=scales.ctypes.data if codes else None)
     if totals is not None:
@@ -92,7 +123,7 @@ def quantize(
         for name in PerBlock.__slots__:
             setattr(result.per_block, name, getattr(blocks, name).ctypes.data)
     tensor, keep = _tensor(x, dtype)
-    load().mx_quantize(_kernel_recipe(recipe), tensor, tensor_amax or 0.0, thread_count(threads), result)
+    load().mx_quantize(kernel_recipe(recipe), tensor, tensor_amax or 0.0, thread_count(threads), result)
     del keep
     return Quantized(
         recipe,
@@ -106,15 +137,28 @@ def quantize(
     )
 
 
+def cut(shape: tuple[int, ...], recipe: Recipe) -> Cut:
+    """How a tensor of a shape is cut into the chunks whose sums are added in order, on every device."""
+    out = Cut()
+    load().mx_cut(kernel_recipe(recipe), Tensor(None, 0, *folded(shape)), out)
+    return out
+
+
+def tensor_scales(recipe: Recipe, amax: float) -> tuple[float, float]:
+    """The tensor's encode and decode scale under a recipe, from its largest finite magnitude."""
+    nothing = quantize(np.empty((1, 0), np.float32), "F32", recipe, tensor_amax=amax, codes=False, stats=False)
+    return nothing.tensor_encode, 1.0 if nothing.tensor_scale is None else nothing.tensor_scale
+
+
 def dequantize(q: Quantized, dtype: str = "F32", threads: int | None = None) -> Array:
     """The values of a quantized tensor as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or F16."""
-    if dtype not in _TYPES:
-        raise UsageError(f"dequantized type {dtype} is not one of {', '.join(_TYPES)}")
-    out = np.empty(q.shape, _TYPES[dtype][1])
+    if dtype not in TYPES:
+        raise UsageError(f"dequantized type {dtype} is not one of {', '.join(TYPES)}")
+    out = np.empty(q.shape, TYPES[dtype][1])
     packed, scales = np.ascontiguousarray(q.packed), np.ascontiguousarray(q.scales)
     tensor, _ = _tensor(out, dtype)
     load().mx_dequantize(
-        _kernel_recipe(q.recipe),
+        kernel_recipe(q.recipe),
         packed.ctypes.data,
         scales.ctypes.data,
         q.tensor_encode,
@@ -134,65 +178,34 @@ def unpack(q: Quantized) -> Array:
     return codes
 
 
+def bits_of(x: Array, dtype: str) -> Array:
+    """The elements as kernels read them: contiguous, in the numpy type of their bits."""
+    if dtype not in TYPES:
+        raise UsageError(f"type {dtype} is not one the kernel reads: {', '.join(SOURCE_TYPES)}")
+    return np.ascontiguousarray(x, dtype=TYPES[dtype][1])
+
+
 def _tensor(x: Array, dtype: str) -> tuple[Tensor, Array]:
     """The kernel's view of an array, and the array that must outlive it."""
-    if dtype not in _TYPES:
-        raise UsageError(f"type {dtype} is not one the kernel reads: {', '.join(SOURCE_TYPES)}")
-    number, storage = _TYPES[dtype]
-    contiguous = np.ascontiguousarray(x, dtype=storage)
-    batch, rows, columns = folded(x.shape)
-    return Tensor(contiguous.ctypes.data, number, batch, rows, columns), contiguous
+    contiguous = bits_of(x, dtype)
+    return Tensor(contiguous.ctypes.data, TYPES[dtype][0], *folded(x.shape)), contiguous
 
 
-def _float(f: FloatFormat) -> Float:
-    if f is FP32:
-        return Float(max=f.max)
-    return Float(f.bits, f.mantissa_bits, f.emin, f.emax, f.nan_code or 0, f.twos_complement, f.max)
+def outputs(
+    recipe: Recipe, shape: tuple[int, ...], *, codes: bool = True, reuse: Quantized | None = None
+) -> tuple[Array, Array]:
+    """Arrays for the codes and scales of a tensor, those of `reuse` where they fit; empty ones without `codes`."""
+    row, (_, _, columns) = recipe.format, folded(shape)
+    packed_shape = (*shape[:-1], packed_columns(row, columns)) if codes else (0,)
+    if reuse is not None and reuse.packed.shape == packed_shape and reuse.format == row and codes:
+        return reuse.packed, reuse.scales
+    scale_type = np.float32 if row.scale is FP32 else np.uint8
+    return np.empty(packed_shape, np.uint8), np.empty(grid_shape(row, shape) if codes else (0,), scale_type)
 
 
-def _kernel_recipe(recipe: Recipe) -> KernelRecipe:
-    row, rule, choice = recipe.format, recipe.scale_rule, recipe.choice
-    rows, columns = row.block
-    k = KernelRecipe(
-        element=_float(row.element),
-        scale=_float(row.scale),
-        rounding=Rounding(recipe.rounding.above, recipe.rounding.half_if, recipe.rounding.half_always),
-        scale_stored_bits=row.scale.bits,
-        block_rows=rows or 0,
-        block_columns=columns or 0,
-        stored_bits=row.element.stored_bits,
-        min_exponent=choice.min_exponent,
-        byte0_exponent=choice.byte0_exponent.get(rule.name, -127),
-        flush_subnormal_blocks=choice.flush_subnormal_blocks,
-        clear_zero_input=choice.clear_zero_input,
-        clear_zero_code=choice.clear_zero_code,
-        set_zero_input=choice.set_zero_input,
-        infinity_is_nan=recipe.infinity_is_nan,
-    )
-    if isinstance(rule, ScaleRounding):
-        k.scale_kind = _POWER_OF_TWO
-        k.of_ratio = rule.of_ratio
-        k.carry_above = rule.carry_above(row.element)
-        k.candidate_count = len(rule.candidates)
-        k.candidates[: len(rule.candidates)] = rule.candidates
-    else:
-        _set_scale_recipe(k, rule, has_tensor_scale=row.tensor_scale is not None, binary32=row.scale is FP32)
-    return k
-
-
-def _set_scale_recipe(k: KernelRecipe, rule: ScaleRecipe, *, has_tensor_scale: bool, binary32: bool) -> None:
-    k.scale_kind = _BINARY32 if binary32 else _MINIFLOAT
-    k.tensor_step = rule.tensor_step if has_tensor_scale else 0
-    k.block_step = rule.block_step
-    k.element_step = rule.element_step
-    k.min_scale = rule.min_scale
-    k.zero_scale = rule.zero_scale
-    k.zero_code = rule.zero_code
-    k.bf16_scale = rule.bf16_scale
-    k.clear_zero_input |= rule.clear_zero_input
-
-
-def _per_block_arrays(grid: tuple[int, ...]) -> PerBlock:
+def per_block_arrays(recipe: Recipe, shape: tuple[int, ...]) -> PerBlock:
+    """Arrays for the numbers of a tensor's blocks."""
+    grid = grid_shape(recipe.format, shape)
     kinds = {
         "amax": np.float32,
         "decode": np.float32,

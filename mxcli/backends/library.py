@@ -150,6 +150,12 @@ class Result(ctypes.Structure):
     )
 
 
+class Cut(ctypes.Structure):
+    """`MxCut`: how a tensor is cut into chunks."""
+
+    _fields_ = tuple((name, c_int64) for name in ("unit_rows", "units", "part", "parts", "per_chunk", "chunks"))
+
+
 _MIRRORED = (KernelRecipe, Tensor, KernelStats, KernelPerBlock, Result, Float)
 
 
@@ -200,6 +206,8 @@ def load() -> ctypes.CDLL:
     library.mx_dequantize.argtypes = (
         pointer(KernelRecipe), c_void_p, c_void_p, c_float, c_float, pointer(Tensor), ctypes.c_int,
     )  # fmt: skip
+    library.mx_cut.restype = None
+    library.mx_cut.argtypes = (pointer(KernelRecipe), pointer(Tensor), pointer(Cut))
     library.mx_unpack.restype = None
     library.mx_unpack.argtypes = (c_void_p, c_int64, c_int64, ctypes.c_int, c_void_p)
     return library

@@ -9,6 +9,7 @@ INCLUDE, EXCLUDE = "+", "-"
 _ENDINGS = {"--json": ".json", "--jsonl": ".jsonl"}
 _MARKS = {"--include": INCLUDE, "--exclude": EXCLUDE}
 _INDEX = ".index.json"
+_MACHINE = {"--device", "--threads", "--max-memory"}
 
 
 def normalized(arguments: Sequence[str]) -> list[str]:
@@ -31,6 +32,23 @@ def normalized(arguments: Sequence[str]) -> list[str]:
         if option in _MARKS and (equals or waiting):
             word = f"{option}={_MARKS[option]}{value if equals else waiting.pop(0)}"
         result.append(word)
+    return result
+
+
+def repeatable(arguments: Sequence[str]) -> list[str]:
+    """The arguments without what says where to compute and within what: outputs do not depend on it, and neither
+    does the command that they record."""
+    result: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--":
+            return [*result, word, *waiting]
+        option, equals, _ = word.partition("=")
+        if option not in _MACHINE:
+            result.append(word)
+        elif not equals and waiting:
+            waiting.pop(0)
     return result
 
 

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from mxcli.backends import CUDA, check_device
 from mxcli.cli import options
 from mxcli.cli.arguments import STDOUT
 from mxcli.cli.streams import deliver, refuse_existing, stdout_screen, talk_on_stderr
-from mxcli.errors import UsageError
+from mxcli.errors import EnvironmentFailure, UsageError
 
 bench = typer.Typer(help="Measure this machine honestly.", rich_markup_mode=None)
 
@@ -62,7 +63,7 @@ def quantize(
     from mxcli.output.bench import RECORD_NAMES, bench_record, bench_text, row_records
     from mxcli.output.export import csv_text, json_text
 
-    options.check_device(device)
+    _refuse_gpu(device)
     if json == csv == STDOUT:
         raise UsageError("--json and --csv both ask for stdout: give one of them a FILE.")
     refuse_existing([json, csv], force=force)
@@ -83,6 +84,12 @@ def quantize(
     if STDOUT not in (json, csv):
         deliver(bench_text(report, stdout_screen(no_color=no_color)))
     talk.notes(row.problem for row in report.rows if row.problem)
+
+
+def _refuse_gpu(device: str) -> None:
+    check_device(device)
+    if device.startswith(CUDA):
+        raise EnvironmentFailure(f"--device {device}: this benchmark has no GPU path; use --device cpu.")
 
 
 def _words(text: str) -> list[str]:

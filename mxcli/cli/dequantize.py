@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from mxcli.cli import options
-from mxcli.cli.arguments import STDOUT
+from mxcli.cli.arguments import STDOUT, repeatable
+from mxcli.cli.machine import machine, open_backend
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import deliver, refuse_existing, talk_on_stderr
 from mxcli.errors import UsageError
@@ -28,6 +29,7 @@ def dequantize(
     json: options.Json = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
+    max_memory: options.MaxMemory = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
     no_color: options.NoColor = False,
@@ -44,25 +46,30 @@ def dequantize(
       mxcli dequantize tiny-llama-nvfp4 -o tiny-llama-back
       mxcli dequantize tiny-llama-nvfp4 -o tiny-llama-f32 --dtype f32
     """
-    options.check_device(device)
+    where = machine(device, threads, max_memory)
     refuse_existing([json], force=force)
     if output is None:
         raise UsageError("missing option '-o/--output DIR': name the directory to write.")
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.dequantize import dequantize_checkpoint
+    from mxcli.flows.dequantize import dequantize_checkpoint, memory_to_dequantize
+    from mxcli.flows.memory import check_memory
     from mxcli.output.export import json_text
 
     checkpoint = open_checkpoint(source)
+    named = None if dtype is None else dtype.upper()
+    need = memory_to_dequantize(checkpoint, named)
+    backend = open_backend(where, talk)
+    check_memory(need, where.max_memory, backend.name)
     with progress("dequantize", talk) as show:
         restored = dequantize_checkpoint(
             checkpoint,
             output,
-            dtype=None if dtype is None else dtype.upper(),
+            backend=backend,
+            dtype=named,
             force=force,
-            threads=threads,
             on_progress=show,
-            command=context.obj or (),
+            command=repeatable(context.obj or ()),
         )
     talk.notes((*checkpoint.notes, *restored.notes))
     if json is not None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mxcli.backends import check_device as check_device
 from mxcli.cli import arguments, completion
 
 if TYPE_CHECKING:
@@ -105,11 +104,24 @@ Layout = Annotated[
 ]
 Device = Annotated[
     str,
-    typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="Where to compute; auto is the CPU here."),
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda[:N]",
+        help="Where to compute: auto is the first usable NVIDIA GPU, else the CPU. The result is the same.",
+    ),
 ]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, metavar="N", help="Threads to use.  [default: one per processor]"),
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--max-memory",
+        metavar="SIZE",
+        help="Most memory to use, such as 8G, 512M or 1.5GiB: on the CPU what would need more is refused before "
+        "any work, on a GPU it bounds the memory of the GPU.",
+    ),
 ]
 Json = Annotated[
     str | None,

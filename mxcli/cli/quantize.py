@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from mxcli.cli import options
+from mxcli.cli.arguments import repeatable
 from mxcli.cli.forms import Forms, check_forms, deliver_report
+from mxcli.cli.machine import found_device, machine, open_backend
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import deliver, stdout_screen, talk_on_stderr
 from mxcli.errors import UsageError, printable
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
     from mxcli.flows.arrange import Arrangement
     from mxcli.flows.report import Report
+    from mxcli.output.plan import Site
 
 
 def quantize(
@@ -40,6 +43,7 @@ def quantize(
     csv: options.Csv = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
+    max_memory: options.MaxMemory = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -60,7 +64,7 @@ def quantize(
       mxcli quantize samples/tiny-llama --format nvfp4 -o tiny-llama-mixed --exclude '*.down_proj' --top 5
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
-    options.check_device(device)
+    where = machine(device, threads, max_memory)
     check_forms(forms, force=force)
     _check_output(output, forms, dry_run=dry_run)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
@@ -76,6 +80,7 @@ def quantize(
     )
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.arrange import arrange
+    from mxcli.flows.memory import check_memory
     from mxcli.flows.plan import make_plan
     from mxcli.flows.quantize import quantize_checkpoint
     from mxcli.flows.report import report_of
@@ -89,23 +94,34 @@ def quantize(
     if output is None or dry_run:
         result = report_of(source, checkpoint, plan, arrangement)
         talk.notes(result.notes)
-        _deliver_plan(result, checkpoint, arrangement, output, forms, force=force)
+        site = _site(output, found_device(where, talk), where.max_memory)
+        check_memory(arrangement.need, site.max_memory, site.device)
+        _deliver_plan(result, checkpoint, arrangement, site, forms, force=force)
         return
+    backend = open_backend(where, talk)
+    check_memory(arrangement.need, where.max_memory, backend.name)
     with progress("quantize", talk) as show:
         written = quantize_checkpoint(
             checkpoint,
             plan,
             output,
+            backend=backend,
             force=force,
-            threads=threads,
             on_progress=show,
-            command=context.obj or (),
+            command=repeatable(context.obj or ()),
         )
     result = report_of(source, checkpoint, plan, arrangement, written.layers)
     talk.notes(result.notes)
     ending = written_line(result, checkpoint, arrangement, output)
     record = written_record(checkpoint, arrangement, output)
     deliver_report(result, forms, verb="quantize", ending=ending, **record)
+
+
+def _site(output: str | None, device: str, max_memory: int | None) -> Site:
+    from mxcli.flows.doctor import free_bytes
+    from mxcli.output.plan import Site
+
+    return Site(output, None if output is None else free_bytes(Path(output)), device, max_memory)
 
 
 def _check_output(output: str | None, forms: Forms, *, dry_run: bool) -> None:
@@ -119,22 +135,19 @@ def _deliver_plan(
     result: Report,
     checkpoint: Checkpoint,
     arrangement: Arrangement,
-    output: str | None,
+    site: Site,
     forms: Forms,
     *,
     force: bool,
 ) -> None:
     """The plan, after whatever would refuse the output has had its say."""
     from mxcli.files.writer_place import check_place
-    from mxcli.flows.doctor import free_bytes
     from mxcli.output.plan import output_files, plan_json, plan_text
 
-    free = None
-    if output is not None:
-        check_place(Path(output), checkpoint, output_files(checkpoint, arrangement), force=force)
-        free = free_bytes(Path(output))
+    if site.folder is not None:
+        check_place(Path(site.folder), checkpoint, output_files(checkpoint, arrangement), force=force)
     if forms.json is not None:
-        deliver(plan_json(result, checkpoint, arrangement, output, free), forms.json)
+        deliver(plan_json(result, checkpoint, arrangement, site), forms.json)
     if not forms.takes_stdout:
         screen = stdout_screen(no_color=forms.no_color, wide=forms.wide)
-        deliver(plan_text(result, checkpoint, arrangement, output, free, screen))
+        deliver(plan_text(result, checkpoint, arrangement, site, screen))

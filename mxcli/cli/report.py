@@ -8,6 +8,7 @@ import typer
 
 from mxcli.cli import options
 from mxcli.cli.forms import Forms, check_forms, deliver_report, stream_layer
+from mxcli.cli.machine import machine, open_backend
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import INTERRUPTED, talk_on_stderr
 from mxcli.errors import printable
@@ -31,6 +32,7 @@ def report(
     per_block: options.PerBlock = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
+    max_memory: options.MaxMemory = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -52,7 +54,7 @@ def report(
       mxcli report samples/tiny-llama --format e3m2:e8m0:1x16 --json | jq '.totals.sqnr_db'
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
-    options.check_device(device)
+    where = machine(device, threads, max_memory)
     check_forms(forms, force=force, beside=[per_block])
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
     asked = options.plan_options(
@@ -66,13 +68,16 @@ def report(
         analysis=True,
     )
     from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.memory import check_memory
     from mxcli.flows.plan import make_plan
-    from mxcli.flows.report import LayerReport, make_report
+    from mxcli.flows.report import LayerReport, make_report, memory_to_measure
 
     checkpoint = open_checkpoint(source)
     plan = make_plan(checkpoint, asked)
     for step in plan.steps:
         talk.detail(f"{printable(step.tensor.name)}: {step.reason}")
+    backend = open_backend(where, talk)
+    check_memory(memory_to_measure(plan, per_block=per_block is not None), where.max_memory, backend.name)
     sizes = {step.tensor.name: step.tensor.nbytes for step in plan.quantized}
     total, done = sum(sizes.values()), 0
     with progress("report", talk) as show:
@@ -84,7 +89,7 @@ def report(
             stream_layer(layer, forms)
 
         arrays = None if per_block is None else Path(per_block)
-        result = make_report(source, checkpoint, plan, threads=threads, on_layer=on_layer, per_block=arrays)
+        result = make_report(source, checkpoint, plan, backend=backend, on_layer=on_layer, per_block=arrays)
     talk.notes(result.notes)
     deliver_report(result, forms, verb="report")
     if result.unfinished:

@@ -11,13 +11,11 @@ from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import COLUMN, OWN, PREFERRED, SCALES, Entry, Layout, Weight, find_layout
 from mxcli.files.writer_shards import Shard
 from mxcli.flows.ignored import ignored_modules
+from mxcli.flows.memory import Need, need_of
 from mxcli.flows.pieces import Piece, pieces_of, stack_module
 from mxcli.flows.plan import Plan, Step
 from mxcli.flows.reasons import nothing_to_quantize
 from mxcli.flows.sharding import shards_of
-
-PROGRAM_BYTES = 1 << 26
-"""Memory of the interpreter and its libraries, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +67,10 @@ class Arrangement:
         return sum(shard.nbytes for shard in self.shards)
 
     @property
-    def peak_bytes(self) -> int:
-        """Most memory used at a time, about: the largest task while the output before it is still being written."""
+    def need(self) -> Need:
+        """The memory it takes: the largest task while the output before it is still being written."""
         pending = max(piece.nbytes for task in self.tasks for piece in task.pieces)
-        return PROGRAM_BYTES + pending + max(task.working_bytes for task in self.tasks)
+        return need_of(((task.step.tensor.name, task.working_bytes) for task in self.tasks), pending)
 
 
 def arrange(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Arrangement:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mxcli.backends import cpu
+from mxcli.backends import Backend
 from mxcli.errors import InputError, RefusedError, UsageError, printable
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import (
@@ -26,6 +26,7 @@ from mxcli.files.plain import read_json_object
 from mxcli.files.tensors import Array
 from mxcli.flows.doctor import own_version
 from mxcli.flows.fingerprint import fingerprint
+from mxcli.flows.memory import Need, need_of
 from mxcli.flows.sharding import shards_of
 from mxcli.flows.writing import Job, Progress, write_checkpoint
 
@@ -53,13 +54,21 @@ class _Task:
     nbytes: int
 
 
+def memory_to_dequantize(checkpoint: Checkpoint, dtype: str | None = None) -> Need:
+    """What `dequantize_checkpoint` needs: a weight as stored and as written, while the one before is being written."""
+    _, tasks, _ = _arranged(checkpoint, dtype)
+    restored = [task for _, task in tasks if task.weight is not None]
+    pending = max((task.entry.nbytes for task in restored), default=0)
+    return need_of(((task.entry.name, _working_bytes(task)) for _, task in tasks), pending)
+
+
 def dequantize_checkpoint(
     checkpoint: Checkpoint,
     output: str | Path,
     *,
+    backend: Backend,
     dtype: str | None = None,
     force: bool = False,
-    threads: int | None = None,
     on_progress: Progress | None = None,
     command: Sequence[str] = (),
 ) -> Restored:
@@ -70,16 +79,7 @@ def dequantize_checkpoint(
     that is read back, and like quantize_checkpoint for the output; InputError where tensors do not fit their
     configuration.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"unknown dtype '{printable(dtype)}': {', '.join(DTYPES)} can be written")
-    config = checkpoint.config or {}
-    layout = _layout_of(checkpoint, config)
-    weights = layout.weights(checkpoint.tensors, config)
-    if not weights:
-        raise RefusedError(f"{printable(checkpoint.root)}: holds no quantized weights.")
-    recorded = _recorded_dtypes(checkpoint.root / RECORD)
-    weights = [replace(weight, dtype=recorded.get(weight.name, weight.dtype)) for weight in weights]
-    tasks, notes = _tasks(checkpoint, layout, weights, dtype)
+    layout, tasks, notes = _arranged(checkpoint, dtype)
     entries: dict[Path, list[Entry]] = {}
     for file, task in tasks:
         entries.setdefault(file, []).append(task.entry)
@@ -97,13 +97,35 @@ def dequantize_checkpoint(
         checkpoint,
         Path(output),
         shards_of(checkpoint, entries),
-        [_job(checkpoint, task, threads) for _, task in tasks],
-        config=_plain(config),
+        [_job(checkpoint, task, backend) for _, task in tasks],
+        config=_plain(checkpoint.config or {}),
         record=lambda: record,
         force=force,
         on_progress=on_progress,
     )
     return Restored(Path(output), layout.name, restored, tuple(notes))
+
+
+def _arranged(checkpoint: Checkpoint, dtype: str | None) -> tuple[Layout, list[tuple[Path, _Task]], list[str]]:
+    """The layout of the source, its tasks with the file of each, and notes."""
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"unknown dtype '{printable(dtype)}': {', '.join(DTYPES)} can be written")
+    config = checkpoint.config or {}
+    layout = _layout_of(checkpoint, config)
+    weights = layout.weights(checkpoint.tensors, config)
+    if not weights:
+        raise RefusedError(f"{printable(checkpoint.root)}: holds no quantized weights.")
+    recorded = _recorded_dtypes(checkpoint.root / RECORD)
+    weights = [replace(weight, dtype=recorded.get(weight.name, weight.dtype)) for weight in weights]
+    tasks, notes = _tasks(checkpoint, layout, weights, dtype)
+    return layout, tasks, notes
+
+
+def _working_bytes(task: _Task) -> int:
+    if task.weight is None:
+        return task.nbytes
+    copies = 2 if task.weight.axis == COLUMN else 1
+    return task.nbytes + copies * task.entry.nbytes
 
 
 def _layout_of(checkpoint: Checkpoint, config: Mapping[str, object]) -> Layout:
@@ -167,18 +189,18 @@ def _restored(weight: Weight, dtype: str | None) -> Entry:
     return Entry(weight.name, dtype or weight.dtype, shape)
 
 
-def _job(checkpoint: Checkpoint, task: _Task, threads: int | None) -> Job:
+def _job(checkpoint: Checkpoint, task: _Task, backend: Backend) -> Job:
     def make() -> Iterator[tuple[str, Array]]:
-        yield task.entry.name, _values(checkpoint, task, threads)
+        yield task.entry.name, _values(checkpoint, task, backend)
 
     return Job(task.entry.name, task.nbytes, (task.entry.name,), make)
 
 
-def _values(checkpoint: Checkpoint, task: _Task, threads: int | None) -> Array:
+def _values(checkpoint: Checkpoint, task: _Task, backend: Backend) -> Array:
     if task.weight is None:
         return read(checkpoint, checkpoint.tensors[task.entry.name])
     arrays = {content.holds: read(checkpoint, checkpoint.tensors[content.entry.name]) for content in task.contents}
-    values = cpu.dequantize(quantized_from(task.weight, arrays), task.entry.dtype, threads)
+    values = backend.dequantize(quantized_from(task.weight, arrays), task.entry.dtype)
     return np.swapaxes(values, -1, -2) if task.weight.axis == COLUMN else values
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import os
 import platform
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mxcli import __version__
+from mxcli.backends import gpus
 from mxcli.errors import MxcliError
 
 PACKAGES = (
@@ -25,7 +25,6 @@ PACKAGES = (
     "transformers",
     "compressed-tensors",
 )
-GPU_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
 _FLAGS = {"avx2": ("avx2", "fma", "bmi2"), "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl")}
 _COMPILER = re.compile(rb"GCC: \([ -~]{0,80}\) [0-9.]+|clang version [0-9][ -~]{0,80}")
 
@@ -41,18 +40,11 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """The NVIDIA driver, the number of devices it shows, the packages found, and why no GPU is used."""
-
-    driver: str | None
-    devices: int
-    packages: Mapping[str, str | None]
-    unusable_because: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Versions (None: not installed), processor, threads, memory, kernel and GPU of this machine."""
+    """Versions (None: not installed), processor, threads, memory, kernel and GPUs of this machine.
+
+    `driver_release` is the NVIDIA driver's own number, where the system tells it.
+    """
 
     version: str
     python: str
@@ -64,7 +56,8 @@ class Diagnosis:
     memory_bytes: int | None
     compiler_found: str | None
     kernel: Kernel
-    gpu: Gpu
+    driver_release: str | None
+    gpu: gpus.GpuState
 
 
 def own_version() -> str:
@@ -97,7 +90,8 @@ def examine() -> Diagnosis:
         memory_bytes=_memory(),
         compiler_found=next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None),
         kernel=_kernel(),
-        gpu=_gpu(),
+        driver_release=_driver_release(),
+        gpu=gpus.examine(),
     )
 
 
@@ -116,36 +110,13 @@ def _kernel() -> Kernel:
     return Kernel(str(folder), compiler[0].decode() if compiler else None, instruction_set, None)
 
 
-def _gpu() -> Gpu:
-    driver, devices = _driver(), _devices()
-    packages = {name: package_version(name) for name in GPU_PACKAGES}
-    reasons = ["this build has no GPU path"]
-    if driver is None:
-        reasons.append("no NVIDIA driver")
-    elif not devices:
-        reasons.append("the driver shows no device")
-    if not any(version for name, version in packages.items() if name.startswith("cupy")):
-        reasons.append("CuPy is not installed")
-    return Gpu(driver, devices, packages, tuple(reasons))
-
-
-def _driver() -> str | None:
+def _driver_release() -> str | None:
     try:
         text = Path("/proc/driver/nvidia/version").read_text(errors="replace")
     except OSError:
         return None
     found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
     return found[0] if found else "unknown"
-
-
-def _devices() -> int:
-    """Devices the CUDA driver library shows; 0 without the library."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-        count = ctypes.c_int(0)
-        return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
-    except (OSError, AttributeError):
-        return 0
 
 
 def _processor(field: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mxcli.backends import cpu
+from mxcli.backends import Backend
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import QUANTIZATION_CONFIG, stored
@@ -37,21 +37,21 @@ def quantize_checkpoint(
     plan: Plan,
     output: str | Path,
     *,
+    backend: Backend,
     layout: str | None = None,
     force: bool = False,
-    threads: int | None = None,
     on_progress: Progress | None = None,
     command: Sequence[str] = (),
 ) -> Written:
     """Quantize a checkpoint as planned and write it to the directory `output`, all or nothing.
 
-    Peak memory is about the largest tensor with what is written for it (`Arrangement.peak_bytes`). The bytes
-    depend on source, plan and layout only. Raises RefusedError where the layout or the directory will not do,
-    and, under the policy `error`, naming every tensor that is not finite; EnvironmentFailure where the disk
-    fails.
+    Peak memory is about the largest tensor with what is written for it (`Arrangement.need`). The bytes
+    depend on source, plan and layout only, on no backend. Raises RefusedError where the layout or the directory
+    will not do, and, under the policy `error`, naming every tensor that is not finite; EnvironmentFailure where
+    the disk or the backend fails.
     """
     arrangement = arrange(checkpoint, plan, layout)
-    run = _Run(checkpoint, arrangement, threads)
+    run = _Run(checkpoint, arrangement, backend)
     try:
         write_checkpoint(
             checkpoint,
@@ -78,10 +78,10 @@ class _NotFinite(Exception):  # noqa: N818 - it ends the writing, and is no erro
 class _Run:
     """The computing side of one run: its statistics so far, and tensor scales that sets of weights share."""
 
-    def __init__(self, checkpoint: Checkpoint, arrangement: Arrangement, threads: int | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, arrangement: Arrangement, backend: Backend) -> None:
         self._checkpoint = checkpoint
         self._tasks = arrangement.tasks
-        self._threads = threads
+        self._backend = backend
         self._amax: dict[str, float] = {}
         self._sharing: dict[str, list[tuple[Task, Piece]]] = {}
         for task in self._tasks:
@@ -119,12 +119,8 @@ class _Run:
             return
         for piece in task.pieces:
             part = piece.of(x, task.step.axis)
-            quantized = cpu.quantize(
-                part,
-                info.dtype,
-                piece.weight.recipe,
-                tensor_amax=self._shared_amax(piece),
-                threads=self._threads,
+            quantized = self._backend.quantize(
+                part, info.dtype, piece.weight.recipe, tensor_amax=self._shared_amax(piece)
             )
             assert quantized.stats is not None
             self._count(task, quantized.stats)
@@ -148,14 +144,14 @@ class _Run:
 
     def _amax_of(self, task: Task, piece: Piece) -> float:
         x = read(self._checkpoint, task.step.tensor)
-        value = cpu.amax(piece.of(x, task.step.axis), task.step.tensor.dtype, self._threads).value
+        value = self._backend.amax(piece.of(x, task.step.axis), task.step.tensor.dtype).value
         release_pages(x)
         return value
 
     def _not_finite(self, task: Task) -> str | None:
         info = task.step.tensor
         x = read(self._checkpoint, info)
-        found = cpu.amax(x, info.dtype, self._threads)
+        found = self._backend.amax(x, info.dtype)
         release_pages(x)
         if not found.nonfinite:
             return None

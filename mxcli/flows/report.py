@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from mxcli.backends import cpu
+from mxcli.backends import Backend
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN, Entry
+from mxcli.files.tensors import DTYPES
 from mxcli.files.writer_shards import Shard, ShardFile, partial_path
 from mxcli.flows.arrange import Arrangement
 from mxcli.flows.inspect import Total, totals_by
+from mxcli.flows.memory import Need, need_of
 from mxcli.flows.plan import Options, Plan, Step
 from mxcli.numerics.blocks import Quantized, grid_shape
 from mxcli.numerics.formats import BlockFormat, find_format
@@ -137,12 +140,17 @@ def report_of(
     return tally.report()
 
 
+def memory_to_measure(plan: Plan, *, per_block: bool = False) -> Need:
+    """What `make_report` needs: a tensor, a copy of it where it is turned, and its arrays with a value per block."""
+    return need_of((step.tensor.name, _working_bytes(step, per_block)) for step in plan.quantized)
+
+
 def make_report(
     source: str,
     checkpoint: Checkpoint,
     plan: Plan,
     *,
-    threads: int | None = None,
+    backend: Backend,
     on_layer: Callable[[LayerReport], None] | None = None,
     per_block: Path | None = None,
 ) -> Report:
@@ -159,8 +167,8 @@ def make_report(
         with _block_file(per_block, plan) as file:
             for step in plan.quantized:
                 if step.group is not None and step.group not in amax:
-                    amax[step.group] = _amax(checkpoint, groups[step.group], threads)
-                q = _quantized(checkpoint, step, amax.get(step.group or ""), threads, file is not None)
+                    amax[step.group] = _amax(checkpoint, groups[step.group], backend)
+                q = _quantized(checkpoint, step, amax.get(step.group or ""), backend, file is not None)
                 assert q.stats is not None
                 if plan.options.nonfinite == "error" and q.stats.nan + q.stats.infinite:
                     refusals.append(_not_finite(step, q.stats))
@@ -186,19 +194,22 @@ def _layer(step: Step, metrics: Mapping[str, Value] | None = None) -> LayerRepor
     return LayerReport(info.name, info.dtype, info.shape, info.role, decision, step.reason, step.recipe, metrics or {})
 
 
-def _quantized(
-    checkpoint: Checkpoint, step: Step, amax: float | None, threads: int | None, per_block: bool
-) -> Quantized:
+def _quantized(checkpoint: Checkpoint, step: Step, amax: float | None, backend: Backend, per_block: bool) -> Quantized:
     assert step.recipe is not None
     x = read(checkpoint, step.tensor)
     turned = np.swapaxes(x, -1, -2) if step.axis == COLUMN else x
-    return cpu.quantize(
-        turned, step.tensor.dtype, step.recipe, tensor_amax=amax, codes=False, per_block=per_block, threads=threads
-    )
+    return backend.quantize(turned, step.tensor.dtype, step.recipe, tensor_amax=amax, codes=False, per_block=per_block)
 
 
-def _amax(checkpoint: Checkpoint, steps: Iterable[Step], threads: int | None) -> float:
-    return max(cpu.amax(read(checkpoint, step.tensor), step.tensor.dtype, threads).value for step in steps)
+def _working_bytes(step: Step, per_block: bool) -> int:
+    assert step.recipe is not None
+    block_bytes = sum(DTYPES[dtype].storage_bytes for dtype in _PER_BLOCK.values()) if per_block else 0
+    copies = 2 if step.axis == COLUMN else 1
+    return copies * step.tensor.nbytes + block_bytes * math.prod(grid_shape(step.recipe.format, step.shape))
+
+
+def _amax(checkpoint: Checkpoint, steps: Iterable[Step], backend: Backend) -> float:
+    return max(backend.amax(read(checkpoint, step.tensor), step.tensor.dtype).value for step in steps)
 
 
 def _not_finite(step: Step, stats: Stats) -> str:

@@ -64,6 +64,15 @@ class Histogram(Sequence[int]):
         return ((at, count) for at, count in enumerate(self._counts, self._first) if count)
 
 
+@dataclass(frozen=True, slots=True)
+class Amax:
+    """Largest finite magnitude of a tensor; how many NaN and infinities it holds, and where the first lies (or -1)."""
+
+    value: float
+    nonfinite: int
+    first_nonfinite: int
+
+
 @dataclass(slots=True)
 class Stats:
     """Counters, sums, extremes and histograms of one tensor under one recipe.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from mxcli.backends.gpus import Gpu, Version
+from mxcli.errors import printable
 from mxcli.flows.doctor import Diagnosis
 from mxcli.output.formats import facts_lines
 from mxcli.output.numbers import byte_size
@@ -13,7 +15,7 @@ from mxcli.output.screen import Screen
 
 def doctor_text(diagnosis: Diagnosis, screen: Screen) -> str:
     """Aligned facts, one line each."""
-    kernel, gpu = diagnosis.kernel, diagnosis.gpu
+    kernel = diagnosis.kernel
     return "\n".join(
         [
             f"mxcli {diagnosis.version}",
@@ -29,9 +31,7 @@ def doctor_text(diagnosis: Diagnosis, screen: Screen) -> str:
                     f"this processor has {', '.join(diagnosis.instruction_sets)}",
                     "CPU kernel": kernel.problem or f"compiled by {kernel.compiler or 'an unknown compiler'}",
                     "C++ compiler": diagnosis.compiler_found or "none found (needed only to install mxcli)",
-                    "NVIDIA driver": f"{gpu.driver or 'none'}, devices: {gpu.devices}",
-                    "GPU packages": _versions(gpu.packages),
-                    "GPU": f"not used: {', '.join(gpu.unusable_because)}",
+                    **_gpu_facts(diagnosis),
                 },
                 screen,
             ),
@@ -41,7 +41,35 @@ def doctor_text(diagnosis: Diagnosis, screen: Screen) -> str:
 
 def doctor_record(diagnosis: Diagnosis) -> dict[str, object]:
     """The same for JSON."""
-    return asdict(diagnosis)
+    record = asdict(diagnosis)
+    record["gpu"]["usable"] = [gpu.device for gpu in diagnosis.gpu.usable]
+    return record
+
+
+def _gpu_facts(diagnosis: Diagnosis) -> dict[str, str]:
+    """The driver, each GPU, what it needs, and whether one is used."""
+    state = diagnosis.gpu
+    facts = {
+        "NVIDIA driver": f"{diagnosis.driver_release or 'installed'}, serves CUDA {_dotted(state.driver)}"
+        if state.driver
+        else diagnosis.driver_release or "none",
+        **{gpu.device: _gpu_words(gpu) for gpu in state.gpus},
+        "CuPy": state.cupy or "not installed",
+        "NVRTC": _dotted(state.nvrtc) if state.nvrtc else "none",
+        "GPU": f"{', '.join(gpu.device for gpu in state.usable)} usable" if state.usable else "none usable",
+    }
+    for number, problem in enumerate(state.problems, 1):
+        facts[f"GPU problem {number}"] = problem
+    return facts
+
+
+def _gpu_words(gpu: Gpu) -> str:
+    memory = byte_size(gpu.memory_bytes)
+    return f"{printable(gpu.name)}, compute capability {_dotted(gpu.capability)}, {memory}"
+
+
+def _dotted(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def _versions(packages: Mapping[str, str | None]) -> str:

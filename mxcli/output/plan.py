@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from mxcli.backends import CPU
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import CONFIG, RECORD
@@ -24,6 +27,17 @@ _COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a plan is to be carried out: the directory to write (None: not named) and what is free there, the device,
+    and the most memory allowed (None: no limit), which is the device's."""
+
+    folder: str | None
+    free_bytes: int | None
+    device: str
+    max_memory: int | None
+
+
 def output_files(checkpoint: Checkpoint, arrangement: Arrangement) -> list[str]:
     """Names of the files of an output, its record last."""
     names = [shard.name for shard in arrangement.shards]
@@ -37,8 +51,7 @@ def plan_text(
     report: Report,
     checkpoint: Checkpoint,
     arrangement: Arrangement,
-    folder: str | None,
-    free_bytes: int | None,
+    site: Site,
     screen: Screen,
 ) -> str:
     """What will happen to every tensor and why, and what that takes; `report` measured nothing yet."""
@@ -53,11 +66,12 @@ def plan_text(
     files = output_files(checkpoint, arrangement)
     needs = [
         f"layout {arrangement.layout.name}: {arrangement.layout.meaning}",
-        f"final size {_sizes(report, arrangement)}; peak memory about {byte_size(arrangement.peak_bytes)}",
+        f"final size {_sizes(report, arrangement)}; {_memory(arrangement, site)}",
+        f"would compute on {site.device}",
         f"would write {counted(len(files), 'file')}: {', '.join(map(printable, files))}",
     ]
-    if free_bytes is not None:
-        needs.append(f"free disk {byte_size(free_bytes)} at {printable(folder)}")
+    if site.free_bytes is not None:
+        needs.append(f"free disk {byte_size(site.free_bytes)} at {printable(site.folder)}")
     return "\n".join([*lines, *(line for text in needs for line in folded_lines(text, screen))])
 
 
@@ -65,8 +79,7 @@ def plan_json(
     report: Report,
     checkpoint: Checkpoint,
     arrangement: Arrangement,
-    folder: str | None,
-    free_bytes: int | None,
+    site: Site,
 ) -> str:
     """The same as one JSON object."""
     return json_text(
@@ -77,9 +90,11 @@ def plan_json(
             "counts": dict(report.counts),
             "source_bytes": report.total.bytes,
             "output_bytes": arrangement.output_bytes,
-            "peak_memory_bytes": arrangement.peak_bytes,
-            "free_disk_bytes": free_bytes,
-            "output": folder,
+            "peak_memory_bytes": arrangement.need.peak_bytes,
+            "max_memory_bytes": site.max_memory,
+            "device": site.device,
+            "free_disk_bytes": site.free_bytes,
+            "output": site.folder,
             "files": output_files(checkpoint, arrangement),
             "notes": list(report.notes),
             "ignored": list(arrangement.ignored),
@@ -135,6 +150,14 @@ def _row(task: Task) -> list[str]:
         written,
         task.step.reason,
     ]
+
+
+def _memory(arrangement: Arrangement, site: Site) -> str:
+    peak = f"peak memory about {byte_size(arrangement.need.peak_bytes)}"
+    if site.max_memory is None:
+        return peak
+    allowed = f"{byte_size(site.max_memory)} allowed (--max-memory)"
+    return f"{peak} of {allowed}" if site.device == CPU else f"{peak}; on {site.device} {allowed}"
 
 
 def _sizes(report: Report, arrangement: Arrangement) -> str:

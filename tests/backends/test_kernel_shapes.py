@@ -21,6 +21,7 @@ from kernel_samples import nonfinite, normal
 
 from mxcli.backends import cpu
 from mxcli.backends.library import Result, load
+from mxcli.backends.recipes import kernel_recipe
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.formats import FORMATS, find_format
 
@@ -139,9 +140,7 @@ def test_nothing_is_written_after_the_results(name: str) -> None:
         codes, scales = (np.full(a.nbytes + 256, 0xA5, np.uint8) for a in (q.packed, q.scales))
         result = Result(codes=codes.ctypes.data, scales=scales.ctypes.data)
         amax = float(np.abs(x).max())
-        library.mx_quantize(
-            ctypes.byref(cpu._kernel_recipe(recipe)), ctypes.byref(tensor), amax, 2, ctypes.byref(result)
-        )
+        library.mx_quantize(ctypes.byref(kernel_recipe(recipe)), ctypes.byref(tensor), amax, 2, ctypes.byref(result))
         for written, guarded in ((q.packed, codes), (q.scales, scales)):
             assert guarded[: written.nbytes].tobytes() == written.tobytes()
             assert (guarded[written.nbytes :] == 0xA5).all()

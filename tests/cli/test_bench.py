@@ -56,7 +56,7 @@ def test_csv_has_the_names_of_the_json(mxcli: Callable[..., Any], tmp_path: Path
         (("--size", "100"), 2, "--size 100 is not a multiple of 128"),
         (("--peers", "torcha"), 2, "Did you mean torchao"),
         (("--json", "--csv", "-"), 2, "--json and --csv both ask for stdout"),
-        (("--device", "cuda"), 6, "this build has no GPU path"),
+        (("--device", "cuda"), 6, "this benchmark has no GPU path"),
     ],
 )
 def test_refusals(mxcli: Callable[..., Any], words: tuple[str, ...], code: int, sentence: str) -> None:

@@ -131,9 +131,11 @@ def test_doctor(mxcli: Callable[..., Any]) -> None:
     code, out, err = mxcli("doctor")
     assert (code, err) == (0, "")
     assert out.startswith("mxcli 0.1.0\n")
-    assert "not used: this build has no GPU path" in out
+    assert "  NVIDIA driver  " in out
     record = strict_json(mxcli("doctor", "--json").out)
     assert record["schema"] == "mxcli.doctor/1"
     assert record["kernel"]["instruction_set"] in record["instruction_sets"]
     assert record["kernel"]["problem"] is None
     assert record["threads"] >= 1
+    assert set(record["gpu"]["usable"]) <= {f"cuda:{gpu['index']}" for gpu in record["gpu"]["gpus"]}
+    assert record["gpu"]["usable"] or record["gpu"]["problems"]

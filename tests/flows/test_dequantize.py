@@ -9,6 +9,7 @@ import pytest
 from tiny_models import LLAMA, bf16, floats, llama, noise, read_raw, tree, write_model
 
 from mxcli.backends import cpu
+from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError, RefusedError, UsageError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.layouts import LAYOUTS
@@ -22,11 +23,11 @@ from mxcli.numerics.recipe import resolve
 
 def quantized(source: Path, output: Path, options: Options) -> Written:
     checkpoint = open_checkpoint(source)
-    return quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output)
+    return quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output, backend=Cpu())
 
 
 def restored(source: Path, output: Path, **more: Any) -> dict[str, tuple[str, list[int], bytes]]:
-    dequantize_checkpoint(open_checkpoint(source), output, **more)
+    dequantize_checkpoint(open_checkpoint(source), output, backend=Cpu(), **more)
     return read_raw(output / "model.safetensors")
 
 
@@ -156,7 +157,8 @@ def test_codes_and_scales_may_lie_in_different_shards(tmp_path: Path) -> None:
     }
     shards = {f"model-0000{n}-of-00003.safetensors": {name: arrays[name]} for n, name in enumerate(arrays, 1)}
     config = json.loads((tmp_path / "q" / "config.json").read_text())
-    dequantize_checkpoint(open_checkpoint(write_model(tmp_path / "split", shards, config)), tmp_path / "again")
+    split = open_checkpoint(write_model(tmp_path / "split", shards, config))
+    dequantize_checkpoint(split, tmp_path / "again", backend=Cpu())
     found = [read_raw(path) for path in (tmp_path / "again").glob("*.safetensors")]
     assert found == [together]
 

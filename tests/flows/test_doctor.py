@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import environment
 
-from mxcli.backends import cpu
+from mxcli.backends import cpu, gpus
 from mxcli.errors import EnvironmentFailure
 from mxcli.flows import doctor
 
@@ -19,7 +19,7 @@ def test_the_machine_as_the_backend_sees_it() -> None:
     assert found.kernel.compiler is not None
     assert found.threads == cpu.thread_count()
     assert found.packages["numpy"] is not None
-    assert "this build has no GPU path" in found.gpu.unusable_because
+    assert found.gpu == gpus.examine()
 
 
 def test_a_missing_kernel_is_a_finding_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tiny_models import read_raw
 
+from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.layouts import LAYOUTS
 from mxcli.flows.dequantize import dequantize_checkpoint
@@ -47,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quantized(source: Path, output: Path, options: Options) -> None:
     checkpoint = open_checkpoint(source)
-    quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output)
+    quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output, backend=Cpu())
 
 
 def loaded_weights(folder: Path) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def loaded_weights(folder: Path) -> dict[str, Any]:
 
 
 def assert_loads_as_we_decode(folder: Path, plain: Path) -> None:
-    dequantize_checkpoint(open_checkpoint(folder), plain)
+    dequantize_checkpoint(open_checkpoint(folder), plain, backend=Cpu())
     state = loaded_weights(folder)
     for name, (dtype, shape, content) in read_raw(plain / "model.safetensors").items():
         tensor = state[name]
@@ -108,7 +109,7 @@ def test_transformers_loads_experts(tmp_path: Path, stacked: bool) -> None:
     quantized(tmp_path / "m", tmp_path / "q", Options("mxfp4"))
     names = set(read_raw(tmp_path / "q" / "model.safetensors"))
     assert "model.layers.0.mlp.experts.3.up_proj.weight_packed" in names
-    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "plain")
+    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "plain", backend=Cpu())
     state, plain = loaded_weights(tmp_path / "q"), loaded_weights(tmp_path / "plain")
     assert state.keys() >= plain.keys()
     assert all(torch.equal(state[name], plain[name]) for name in plain)
@@ -127,5 +128,5 @@ def test_transformers_loads_a_tied_model(tmp_path: Path) -> None:
 
 def test_transformers_loads_what_was_scaled_back(tmp_path: Path, source: Path) -> None:
     quantized(source, tmp_path / "q", Options("mxint8"))
-    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "plain")
+    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "plain", backend=Cpu())
     assert set(loaded_weights(tmp_path / "plain")) == set(open_checkpoint(source).tensors)

@@ -16,12 +16,17 @@ import numpy as np
 import pytest
 from tiny_models import LLAMA, llama, noise, tree, write_model
 
+from mxcli.backends.cpu import Cpu
 from mxcli.errors import EnvironmentFailure, RefusedError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.writer_shards import ShardFile
 from mxcli.flows.dequantize import dequantize_checkpoint
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import quantize_checkpoint
+from mxcli.flows.report import make_report
+from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.stats import Amax
 
 SHARDS = {
     "model-00001-of-00002.safetensors": {"a.weight": noise(64, 64), "a.norm.weight": noise(64)},
@@ -36,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 def quantized(source: Path, output: Path, format: str = "mxfp4", **more: Any) -> None:
     checkpoint = open_checkpoint(source)
-    quantize_checkpoint(checkpoint, make_plan(checkpoint, Options(format)), output, **more)
+    quantize_checkpoint(checkpoint, make_plan(checkpoint, Options(format)), output, **({"backend": Cpu()} | more))
 
 
 @pytest.mark.parametrize("where", ["source", "source/out", "link", "link/out"])
@@ -109,6 +114,56 @@ def test_a_full_disk_leaves_an_earlier_output_and_nothing_else(
     assert not (tmp_path / "new").exists()
 
 
+class FailingBackend:
+    """The CPU until its third tensor."""
+
+    name = "cuda:0"
+
+    def __init__(self) -> None:
+        self._calls = iter(range(1, 1000))
+
+    def amax(self, x: Any, dtype: str) -> Amax:
+        return Cpu().amax(x, dtype)
+
+    def quantize(self, x: Any, dtype: str, recipe: Recipe, **more: Any) -> Quantized:
+        self._count()
+        return Cpu().quantize(x, dtype, recipe, **more)
+
+    def dequantize(self, q: Quantized, dtype: str = "F32") -> Any:
+        self._count()
+        return Cpu().dequantize(q, dtype)
+
+    def _count(self) -> None:
+        if next(self._calls) == 3:
+            raise EnvironmentFailure("cuda:0 is out of memory")
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
+def test_a_device_that_fails_leaves_an_earlier_output_and_nothing_else(tmp_path: Path, format: str) -> None:
+    source = write_model(tmp_path / "source", llama(), LLAMA)
+    quantized(source, tmp_path / "out")
+    before, checkpoint = tree(tmp_path / "out"), open_checkpoint(source)
+    with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
+        quantized(source, tmp_path / "out", format, backend=FailingBackend(), force=True)
+    assert tree(tmp_path / "out") == before
+    with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
+        quantized(source, tmp_path / "new", format, backend=FailingBackend())
+    with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
+        dequantize_checkpoint(open_checkpoint(tmp_path / "out"), tmp_path / "back", backend=FailingBackend())
+    seen: list[str] = []
+    with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
+        make_report(
+            "x",
+            checkpoint,
+            make_plan(checkpoint, Options(format)),
+            backend=FailingBackend(),
+            on_layer=lambda layer: seen.append(layer.name),
+            per_block=tmp_path / "blocks.safetensors",
+        )
+    assert len(seen) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
 def test_a_small_file_system_that_fills_up(tmp_path: Path) -> None:
     """The real thing, where file systems may be mounted: another program takes the space while we write."""
     disk = tmp_path / "disk"
@@ -142,6 +197,7 @@ def test_a_killed_run_leaves_partial_names_only_and_can_be_repeated(tmp_path: Pa
         import os, signal
         from mxcli.files.checkpoint import open_checkpoint
         from mxcli.flows.plan import Options, make_plan
+        from mxcli.backends.cpu import Cpu
         from mxcli.flows.quantize import quantize_checkpoint
 
         def kill(done, total, name):
@@ -150,7 +206,7 @@ def test_a_killed_run_leaves_partial_names_only_and_can_be_repeated(tmp_path: Pa
 
         checkpoint = open_checkpoint({str(source)!r})
         plan = make_plan(checkpoint, Options("mxfp4"))
-        quantize_checkpoint(checkpoint, plan, {str(tmp_path / "out")!r}, on_progress=kill)
+        quantize_checkpoint(checkpoint, plan, {str(tmp_path / "out")!r}, backend=Cpu(), on_progress=kill)
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, check=False)
@@ -184,5 +240,5 @@ def test_dequantizing_obeys_the_same_rules(tmp_path: Path) -> None:
     before = tree(tmp_path / "out")
     for where in ("out", "out/plain"):
         with pytest.raises(RefusedError):
-            dequantize_checkpoint(open_checkpoint(tmp_path / "out"), tmp_path / where, force=True)
+            dequantize_checkpoint(open_checkpoint(tmp_path / "out"), tmp_path / where, backend=Cpu(), force=True)
     assert tree(tmp_path / "out") == before

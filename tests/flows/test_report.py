@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mxcli.backends import cpu
+from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.arrange import arrange
 from mxcli.flows.plan import Options, make_plan
@@ -31,7 +32,7 @@ def source(tmp_path: Path) -> Path:
 
 def reported(source: Path, options: Options, per_block: Path | None = None) -> Report:
     checkpoint = open_checkpoint(source)
-    return make_report("x", checkpoint, make_plan(checkpoint, options), threads=2, per_block=per_block)
+    return make_report("x", checkpoint, make_plan(checkpoint, options), backend=Cpu(2), per_block=per_block)
 
 
 @pytest.mark.parametrize("format", ["mxfp8", "nvfp4", "fp8_e4m3_128x128", "e3m2:e8m0:1x16"])
@@ -58,9 +59,9 @@ def test_a_sum_counts_the_tensor_scale_of_every_tensor(source: Path) -> None:
 def test_a_run_and_a_report_agree(source: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(source)
     plan = make_plan(checkpoint, Options("nvfp4"))
-    written = quantize_checkpoint(checkpoint, plan, tmp_path / "out")
+    written = quantize_checkpoint(checkpoint, plan, tmp_path / "out", backend=Cpu())
     gathered = report_of("x", checkpoint, plan, arrange(checkpoint, plan), written.layers)
-    measured_alone = make_report("x", checkpoint, plan)
+    measured_alone = make_report("x", checkpoint, plan, backend=Cpu())
     assert gathered.layers == measured_alone.layers
     assert gathered.sum == measured_alone.sum
     assert gathered.by_role == measured_alone.by_role
@@ -101,7 +102,7 @@ def test_an_interruption_leaves_the_layers_done_and_no_half_file(source: Path, t
             raise KeyboardInterrupt
 
     arrays = tmp_path / "blocks.safetensors"
-    report = make_report("x", checkpoint, plan, on_layer=stop_at_second, per_block=arrays)
+    report = make_report("x", checkpoint, plan, backend=Cpu(), on_layer=stop_at_second, per_block=arrays)
     assert [layer.name for layer in report.layers] == seen
     assert report.unfinished == 1
     assert report.sum is not None

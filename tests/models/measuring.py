@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read
 from mxcli.files.selection import Rule
 from mxcli.flows.plan import Options, make_plan
@@ -23,7 +24,7 @@ def report(source: Path | Checkpoint, format: str, rule: str | None = None, incl
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     selection = tuple(Rule(True, selector) for selector in include)
     options = Options(format, rule, nonfinite="saturate", on_indivisible="pad", selection=selection)
-    return make_report(str(checkpoint.root), checkpoint, make_plan(checkpoint, options))
+    return make_report(str(checkpoint.root), checkpoint, make_plan(checkpoint, options), backend=Cpu())
 
 
 def layer(of: Report, name: str) -> LayerReport:

@@ -15,6 +15,7 @@ import mxcli
 from models import wanted
 from models.measuring import fused, fused_amax, run, weight
 from models.store import Models
+from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint
 from mxcli.flows.dequantize import dequantize_checkpoint
 from mxcli.flows.plan import Options, make_plan
@@ -46,11 +47,13 @@ def source(models: Models) -> Path:
 def test_there_and_back(tmp_path: Path, source: Path, format: str, rule: str, layout: str) -> None:
     checkpoint = open_checkpoint(source)
     named = None if (format, rule, layout) in CASES else layout
-    written = quantize_checkpoint(checkpoint, make_plan(checkpoint, Options(format, layout=named)), tmp_path / "q")
+    written = quantize_checkpoint(
+        checkpoint, make_plan(checkpoint, Options(format, layout=named)), tmp_path / "q", backend=Cpu()
+    )
     assert written.arrangement.layout.name == layout
     assert {step.recipe.scale_rule.name for step, _ in written.layers if step.recipe} == {rule}
-    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "plain", dtype="F32")
-    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "bf16")
+    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "plain", backend=Cpu(), dtype="F32")
+    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "bf16", backend=Cpu())
     original, plain = load_file(source / "model.safetensors"), load_file(tmp_path / "plain" / "model.safetensors")
     rounded = load_file(tmp_path / "bf16" / "model.safetensors")
     assert plain.keys() == rounded.keys() == original.keys()

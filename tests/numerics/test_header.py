@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from mxcli.backends import library
+from mxcli.backends import library, nvrtc
+from mxcli.errors import EnvironmentFailure
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 HEADER = (KERNELS / "numerics.h").read_text(encoding="utf-8")
@@ -115,37 +115,13 @@ extern "C" __global__ void mx_use(const float* x, MxTensorScale t, MxRecipe r, E
 """
 
 
-def nvrtc() -> ctypes.CDLL | None:
-    """The runtime compiler of the nvidia-cuda-nvrtc package; it needs no GPU."""
-    for package in ("nvidia.cuda_nvrtc", "nvidia.cu13"):
-        try:
-            spec = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            continue
-        for place in (spec.submodule_search_locations or ()) if spec else ():
-            found = sorted(Path(place).glob("lib/libnvrtc.so.*")) + sorted(Path(place).glob("bin/nvrtc64*.dll"))
-            found = [file for file in found if "alt" not in file.name]
-            if found:
-                return ctypes.CDLL(str(found[0]))
-    return None
-
-
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100a", "sm_120a"])
 def test_the_header_compiles_for_gpus(architecture: str) -> None:
-    compiler = nvrtc()
-    if compiler is None:
-        pytest.skip("the package nvidia-cuda-nvrtc (or nvidia-cuda-nvrtc-cu12) is not installed")
-    program, text = ctypes.c_void_p(), (HEADER + EVERY_FUNCTION + KERNEL).encode()
-    assert compiler.nvrtcCreateProgram(ctypes.byref(program), text, b"numerics.cu", 0, None, None) == 0
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--fmad=false", "--ftz=false"]
-    options += ["--prec-div=true", "--prec-sqrt=true", "--diag-suppress=177"]  # 177: a function nothing uses
-    arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    result = compiler.nvrtcCompileProgram(program, len(options), arguments)
-    size = ctypes.c_size_t()
-    compiler.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    compiler.nvrtcGetProgramLog(program, log)
-    assert (result, log.value) == (0, b""), log.value.decode()
-    compiler.nvrtcGetCUBINSize(program, ctypes.byref(size))
-    assert size.value > 0
-    compiler.nvrtcDestroyProgram(ctypes.byref(program))
+    """Without a remark of the compiler; it needs no GPU."""
+    try:
+        nvrtc.library()
+    except EnvironmentFailure as error:
+        pytest.skip(str(error))
+    built = nvrtc.build("numerics.cu", HEADER + EVERY_FUNCTION + KERNEL, {}, architecture)
+    assert built.log == ""
+    assert built.cubin

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mxcli.backends import cpu
+from mxcli.backends import cpu, recipes
 from mxcli.numerics import stats
 from mxcli.numerics.floats import ELEMENTS
 from mxcli.numerics.rounding import (
@@ -110,12 +110,12 @@ def test_every_step_is_a_recipes() -> None:
 
 def test_scale_kinds_and_source_types_have_the_numbers_of_the_headers() -> None:
     kinds = {
-        "MX_POWER_OF_TWO": cpu._POWER_OF_TWO,
-        "MX_MINIFLOAT": cpu._MINIFLOAT,
-        "MX_BINARY32": cpu._BINARY32,
+        "MX_POWER_OF_TWO": recipes._POWER_OF_TWO,
+        "MX_MINIFLOAT": recipes._MINIFLOAT,
+        "MX_BINARY32": recipes._BINARY32,
     }
     assert kinds == enumerators("numerics.h", "MxScaleKind")
-    types = {f"MX_{name}": number for name, (number, _) in cpu._TYPES.items()}
+    types = {f"MX_{name}": number for name, (number, _) in cpu.TYPES.items()}
     assert types == enumerators("quantize.h", "MxType")
 
 

@@ -1,0 +1,238 @@
+// Where a block lies, how threads share it, and the exponent that a rule with candidates chooses for it.
+#ifndef MXCLI_BLOCKS_H
+#define MXCLI_BLOCKS_H
+
+#include "device.h"
+
+// ------------------------------------------------------------------------------------------------------------- blocks
+
+// Where a block lies. The tensor is `rows` x `columns`, repeated; a block that is the whole tensor has all repetitions.
+struct MxPlace {
+  mx_i64 grid_row, grid_column;       // in the scales, rows counted over all repetitions
+  mx_i64 row, column, height, width;  // in the tensor, likewise
+};
+
+// The tensor's scales from bits of its amax, which is read only where the recipe has them.
+MX_FN MxTensorScale mx_read_tensor_scale(const mx_u32* amax, MxRecipe r) {
+  return mx_tensor_scale(r.tensor_step == MX_TENSOR_NONE ? 0.0f : mx_float(*amax), r);
+}
+
+MX_FN MxPlace mx_place(mx_i64 block, mx_i64 rows, mx_i64 columns, mx_i64 block_rows, mx_i64 block_columns) {
+  const mx_i64 down = mx_ceil_div(rows, block_rows), across = mx_ceil_div(columns, block_columns);
+  MxPlace p;
+  p.grid_row = mx_quotient(block, across);
+  p.grid_column = block - p.grid_row * across;
+  const mx_i64 repetition = mx_quotient(p.grid_row, down), inside = (p.grid_row - repetition * down) * block_rows;
+  p.row = repetition * rows + inside;
+  p.column = p.grid_column * block_columns;
+  p.height = mx_least(block_rows, rows - inside);
+  p.width = mx_least(block_columns, columns - p.column);
+  return p;
+}
+
+#define MX_VECTOR 8
+
+// One block's vectors of 8 elements, dealt to the threads of a thread block.
+struct MxVectors {
+  const MxSource* x;  // the block's first element
+  mx_i64 columns, width;
+  mx_u32 per_row, count;
+};
+
+struct MxVector {
+  mx_i64 row, column, n;
+};
+
+MX_FN MxVectors mx_vectors(const MxSource* x, mx_i64 columns, const MxPlace& p) {
+  MxVectors v;
+  v.x = x + p.row * columns + p.column;
+  v.columns = columns;
+  v.width = p.width;
+  v.per_row = (mx_u32)mx_ceil_div(p.width, MX_VECTOR);
+  v.count = v.per_row * (mx_u32)p.height;
+  return v;
+}
+
+MX_FN MxVector mx_vector(const MxVectors& v, mx_u32 i) {
+  MxVector at;
+  at.row = i / v.per_row;
+  at.column = (mx_i64)(i - (mx_u32)at.row * v.per_row) * MX_VECTOR;
+  at.n = mx_least(MX_VECTOR, v.width - at.column);
+  return at;
+}
+
+MX_FN void mx_load_vector(const MxVectors& v, mx_u32 i, MxRecipe r, float (&x)[MX_VECTOR]) {
+  const MxVector at = mx_vector(v, i);
+  mx_load_input(v.x + at.row * v.columns + at.column, at.n, r, x);
+}
+
+// Bits of the block's largest magnitude, in all threads; `held` as in mx_block_max.
+MX_FN mx_u32 mx_shared_amax(const MxVectors& v, MxRecipe r, mx_u32* held) {
+  mx_u32 amax = 0;
+  for (mx_u32 i = threadIdx.x; i < v.count; i += blockDim.x) {
+    float x[MX_VECTOR];
+    mx_load_vector(v, i, r, x);
+    amax = mx_larger(amax, mx_amax_bits<MX_VECTOR>(x));
+  }
+  return mx_block_max(amax, held);
+}
+
+// ----------------------------------------------------------------------------------------------- rules with candidates
+
+#define MX_CANDIDATES 4
+
+// The exponents that a rule tries for a block.
+struct MxTrials {
+  mx_i32 count, exponent[MX_CANDIDATES];
+};
+
+MX_FN MxTrials mx_trials(mx_u32 amax, MxRecipe r) {
+  MxTrials t;
+  t.count = amax == 0u || amax >= MX_INFINITY_BITS ? 0 : r.candidate_count;
+#pragma unroll
+  for (int k = 0; k < MX_CANDIDATES; ++k) {
+    const mx_i32 e = mx_floor_exponent(amax, r) + r.candidates[k];
+    t.exponent[k] = e < r.min_exponent ? r.min_exponent : e > 127 ? 127 : e;
+  }
+  return t;
+}
+
+// A dequantized magnitude under an exponent.
+MX_FN float mx_trial_value(float x, mx_i32 exponent, MxRecipe r, MxEncoder e) {
+  const auto s = mx_power_of_two_scale((mx_u32)exponent, r);
+  return mx_encode_element(x, s.factor, e).value * s.decode;
+}
+
+MX_FN double mx_squared_error(float x, float value) {
+  const double difference = (double)value - (double)mx_float(mx_bits(x) & 0x7FFFFFFFu);
+  return difference * difference;
+}
+
+// The exponent with the lowest error, of equals the largest.
+MX_FN mx_i32 mx_lowest(const MxTrials& t, const double (&errors)[MX_CANDIDATES]) {
+  mx_i32 chosen = t.exponent[0];
+  double best = errors[0];
+#pragma unroll
+  for (int k = 1; k < MX_CANDIDATES; ++k) {
+    if (k >= t.count) continue;
+    if (errors[k] < best || (errors[k] == best && t.exponent[k] > chosen)) {
+      best = errors[k];
+      chosen = t.exponent[k];
+    }
+  }
+  return chosen;
+}
+
+// Whether sums that are right to `relative` might order the errors otherwise than exact ones; `differs[k]` tells whether
+// any value under candidate k is another than under k - 1: where none is, the errors are equal however they are summed.
+MX_FN bool mx_undecided(const MxTrials& t, const double (&errors)[MX_CANDIDATES], const bool (&differs)[MX_CANDIDATES],
+                        double relative) {
+  bool undecided = false;
+#pragma unroll
+  for (int j = 0; j < MX_CANDIDATES; ++j) {
+    bool same = true;
+#pragma unroll
+    for (int k = j + 1; k < MX_CANDIDATES; ++k) {
+      if (k >= t.count) continue;
+      same = same && !differs[k];
+      const double apart = errors[j] < errors[k] ? errors[k] - errors[j] : errors[j] - errors[k];
+      const double larger = errors[j] < errors[k] ? errors[k] : errors[j];
+      undecided = undecided || (!same && !(apart > relative * larger));
+    }
+  }
+  return undecided;
+}
+
+// Errors of the candidates for a block held by one thread: first in binary32, and exactly, element after element as the
+// CPU does, where those do not decide.
+template <int N>
+MX_FN void mx_choose_candidate(const float* x, mx_u32 amax, MxRecipe r, MxEncoder e, MxScale<float, mx_u32>& s) {
+  const MxTrials t = mx_trials(amax, r);
+  if (t.count == 0) return;
+  mx_i32 binade = (mx_i32)(amax >> 23) - 127;
+  const float unit = mx_power_of_two(binade < -126 ? 126 : binade > 126 ? -126 : -binade);
+  double errors[MX_CANDIDATES] = {};
+  bool differs[MX_CANDIDATES] = {};
+  float sums[MX_CANDIDATES] = {};
+  bool in_range = true;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    float before = 0.0f;
+#pragma unroll
+    for (int k = 0; k < MX_CANDIDATES; ++k) {
+      if (k >= t.count) continue;
+      const float value = mx_trial_value(x[i], t.exponent[k], r, e);
+      const float error = (value - mx_float(mx_bits(x[i]) & 0x7FFFFFFFu)) * unit;
+      sums[k] += error * error;
+      differs[k] = differs[k] || (k > 0 && value != before);
+      before = value;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < MX_CANDIDATES; ++k) {
+    if (k >= t.count) continue;
+    in_range = in_range && sums[k] > 1e-20f && sums[k] < 1e20f;
+    errors[k] = sums[k];
+  }
+  // N terms of three roundings each, summed with N more.
+  if (!in_range || mx_undecided(t, errors, differs, (N + 4) * 0x1p-22)) {
+#pragma unroll
+    for (int k = 0; k < MX_CANDIDATES; ++k) {
+      if (k >= t.count) continue;
+      errors[k] = 0.0;
+#pragma unroll
+      for (int i = 0; i < N; ++i) errors[k] += mx_squared_error(x[i], mx_trial_value(x[i], t.exponent[k], r, e));
+    }
+  }
+  s = mx_power_of_two_scale((mx_u32)mx_lowest(t, errors), r);
+}
+
+// Lets a rule with candidates choose, for a block that all threads share: in parallel sums, and in the order of the CPU
+// by one thread where those do not decide.
+MX_FN void mx_choose_shared(const MxVectors& v, mx_u32 amax, MxRecipe r, MxEncoder e, double* held,
+                            MxScale<float, mx_u32>& s) {
+  const MxTrials t = mx_trials(amax, r);
+  if (t.count == 0) return;
+  double errors[MX_CANDIDATES] = {};
+  bool differs[MX_CANDIDATES] = {};
+  for (mx_u32 i = threadIdx.x; i < v.count; i += blockDim.x) {
+    float x[MX_VECTOR];
+    mx_load_vector(v, i, r, x);
+#pragma unroll
+    for (int j = 0; j < MX_VECTOR; ++j) {
+      float before = 0.0f;
+#pragma unroll
+      for (int k = 0; k < MX_CANDIDATES; ++k) {
+        if (k >= t.count) continue;
+        const float value = mx_trial_value(x[j], t.exponent[k], r, e);
+        errors[k] += mx_squared_error(x[j], value);
+        differs[k] = differs[k] || (k > 0 && value != before);
+        before = value;
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < MX_CANDIDATES; ++k) {
+    errors[k] = mx_block_sum(errors[k], held);
+    differs[k] = __syncthreads_or(differs[k]);
+  }
+  __shared__ mx_i32 exponent;
+  if (threadIdx.x == 0) {
+    if (mx_undecided(t, errors, differs, (double)v.count * MX_VECTOR * 0x1p-51)) {
+      for (int k = 0; k < t.count; ++k) {
+        errors[k] = 0.0;
+        for (mx_u32 i = 0; i < v.count; ++i) {
+          float x[MX_VECTOR];
+          mx_load_vector(v, i, r, x);
+          for (int j = 0; j < MX_VECTOR; ++j)
+            errors[k] += mx_squared_error(x[j], mx_trial_value(x[j], t.exponent[k], r, e));
+        }
+      }
+    }
+    exponent = mx_lowest(t, errors);
+  }
+  __syncthreads();
+  s = mx_power_of_two_scale((mx_u32)exponent, r);
+}
+
+#endif

@@ -1,0 +1,335 @@
+// What GPU kernels do with memory and with each other: elements in, packed codes and scales out, reductions over lanes.
+// All arithmetic on values is numerics.h's. Definitions that a kernel is compiled with:
+//   MX_RECIPE    an MxRecipe, in constants
+//   MX_SOURCE    type of the elements: 0 binary32, 1 bfloat16, 2 binary16, 3 binary64
+//   MX_BITS      stored width of a code: 4, 6 or 8
+//   MX_SWIZZLED  1: scales in the 128x4 order of block-scaled matrix products, 0: row by row
+//   MX_HARDWARE  conversions the GPU has: 0 none, 1 to FP8 (from sm_89), 2 also to FP6 and FP4 (sm_100a, sm_120a)
+#ifndef MXCLI_DEVICE_H
+#define MXCLI_DEVICE_H
+
+#include "numerics.h"
+
+#if MX_SOURCE == 0
+typedef float MxSource;
+MX_FN float mx_widen(MxSource x) { return x; }
+#elif MX_SOURCE == 1
+typedef mx_u16 MxSource;
+MX_FN float mx_widen(MxSource x) { return mx_float((mx_u32)x << 16); }
+#elif MX_SOURCE == 2
+typedef mx_u16 MxSource;
+MX_FN float mx_widen(MxSource x) { return mx_from_f16(x); }
+#else
+typedef double MxSource;
+MX_FN float mx_widen(MxSource x) { return (float)x; }
+#endif
+
+#define MX_WARP 32
+#define MX_MEMBER __device__ __forceinline__
+#define MX_ALL_LANES 0xFFFFFFFFu
+
+MX_FN mx_i64 mx_ceil_div(mx_i64 a, mx_i64 b) { return (a + b - 1) / b; }
+MX_FN mx_i64 mx_least(mx_i64 a, mx_i64 b) { return a < b ? a : b; }
+
+// a / b, of which 32 bits are enough for most tensors and several times as fast.
+MX_FN mx_i64 mx_quotient(mx_i64 a, mx_i64 b) {
+  return ((mx_u64)a | (mx_u64)b) >> 32 ? a / b : (mx_i64)((mx_u32)a / (mx_u32)b);
+}
+
+// ------------------------------------------------------------------------------------------------------------- memory
+
+// `words` 32-bit words from an address that is a multiple of their size (of 16 where they are more).
+template <int words>
+MX_FN void mx_load_words(const void* from, mx_u32 (&w)[words]) {
+  if constexpr (words % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < words / 4; ++i) {
+      const uint4 q = static_cast<const uint4*>(from)[i];
+      w[4 * i] = q.x, w[4 * i + 1] = q.y, w[4 * i + 2] = q.z, w[4 * i + 3] = q.w;
+    }
+  } else {
+    static_assert(words == 2, "loads are of 8 or of 16 bytes");
+    const uint2 q = *static_cast<const uint2*>(from);
+    w[0] = q.x, w[1] = q.y;
+  }
+}
+
+// N elements as they lie in memory.
+template <int N>
+struct MxRaw {
+  mx_u32 words[N * sizeof(MxSource) / 4];
+};
+
+// The first n of N elements from p on; zeros after them.
+template <int N>
+MX_FN MxRaw<N> mx_load_raw(const MxSource* p, mx_i64 n) {
+  constexpr int bytes = N * (int)sizeof(MxSource), alignment = bytes % 16 == 0 ? 16 : 8;
+  MxRaw<N> raw = {};
+  if (n >= N && ((mx_u64)p & (alignment - 1)) == 0) {
+    mx_load_words(p, raw.words);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i >= n) continue;
+      if constexpr (sizeof(MxSource) == 2) {
+        raw.words[i / 2] |= (mx_u32)p[i] << 16 * (i & 1);
+      } else if constexpr (sizeof(MxSource) == 4) {
+        raw.words[i] = mx_bits(p[i]);
+      } else {
+        const mx_u64 bits = (mx_u64)__double_as_longlong(p[i]);
+        raw.words[2 * i] = (mx_u32)bits;
+        raw.words[2 * i + 1] = (mx_u32)(bits >> 32);
+      }
+    }
+  }
+  return raw;
+}
+
+template <int N>
+MX_FN void mx_widen_all(const MxRaw<N>& raw, float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if constexpr (sizeof(MxSource) == 2) x[i] = mx_widen((MxSource)(raw.words[i / 2] >> 16 * (i & 1)));
+    else if constexpr (sizeof(MxSource) == 4) x[i] = mx_float(raw.words[i]);
+    else x[i] = (float)__longlong_as_double((mx_i64)((mx_u64)raw.words[2 * i + 1] << 32 | raw.words[2 * i]));
+  }
+}
+
+// The first n of N elements from p on, widened; zeros after them. A width that is no whole number of words is taken
+// element by element.
+template <int N>
+MX_FN void mx_load(const MxSource* p, mx_i64 n, float (&x)[N]) {
+  if constexpr (N * sizeof(MxSource) % 8 == 0 && (N * sizeof(MxSource) % 16 == 0 || N * sizeof(MxSource) == 8)) {
+    mx_widen_all(mx_load_raw<N>(p, n), x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = i < n ? mx_widen(p[i]) : 0.0f;
+  }
+}
+
+// Elements as the recipe sees them.
+template <int N>
+MX_FN void mx_one_zero(float (&x)[N], MxRecipe r) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = mx_zero_input(x[i], r.clear_zero_input, r.set_zero_input);
+}
+
+template <int N>
+MX_FN void mx_load_input(const MxSource* p, mx_i64 n, MxRecipe r, float (&x)[N]) {
+  mx_load(p, n, x);
+  mx_one_zero(x, r);
+}
+
+MX_FN mx_i64 mx_packed_bytes(mx_i64 codes) {
+  return MX_BITS == 4 ? (codes + 1) / 2 : MX_BITS == 6 ? (codes + 3) / 4 * 3 : codes;
+}
+
+// Writes the first n of N codes, of which N is a multiple of 4, packed from an address on.
+template <int N>
+MX_FN void mx_store_codes(mx_u8* to, mx_i64 n, const mx_u32 (&codes)[N]) {
+  constexpr int bytes = N * MX_BITS / 8, words = (bytes + 3) / 4;
+  constexpr int unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;
+  mx_u32 w[words] = {};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int at = i * MX_BITS, shift = at % 32;
+    const mx_u32 code = i < n ? codes[i] : 0u;
+    w[at / 32] |= code << shift;
+    if (shift + MX_BITS > 32) w[(at / 32 + 1) % words] |= code >> (32 - shift);
+  }
+  if (n >= N && ((mx_u64)to & (unit - 1)) == 0) {
+    if constexpr (unit == 16) {
+#pragma unroll
+      for (int i = 0; i < words / 4; ++i)
+        reinterpret_cast<uint4*>(to)[i] = make_uint4(w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]);
+    } else if constexpr (unit == 8) {
+#pragma unroll
+      for (int i = 0; i < words / 2; ++i) reinterpret_cast<uint2*>(to)[i] = make_uint2(w[2 * i], w[2 * i + 1]);
+    } else if constexpr (unit == 4) {
+#pragma unroll
+      for (int i = 0; i < words; ++i) reinterpret_cast<mx_u32*>(to)[i] = w[i];
+    } else if constexpr (unit == 2) {
+#pragma unroll
+      for (int i = 0; i < bytes / 2; ++i) reinterpret_cast<mx_u16*>(to)[i] = (mx_u16)(w[i / 2] >> 16 * (i & 1));
+    } else {
+#pragma unroll
+      for (int i = 0; i < bytes; ++i) to[i] = (mx_u8)(w[i / 4] >> 8 * (i & 3));
+    }
+  } else {
+    const mx_i64 end = mx_packed_bytes(n);
+#pragma unroll
+    for (int i = 0; i < bytes; ++i)
+      if (i < end) to[i] = (mx_u8)(w[i / 4] >> 8 * (i & 3));
+  }
+}
+
+// Writes those of the first n of N codes from column `at` of a row on that exist; N is a multiple of 4, or all codes.
+template <int N>
+MX_FN void mx_store_part(mx_u8* row, mx_i64 at, mx_i64 n, const mx_u32* codes) {
+  if (n <= 0) return;
+  constexpr int padded = (N + 3) / 4 * 4;
+  mx_u32 own[padded] = {};
+#pragma unroll
+  for (int i = 0; i < N; ++i) own[i] = codes[i];
+  mx_store_codes(row + mx_packed_bytes(at), n < N || padded > N ? mx_least(n, N) : padded, own);
+}
+
+// Writes the scale of block (row, column) of a grid that is `across` blocks wide.
+MX_FN void mx_store_scale(void* scales, mx_i64 row, mx_i64 column, mx_i64 across, mx_u32 stored, MxRecipe r) {
+  const mx_i64 at = MX_SWIZZLED ? ((row >> 7) * ((across + 3) >> 2) + (column >> 2)) * 512 + (row & 31) * 16 +
+                                      (row & 127) / 32 * 4 + (column & 3)
+                                : row * across + column;
+  if (r.scale_stored_bits == 32) static_cast<mx_u32*>(scales)[at] = stored;
+  else static_cast<mx_u8*>(scales)[at] = (mx_u8)stored;
+}
+
+// ----------------------------------------------------------------------------------------------------------- encoding
+
+// Formats that a GPU converts binary32 pairs to, by nearest even with saturation.
+enum MxConversion { MX_SOFTWARE, MX_TO_E4M3, MX_TO_E5M2, MX_TO_E2M1, MX_TO_E2M3, MX_TO_E3M2 };
+
+MX_FN MxConversion mx_conversion(MxEncoder e) {
+  const MxFloat f = e.element;
+  if (!e.plain || f.twos_complement) return MX_SOFTWARE;
+  if (MX_HARDWARE >= 1 && f.bits == 8 && f.mantissa_bits == 3 && f.emin == -6 && f.max == 448.0f) return MX_TO_E4M3;
+  if (MX_HARDWARE >= 1 && f.bits == 8 && f.mantissa_bits == 2 && f.emin == -14 && f.max == 57344.0f) return MX_TO_E5M2;
+  if (MX_HARDWARE >= 2 && f.bits == 4 && f.mantissa_bits == 1 && f.emin == 0 && f.max == 6.0f) return MX_TO_E2M1;
+  if (MX_HARDWARE >= 2 && f.bits == 6 && f.mantissa_bits == 3 && f.emin == 0 && f.max == 7.5f) return MX_TO_E2M3;
+  if (MX_HARDWARE >= 2 && f.bits == 6 && f.mantissa_bits == 2 && f.emin == -2 && f.max == 28.0f) return MX_TO_E3M2;
+  return MX_SOFTWARE;
+}
+
+// Codes of two arguments by one instruction: the first in the low byte, the second above it (E2M1: in the high nibble).
+MX_FN mx_u32 mx_convert_pair(float low, float high, MxConversion to) {
+  mx_u16 pair = 0;
+#if MX_HARDWARE >= 1
+  if (to == MX_TO_E4M3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(pair) : "f"(low), "f"(high));
+  if (to == MX_TO_E5M2) asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(pair) : "f"(low), "f"(high));
+#endif
+#if MX_HARDWARE >= 2
+  if (to == MX_TO_E2M3) asm("cvt.rn.satfinite.e2m3x2.f32 %0, %2, %1;" : "=h"(pair) : "f"(low), "f"(high));
+  if (to == MX_TO_E3M2) asm("cvt.rn.satfinite.e3m2x2.f32 %0, %2, %1;" : "=h"(pair) : "f"(low), "f"(high));
+  if (to == MX_TO_E2M1)
+    asm("{ .reg .b8 byte, zero; mov.b16 {zero, byte}, 0; cvt.rn.satfinite.e2m1x2.f32 byte, %2, %1; "
+        "mov.b16 %0, {byte, zero}; }"
+        : "=h"(pair)
+        : "f"(low), "f"(high));
+#endif
+  (void)low, (void)high, (void)to;
+  return pair;
+}
+
+// Codes of elements that share a scale.
+template <int N>
+MX_FN void mx_encode_all(const float* x, float factor, MxEncoder e, mx_u32* codes) {
+  const MxConversion to = mx_conversion(e);
+  if (to != MX_SOFTWARE && N % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i + 1 < N; i += 2) {
+      const mx_u32 pair = mx_convert_pair(mx_argument(x[i], factor, e), mx_argument(x[i + 1], factor, e), to);
+      codes[i] = to == MX_TO_E2M1 ? pair & 0xFu : pair & 0xFFu;
+      codes[i + 1] = to == MX_TO_E2M1 ? pair >> 4 : pair >> 8;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) codes[i] = mx_encode_element(x[i], factor, e).code;
+  }
+}
+
+// The same for a block that may be NaN.
+template <int N>
+MX_FN void mx_encode_block(const float* x, const MxScale<float, mx_u32>& s, MxEncoder e, mx_u32* codes) {
+  if (s.is_nan) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) codes[i] = (mx_u32)e.element.nan_code;
+  } else {
+    mx_encode_all<N>(x, s.factor, e, codes);
+  }
+}
+
+MX_FN mx_u32 mx_larger(mx_u32 a, mx_u32 b) { return a > b ? a : b; }
+
+// Bits of the largest magnitude: those of a NaN are above infinity's, and these above all others.
+template <int N>
+MX_FN mx_u32 mx_amax_bits(const float* x) {
+  mx_u32 largest = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) largest = mx_larger(largest, mx_bits(x[i]) & 0x7FFFFFFFu);
+  return largest;
+}
+
+// The same of finite elements.
+template <int N>
+MX_FN mx_u32 mx_finite_amax_bits(const float* x) {
+  mx_u32 largest = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const mx_u32 bits = mx_bits(x[i]) & 0x7FFFFFFFu;
+    if (bits < MX_INFINITY_BITS) largest = mx_larger(largest, bits);
+  }
+  return largest;
+}
+
+// --------------------------------------------------------------------------------------------------------- reductions
+
+// `value` of all of `lanes` neighbouring lanes combined, by halves, in all of them.
+template <int lanes, class T, class Combine>
+MX_FN T mx_combine_lanes(T value, Combine combine) {
+#pragma unroll
+  for (int apart = lanes / 2; apart > 0; apart /= 2)
+    value = combine(value, __shfl_xor_sync(MX_ALL_LANES, value, apart));
+  return value;
+}
+
+// The same over all threads of a block (whole warps, 32 at most): by lanes, then warps in order, so that a sum is the
+// same every time. `held` is shared, a place for each warp.
+template <class T, class Combine>
+MX_FN T mx_combine_block(T value, T* held, Combine combine) {
+  value = mx_combine_lanes<MX_WARP>(value, combine);
+  __syncthreads();
+  if (threadIdx.x % MX_WARP == 0) held[threadIdx.x / MX_WARP] = value;
+  __syncthreads();
+  T all = held[0];
+  for (unsigned i = 1; i < blockDim.x / MX_WARP; ++i) all = combine(all, held[i]);
+  return all;
+}
+
+struct MxLarger {
+  template <class T>
+  MX_MEMBER T operator()(T a, T b) const {
+    return a > b ? a : b;
+  }
+};
+
+struct MxSmaller {
+  template <class T>
+  MX_MEMBER T operator()(T a, T b) const {
+    return a < b ? a : b;
+  }
+};
+
+struct MxAdded {
+  template <class T>
+  MX_MEMBER T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+
+template <int lanes>
+MX_FN mx_u32 mx_lanes_max(mx_u32 value) {
+  return mx_combine_lanes<lanes>(value, MxLarger());
+}
+
+template <int lanes>
+MX_FN mx_u64 mx_lanes_sum(mx_u64 value) {
+  return mx_combine_lanes<lanes>(value, MxAdded());
+}
+
+MX_FN mx_u32 mx_block_max(mx_u32 value, mx_u32* held) { return mx_combine_block(value, held, MxLarger()); }
+
+template <class T>
+MX_FN T mx_block_sum(T value, T* held) {
+  return mx_combine_block(value, held, MxAdded());
+}
+
+#endif

@@ -1,0 +1,413 @@
+// What GPU kernels count: element by element, span by span, block by block, and in the end into the tensor's totals.
+// Counts, extremes and histograms are those of the CPU kernel; so are a block's sums, which are added in its order.
+// Thread blocks have MX_SUMS threads.
+//   MX_CODES      1: codes and scales are written too
+//   MX_HISTOGRAM  1: codes are counted
+#ifndef MXCLI_MEASURE_H
+#define MXCLI_MEASURE_H
+
+#include "blocks.h"
+
+#define MX_SPAN 512  // most neighbours whose sums are in binary32
+#define MX_SCALE_BINS 257
+#define MX_CODE_BINS 256
+#define MX_SQNR_BINS 1281
+#define MX_RANGE_BINS 512
+#define MX_COPIES 4  // of a histogram of few bins, so that neighbouring lanes seldom wait for one another
+
+// The 64-bit numbers of a tensor's totals, in their order, before the histograms of scales, codes, largest codes of
+// blocks, signal / noise, and range. Those from MX_FIRST on are extremes: the first three of them least, the others
+// largest; doubles and floats as their bits, which order as they do.
+enum MxTotal {
+  MX_ZERO_BLOCKS,
+  MX_NAN_BLOCKS,
+  MX_SATURATED,
+  MX_SATURATED_BLOCKS,
+  MX_UNDERFLOWED,
+  MX_LOST,
+  MX_NAN,
+  MX_INFINITE,
+  MX_EXCLUDED,
+  MX_FIRST,
+  MX_MIN_SQNR,
+  MX_MIN_RANGE,
+  MX_AMAX,
+  MX_MAX_ABS,
+  MX_MAX_REL,
+  MX_TOTALS
+};
+
+// What the threads of a thread block count together, in shared memory.
+struct MxCounts {
+  mx_u32 scale[MX_SCALE_BINS * MX_COPIES], block_code[MX_CODE_BINS * MX_COPIES], sqnr[MX_SQNR_BINS];
+  mx_u32 range[MX_RANGE_BINS];
+  mx_u32 code[MX_CODE_BINS * MX_COPIES];  // 4-bit codes: by pairs
+  mx_u32 odd_code[MX_CODE_BINS];          // codes that are not counted in whole pieces; modulo 2^32
+  mx_u32 zero_blocks, nan_blocks, lost, nan, infinite, excluded;
+  mx_u32 max_rel;  // bits of the largest relative error that any thread knows of
+};
+
+// Sums of x^2, (y - x)^2, x (y - x) and y - x.
+struct MxSums {
+  double of[4];
+};
+
+// What a thread counts alone.
+struct MxTally {
+  MxSums sums;                 // of the chunk at hand
+  double min_sqnr, min_range;  // negative: none
+  mx_u64 saturated, underflowed;
+  mx_u32 saturated_blocks, amax;
+  float max_abs, max_rel;
+};
+
+// Per block, in the order of the scale grid: either may be null.
+struct MxPerBlock {
+  double* noise;
+  float* others;  // amax, decode, then as integers saturated, underflowed: `each` apart
+  mx_i64 each;
+};
+
+struct MxBlock {
+  mx_u32 amax;
+  MxScale<float, mx_u32> scale;
+  mx_u32 top_code;  // of the block's largest magnitude, without its sign
+  bool saturates;   // whether that magnitude is above the element's largest value
+  MxSums sums;
+  mx_u64 saturated, underflowed;
+  mx_u32 largest, least;  // bits of the largest magnitude measured; 0 - bits of the smallest that is not zero, or 0
+};
+
+// Sums over one span, in units of the power of two under its block's amax; `partial` of the CPU's 16 partial sums.
+template <int partial>
+struct MxSpan {
+  float signal[partial] = {}, noise[partial] = {}, cross[partial] = {}, error[partial] = {};
+  float off = 0.0f;
+  mx_u32 least = 0, underflowed = 0;
+  bool is_relative = false;  // some relative error may be the largest so far
+};
+
+// What signal / noise of a block of one span is the ratio of, before the powers of two that both have in common.
+struct MxRatio {
+  float signal, noise;  // 0, 0: not known in binary32
+};
+
+// -------------------------------------------------------------------------------------------------------------- begin
+
+MX_FN MxTally mx_begin(MxCounts& counts) {
+  mx_u32* const words = reinterpret_cast<mx_u32*>(&counts);
+  for (unsigned i = threadIdx.x; i < sizeof(MxCounts) / 4; i += blockDim.x) words[i] = 0u;
+  __syncthreads();
+  MxTally t = {};
+  t.min_sqnr = t.min_range = -1.0;
+  return t;
+}
+
+// Scaling and encoding never reverse an order: a block's largest magnitude has its largest code, and tells whether
+// anything in the block saturates.
+MX_FN void mx_find_top(MxBlock& b, MxRecipe r, MxEncoder e) {
+  const float amax = mx_float(b.amax);
+  b.saturates = mx_saturates(amax, b.scale.factor, e);
+  b.top_code = mx_encode_element(amax, b.scale.factor, e).code & mx_magnitude_mask(r.element);
+}
+
+MX_FN MxBlock mx_begin_block(mx_u32 amax, MxTensorScale t, MxRecipe r, MxEncoder e) {
+  MxBlock b;
+  b.amax = amax;
+  b.scale = mx_choose_scale(amax, t, r);
+  b.sums = MxSums();
+  b.saturated = b.underflowed = 0;
+  b.largest = b.least = 0;
+  mx_find_top(b, r, e);
+  return b;
+}
+
+MX_FN float mx_unit(mx_u32 amax) {
+  const mx_i32 exponent = (mx_i32)(amax >> 23) - 127;
+  return mx_power_of_two(exponent < -126 ? 126 : exponent > 126 ? -126 : -exponent);
+}
+
+// ----------------------------------------------------------------------------------------------------------- elements
+
+// Counts an element that is not finite and makes it zero; of a NaN block, makes any element zero.
+MX_FN void mx_set_aside(float& x, mx_i64 at, const MxScale<float, mx_u32>& s, MxEncoder e, MxCounts& counts,
+                        mx_u64* totals) {
+  const mx_u32 bits = mx_bits(x) & 0x7FFFFFFFu;
+  if (bits >= MX_INFINITY_BITS) {
+    atomicAdd(bits == MX_INFINITY_BITS ? &counts.infinite : &counts.nan, 1u);
+    atomicMin(totals + MX_FIRST, (mx_u64)at);
+    if (!s.is_nan) {
+      atomicAdd(&counts.excluded, 1u);
+      if (MX_HISTOGRAM) {  // it has the code of an infinity, and will be counted as a zero
+        atomicAdd(&counts.odd_code[mx_encode_element(x, s.factor, e).code], 1u);
+        atomicAdd(&counts.odd_code[0], ~0u);
+      }
+    }
+    x = 0.0f;
+  }
+  if (s.is_nan) x = 0.0f;
+}
+
+// Adds a finite element to partial sum `p`; returns its code. Signs matter to the sum of errors only.
+template <int partial>
+MX_FN mx_u32 mx_measure_element(float x, const MxScale<float, mx_u32>& s, MxEncoder e, float unit, float bound, int p,
+                                MxSpan<partial>& span) {
+  const auto element = mx_encode_element(x, s.factor, e);
+  const mx_u32 bits = mx_bits(x) & 0x7FFFFFFFu;
+  const float magnitude = mx_float(bits), difference = element.value * s.decode - magnitude;
+  const float scaled = magnitude * unit, scaled_difference = difference * unit;
+  span.signal[p] += scaled * scaled;
+  span.noise[p] += scaled_difference * scaled_difference;
+  span.cross[p] += scaled * scaled_difference;
+  span.error[p] += mx_float(mx_bits(scaled_difference) ^ (mx_bits(x) & 0x80000000u));
+  const float distance = mx_float(mx_bits(difference) & 0x7FFFFFFFu);
+  span.off = distance > span.off ? distance : span.off;
+  span.least = mx_larger(span.least, 0u - bits);
+  const bool is_lost = element.value == 0.0f;
+  span.underflowed += is_lost && bits != 0u;
+  span.is_relative = span.is_relative || (!is_lost && distance > magnitude * bound);
+  return element.code;
+}
+
+// Counts a code; those of a whole piece of 4-bit codes by pairs, of which `pair` holds the first.
+MX_FN void mx_count_code(mx_u32 code, int i, bool is_whole, bool exists, mx_u32& pair, MxCounts& counts) {
+  mx_u32* const own = counts.code + threadIdx.x % MX_COPIES;
+  if (MX_BITS == 4 && is_whole) {
+    if (i % 2 == 0) pair = code;
+    else atomicAdd(own + (pair | code << 4) * MX_COPIES, 1u);
+  } else if (MX_BITS == 4) {
+    if (exists) atomicAdd(&counts.odd_code[code], 1u);
+  } else if (exists) {
+    atomicAdd(own + code * MX_COPIES, 1u);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------- relative errors
+
+// A relative error is worth a division only above this.
+MX_FN float mx_relative_bound(const MxTally& tally, const MxCounts& counts) {
+  const float known = mx_float(*(const volatile mx_u32*)&counts.max_rel);
+  return (known > tally.max_rel ? known : tally.max_rel) * 0.999999f;
+}
+
+MX_FN void mx_know_relative(float error, MxTally& tally, MxCounts& counts) {
+  if (!(error > tally.max_rel)) return;
+  tally.max_rel = error;
+  atomicMax(&counts.max_rel, mx_bits(error));
+}
+
+MX_FN void mx_see_relative(float x, const MxScale<float, mx_u32>& s, MxEncoder e, MxTally& tally, MxCounts& counts) {
+  const float magnitude = mx_float(mx_bits(x) & 0x7FFFFFFFu);
+  if (magnitude == 0.0f || mx_bits(magnitude) >= MX_INFINITY_BITS) return;
+  const float difference = mx_encode_element(x, s.factor, e).value * s.decode - magnitude;
+  mx_know_relative(mx_float(mx_bits(difference) & 0x7FFFFFFFu) / magnitude, tally, counts);
+}
+
+// -------------------------------------------------------------------------------------------------------------- spans
+
+// The sum of 16 partial sums, or of four lanes' four each, by halves as the CPU adds them.
+template <int lanes, int partial>
+MX_FN float mx_sum(const float (&sums)[partial]) {
+  static_assert(lanes * partial == 16, "16 partial sums");
+  float last[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (lanes == 1) {
+      last[k] = (sums[k] + sums[8 + k]) + (sums[4 + k] + sums[12 + k]);
+    } else {
+      const float half = sums[k] + __shfl_xor_sync(MX_ALL_LANES, sums[k], 2);
+      last[k] = half + __shfl_xor_sync(MX_ALL_LANES, half, 1);
+    }
+  }
+  return (last[0] + last[2]) + (last[1] + last[3]);
+}
+
+// The span's sums, in all of its lanes; `ratio` before they are scaled back.
+template <int lanes, int partial>
+MX_FN MxSums mx_span_sums(const MxSpan<partial>& span, float unit, MxRatio& ratio) {
+  ratio.signal = mx_sum<lanes>(span.signal);
+  ratio.noise = mx_sum<lanes>(span.noise);
+  const double back = 1.0 / (double)unit;
+  MxSums sums;
+  sums.of[0] = (double)ratio.signal * back * back;
+  sums.of[1] = (double)ratio.noise * back * back;
+  sums.of[2] = (double)mx_sum<lanes>(span.cross) * back * back;
+  sums.of[3] = (double)mx_sum<lanes>(span.error) * back;
+  return sums;
+}
+
+// Adds a lane's part of a span to what it counts alone.
+template <int partial>
+MX_FN void mx_end_span(const MxSpan<partial>& span, MxTally& tally, MxCounts& counts) {
+  tally.max_abs = span.off > tally.max_abs ? span.off : tally.max_abs;
+  if (span.underflowed) mx_know_relative(1.0f, tally, counts);  // an error of all of it
+}
+
+// ------------------------------------------------------------------------------------------------------------- blocks
+
+// Bin of a positive ratio: its binade and the top bits of its fraction.
+MX_FN mx_i64 mx_ratio_bin(double ratio, int fraction_bits, int lowest_exponent, int bins) {
+  const mx_i64 bits = __double_as_longlong(ratio);
+  const mx_i64 bin = (bits >> (52 - fraction_bits)) - ((mx_i64)(1023 + lowest_exponent) << fraction_bits);
+  return bin < 0 ? 0 : bin >= bins ? bins - 1 : bin;
+}
+
+// The same of a / b, and the least such ratio seen. A binary32 quotient tells the bin of the exact one unless it lies on
+// the bin's edge, and whether the exact one can be the least; a division in binary64 is for the few other cases.
+MX_FN mx_i64 mx_see_ratio(float a, float b, double exact_a, double exact_b, int fraction_bits, int lowest_exponent,
+                          int bins, double& least) {
+  const float quotient = a / b;
+  const mx_u32 bits = mx_bits(quotient);
+  const bool tells =
+      b > 0.0f && bits > 0x00800000u && bits < MX_INFINITY_BITS && (bits & ((1u << (23 - fraction_bits)) - 1u)) != 0u;
+  if (tells && least >= 0.0 && (double)quotient * (1.0 - 0x1p-22) > least) {
+    const mx_i64 bin = (mx_i64)(bits >> (23 - fraction_bits)) - ((mx_i64)(127 + lowest_exponent) << fraction_bits);
+    return bin < 0 ? 0 : bin >= bins ? bins - 1 : bin;
+  }
+  const double ratio = exact_a / exact_b;
+  if (least < 0.0 || ratio < least) least = ratio;
+  return mx_ratio_bin(ratio, fraction_bits, lowest_exponent, bins);
+}
+
+// Counts a block whose sums are complete.
+MX_FN void mx_end_block(const MxBlock& b, MxRatio ratio, MxRecipe r, mx_i64 index, const MxPerBlock& per_block,
+                        MxTally& tally, MxCounts& counts) {
+  if (per_block.noise) per_block.noise[index] = b.scale.is_nan ? 0.0 : b.sums.of[1];
+  if (per_block.others) {
+    float* const amax = per_block.others + index;
+    amax[0] = mx_float(b.amax);
+    amax[per_block.each] = b.scale.decode;
+    amax[2 * per_block.each] = mx_float((mx_u32)b.saturated);
+    amax[3 * per_block.each] = mx_float((mx_u32)b.underflowed);
+  }
+  const unsigned copy = threadIdx.x % MX_COPIES;
+  const float scale = r.scale_kind == MX_MINIFLOAT ? mx_decode(b.scale.stored, r.scale) : b.scale.decode;
+  const mx_u32 bin = b.scale.is_nan ? MX_SCALE_BINS - 1 : mx_bits(scale) >> 23 & 0xFFu;
+  atomicAdd(&counts.scale[bin * MX_COPIES + copy], 1u);
+  if (b.scale.is_nan) {
+    atomicAdd(&counts.nan_blocks, 1u);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) tally.sums.of[k] += b.sums.of[k];
+  tally.saturated += b.saturated;
+  tally.underflowed += b.underflowed;
+  tally.saturated_blocks += b.saturated > 0;
+  tally.amax = mx_larger(tally.amax, b.largest);
+  if (b.scale.is_lost) atomicAdd(&counts.lost, 1u);
+  atomicAdd(&counts.block_code[b.top_code * MX_COPIES + copy], 1u);
+  if (b.least == 0u) {
+    if (b.amax == 0u) atomicAdd(&counts.zero_blocks, 1u);
+    return;
+  }
+  const float largest = mx_float(b.largest), least = mx_float(0u - b.least);
+  atomicAdd(&counts.range[mx_see_ratio(largest, least, largest, least, 2, 0, MX_RANGE_BINS, tally.min_range)], 1u);
+  const mx_i64 quality = b.sums.of[1] > 0.0 ? mx_see_ratio(ratio.signal, ratio.noise, b.sums.of[0], b.sums.of[1], 4,
+                                                           -16, MX_SQNR_BINS - 1, tally.min_sqnr)
+                                            : MX_SQNR_BINS - 1;
+  atomicAdd(&counts.sqnr[quality], 1u);
+}
+
+// ------------------------------------------------------------------------------------------------------------- chunks
+
+// Which blocks add to the sums of a chunk: `blocks` neighbours, or (parts > 1) as many of a unit of `unit_blocks`.
+struct MxChunking {
+  mx_i64 blocks, parts, unit_blocks, all_blocks;
+};
+
+struct MxChunk {
+  mx_i64 begin, end;
+};
+
+MX_FN MxChunk mx_chunk(const MxChunking& c, mx_i64 chunk) {
+  const mx_i64 unit = c.parts > 1 ? mx_quotient(chunk, c.parts) : 0;
+  MxChunk at;
+  at.begin = unit * c.unit_blocks + (chunk - unit * c.parts) * c.blocks;
+  at.end = mx_least(at.begin + c.blocks, c.parts > 1 ? (unit + 1) * c.unit_blocks : c.all_blocks);
+  return at;
+}
+
+#define MX_SUMS 256  // a chunk's partial sums, one for each thread: block i adds to sum i % 256
+
+// Writes the sums of a chunk, of which this thread has partial sum `own`, and clears them.
+MX_FN void mx_end_chunk(MxTally& tally, unsigned own, double* sums) {
+  __shared__ double partial[MX_SUMS];
+  __shared__ double held[MX_WARP];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    __syncthreads();
+    partial[own] = tally.sums.of[k];
+    __syncthreads();
+    const double sum = mx_block_sum(partial[threadIdx.x], held);
+    if (threadIdx.x == 0) sums[k] = sum;
+  }
+  tally.sums = MxSums();
+}
+
+// --------------------------------------------------------------------------------------------------------------- ends
+
+// Adds `bins` bins of `copies` each to a tensor's.
+MX_FN void mx_add_bins(mx_u64* totals, const mx_u32* counts, int bins, int copies) {
+  for (int i = threadIdx.x; i < bins; i += blockDim.x) {
+    mx_u32 sum = 0;
+    for (int k = 0; k < copies; ++k) sum += counts[i * copies + k];
+    if (sum) atomicAdd(totals + i, (mx_u64)sum);
+  }
+}
+
+// Bits of a double that is not negative order as it does; those of a negative one are above all of them.
+MX_FN mx_u64 mx_order(double x) { return (mx_u64)__double_as_longlong(x); }
+
+// Adds all that a thread block counted to the tensor's totals.
+MX_FN void mx_end(const MxTally& tally, MxCounts& counts, mx_u64* totals) {
+  __shared__ mx_u64 held[MX_WARP];
+  const mx_u64 saturated = mx_block_sum(tally.saturated, held), underflowed = mx_block_sum(tally.underflowed, held);
+  const mx_u64 saturated_blocks = mx_block_sum((mx_u64)tally.saturated_blocks, held);
+  const mx_u64 min_sqnr = mx_combine_block(mx_order(tally.min_sqnr), held, MxSmaller());
+  const mx_u64 min_range = mx_combine_block(mx_order(tally.min_range), held, MxSmaller());
+  const mx_u64 amax = mx_combine_block((mx_u64)tally.amax, held, MxLarger());
+  const mx_u64 max_abs = mx_combine_block((mx_u64)mx_bits(tally.max_abs), held, MxLarger());
+  const mx_u64 max_rel = mx_combine_block((mx_u64)mx_bits(tally.max_rel), held, MxLarger());
+  if (threadIdx.x == 0) {
+    atomicAdd(totals + MX_SATURATED, saturated);
+    atomicAdd(totals + MX_SATURATED_BLOCKS, saturated_blocks);
+    atomicAdd(totals + MX_UNDERFLOWED, underflowed);
+    atomicMin(totals + MX_MIN_SQNR, min_sqnr);
+    atomicMin(totals + MX_MIN_RANGE, min_range);
+    atomicMax(totals + MX_AMAX, amax);
+    atomicMax(totals + MX_MAX_ABS, max_abs);
+    atomicMax(totals + MX_MAX_REL, max_rel);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    atomicAdd(totals + MX_ZERO_BLOCKS, (mx_u64)counts.zero_blocks);
+    atomicAdd(totals + MX_NAN_BLOCKS, (mx_u64)counts.nan_blocks);
+    atomicAdd(totals + MX_LOST, (mx_u64)counts.lost);
+    atomicAdd(totals + MX_NAN, (mx_u64)counts.nan);
+    atomicAdd(totals + MX_INFINITE, (mx_u64)counts.infinite);
+    atomicAdd(totals + MX_EXCLUDED, (mx_u64)counts.excluded);
+  }
+  mx_u64* bins = totals + MX_TOTALS;
+  mx_add_bins(bins, counts.scale, MX_SCALE_BINS, MX_COPIES);
+  bins += MX_SCALE_BINS;
+  for (int i = threadIdx.x; i < MX_CODE_BINS; i += blockDim.x) {
+    mx_u32 sum = 0;
+    for (int k = 0; k < MX_COPIES; ++k) sum += counts.code[i * MX_COPIES + k];
+    if (MX_BITS == 4 && sum) {
+      atomicAdd(&counts.odd_code[i & 0xF], sum);
+      atomicAdd(&counts.odd_code[i >> 4], sum);
+    } else if (sum) {
+      atomicAdd(&counts.odd_code[i], sum);
+    }
+  }
+  __syncthreads();
+  mx_add_bins(bins, counts.odd_code, MX_CODE_BINS, 1);
+  bins += MX_CODE_BINS;
+  mx_add_bins(bins, counts.block_code, MX_CODE_BINS, MX_COPIES);
+  bins += MX_CODE_BINS;
+  mx_add_bins(bins, counts.sqnr, MX_SQNR_BINS, 1);
+  bins += MX_SQNR_BINS;
+  mx_add_bins(bins, counts.range, MX_RANGE_BINS, 1);
+}
+
+#endif

@@ -1,0 +1,215 @@
+// Statistics of a tensor in blocks of any shape, with codes and scales or without: a block for each block of threads.
+// See device.h and measure.h for the definitions it is compiled with.
+#include "measure.h"
+
+// What a part of the block that is the whole tensor adds to it.
+struct MxShare {
+  MxSums sums;
+  mx_u64 saturated, underflowed;
+  mx_u32 largest, least;
+};
+
+MX_FN void mx_add_share(MxBlock& b, const MxShare& share) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) b.sums.of[k] += share.sums.of[k];
+  b.saturated += share.saturated;
+  b.underflowed += share.underflowed;
+  b.largest = mx_larger(b.largest, share.largest);
+  b.least = mx_larger(b.least, share.least);
+}
+
+// Measures (and encodes) a span of at most 512 columns of one row, by four lanes; all lanes of the warp take part. Returns
+// the span's sums, and adds all else to `b`.
+MX_FN MxSums mx_measure_span(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 width, MxRecipe r, MxEncoder e,
+                             MxBlock& b, MxTally& tally, MxCounts& counts, mx_u64* totals) {
+  const int lane = threadIdx.x % 4;
+  mx_u32 amax = b.amax;
+  if (b.amax >= MX_INFINITY_BITS) {  // the same for all threads
+    amax = 0;
+    for (mx_i64 step = 4 * lane; step < width; step += 16) {
+      float values[4];
+      mx_load(from + step, width - step, values);
+      amax = mx_larger(amax, mx_finite_amax_bits<4>(values));
+    }
+    tally.amax = mx_larger(tally.amax, amax);  // a NaN block's count too
+    amax = b.scale.is_nan ? 0u : mx_lanes_max<4>(amax);
+  }
+  const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts);
+  MxSpan<4> span;
+  for (mx_i64 step = 4 * lane; step < width; step += 16) {
+    float values[4];
+    mx_load_input(from + step, width - step, r, values);
+    if (MX_CODES) {
+      mx_u32 packed[4];
+      mx_encode_block<4>(values, b.scale, e, packed);
+      mx_store_part<4>(to, step, width - step, packed);
+    }
+    if (b.amax >= MX_INFINITY_BITS) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mx_set_aside(values[i], at + step + i, b.scale, e, counts, totals);
+    }
+    if (b.scale.is_nan) continue;
+    mx_u32 pair = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const mx_u32 code = mx_measure_element(values[i], b.scale, e, unit, bound, i, span);
+      if (MX_HISTOGRAM) mx_count_code(code, i, step + 4 <= width, step + i < width, pair, counts);
+      if (b.saturates) b.saturated += mx_saturates(values[i], b.scale.factor, e);
+    }
+    if (span.is_relative) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mx_see_relative(values[i], b.scale, e, tally, counts);
+      span.is_relative = false;
+    }
+  }
+  if (b.scale.is_nan && lane == 0) atomicAdd(&counts.excluded, (mx_u32)width);
+  mx_end_span(span, tally, counts);
+  b.underflowed += span.underflowed;
+  b.largest = mx_larger(b.largest, amax);
+  b.least = mx_larger(b.least, span.least);
+  MxRatio ratio;
+  return mx_span_sums<4>(span, unit, ratio);
+}
+
+#define MX_BATCH 256  // spans whose sums are added at a time
+
+// Adds `count` sums in their order to what thread k < 4 has of sum k; all threads take part.
+MX_FN void mx_add_in_order(const MxSums* sums, mx_i64 count, double& sum) {
+  __syncthreads();
+  if (threadIdx.x < 4)
+    for (mx_i64 i = 0; i < count; ++i) sum += sums[i].of[threadIdx.x];
+  __syncthreads();
+}
+
+// What the threads found of a block's part, in all of them; thread k < 4 has its sum k.
+MX_FN MxShare mx_gather(const MxBlock& b, double sum) {
+  __shared__ MxSums held_sums;
+  __shared__ mx_u64 held_counts[MX_WARP];
+  __shared__ mx_u32 held_bits[MX_WARP];
+  MxShare share;
+  share.saturated = mx_block_sum(b.saturated, held_counts);
+  share.underflowed = mx_block_sum(b.underflowed, held_counts);
+  share.largest = mx_block_max(b.largest, held_bits);
+  share.least = mx_block_max(b.least, held_bits);
+  if (threadIdx.x < 4) held_sums.of[threadIdx.x] = sum;
+  __syncthreads();
+  share.sums = held_sums;
+  __syncthreads();
+  return share;
+}
+
+// Measures (and encodes) a block or a part of one, span after span: 64 at a time, their sums added in order.
+MX_FN MxShare mx_measure_place(const MxSource* x, mx_i64 columns, const MxPlace& p, mx_u8* codes, MxRecipe r,
+                               MxEncoder e, MxBlock& b, MxTally& tally, MxCounts& counts, mx_u64* totals) {
+  __shared__ MxSums batch[MX_BATCH];
+  const mx_i64 per_row = mx_ceil_div(p.width, MX_SPAN), spans = p.height * per_row;
+  double sum = 0.0;
+  for (mx_i64 first = 0; first < spans; first += MX_BATCH) {
+    const mx_i64 count = mx_least(MX_BATCH, spans - first);
+    for (mx_i64 i = threadIdx.x / 4; i - threadIdx.x / 4 < count; i += MX_SUMS / 4) {
+      const mx_i64 inside = mx_quotient(first + i, per_row);
+      const mx_i64 row = p.row + inside, column = p.column + (first + i - inside * per_row) * MX_SPAN;
+      const mx_i64 width = i < count ? mx_least(MX_SPAN, p.column + p.width - column) : 0;
+      const MxSums sums =
+          mx_measure_span(x + row * columns + column, codes + row * mx_packed_bytes(columns) + mx_packed_bytes(column),
+                          row * columns + column, width, r, e, b, tally, counts, totals);
+      if (threadIdx.x % 4 == 0 && i < count) batch[i] = sums;
+    }
+    mx_add_in_order(batch, count, sum);
+  }
+  return mx_gather(b, sum);
+}
+
+// A block of which nothing is known but its amax and, from `share`, what was found of it.
+MX_FN MxBlock mx_complete(MxBlock b, const MxShare& share) {
+  b.sums = MxSums();
+  b.saturated = b.underflowed = 0;
+  b.largest = b.least = 0;
+  mx_add_share(b, share);
+  return b;
+}
+
+// Blocks of block_rows x block_columns of a tensor [rows, columns] repeated any number of times, a chunk's after one
+// another. `sums` has four numbers for every chunk.
+extern "C" __global__ void __launch_bounds__(MX_SUMS)
+    mx_measure_blocks(const MxSource* x, mx_i64 rows, mx_i64 columns, mx_i64 block_rows, mx_i64 block_columns,
+                      mx_i64 first_chunk, mx_i64 last_chunk, mx_i64 chunk_blocks, mx_i64 chunk_parts,
+                      mx_i64 unit_blocks, mx_i64 all_blocks, const mx_u32* tensor_amax, mx_u8* codes, void* scales,
+                      double* noise, float* per_block, mx_i64 per_block_each, mx_u64* totals, double* sums) {
+  __shared__ MxCounts counts;
+  __shared__ mx_u32 held_bits[MX_WARP];
+  __shared__ double held_sums[MX_WARP];
+  const MxRecipe r = MX_RECIPE;
+  const MxEncoder e = mx_encoder(r);
+  const MxTensorScale t = mx_read_tensor_scale(tensor_amax, r);
+  const mx_i64 across = mx_ceil_div(columns, block_columns);
+  MxTally tally = mx_begin(counts);
+
+  const MxChunking chunking = {chunk_blocks, chunk_parts, unit_blocks, all_blocks};
+  for (mx_i64 chunk = first_chunk + blockIdx.x; chunk < last_chunk; chunk += gridDim.x) {
+    const MxChunk in = mx_chunk(chunking, chunk);
+    for (mx_i64 block = in.begin; block < in.end; ++block) {
+      const MxPlace p = mx_place(block, rows, columns, block_rows, block_columns);
+      const MxVectors v = mx_vectors(x, columns, p);
+      MxBlock b = mx_begin_block(mx_shared_amax(v, r, held_bits), t, r, e);
+      if (r.candidate_count) {
+        mx_choose_shared(v, b.amax, r, e, held_sums, b.scale);
+        mx_find_top(b, r, e);
+      }
+      if (MX_CODES && threadIdx.x == 0) mx_store_scale(scales, p.grid_row, p.grid_column, across, b.scale.stored, r);
+      const MxShare share = mx_measure_place(x, columns, p, codes, r, e, b, tally, counts, totals);
+      if (threadIdx.x == (block - in.begin) % MX_SUMS)
+        mx_end_block(mx_complete(b, share), MxRatio{0.0f, 0.0f}, r, block, MxPerBlock{noise, per_block, per_block_each},
+                     tally, counts);
+    }
+    mx_end_chunk(tally, threadIdx.x, sums + 4 * chunk);
+  }
+  mx_end(tally, counts, totals);
+}
+
+// The tensor [rows, columns] as one block of known amax, in parts of part_rows x part_columns: what each of first_part to
+// last_part adds goes to `shares`.
+extern "C" __global__ void __launch_bounds__(MX_SUMS)
+    mx_measure_parts(const MxSource* x, mx_i64 rows, mx_i64 columns, mx_i64 part_rows, mx_i64 part_columns,
+                     mx_i64 first_part, mx_i64 last_part, const mx_u32* tensor_amax, const mx_u32* whole_amax,
+                     mx_u8* codes, void* scales, mx_u64* totals, MxShare* shares) {
+  __shared__ MxCounts counts;
+  const MxRecipe r = MX_RECIPE;
+  const MxEncoder e = mx_encoder(r);
+  const MxBlock known = mx_begin_block(*whole_amax, mx_read_tensor_scale(tensor_amax, r), r, e);
+  MxTally tally = mx_begin(counts);
+  if (MX_CODES && blockIdx.x == 0 && threadIdx.x == 0) mx_store_scale(scales, 0, 0, 1, known.scale.stored, r);
+  for (mx_i64 part = first_part + blockIdx.x; part < last_part; part += gridDim.x) {
+    MxBlock b = known;
+    const MxPlace p = mx_place(part, rows, columns, part_rows, part_columns);
+    const MxShare share = mx_measure_place(x, columns, p, codes, r, e, b, tally, counts, totals);
+    if (threadIdx.x == 0) shares[part] = share;
+  }
+  mx_end(tally, counts, totals);
+}
+
+// Ends the block that is the whole tensor, from its shares in their order; one thread block.
+extern "C" __global__ void __launch_bounds__(MX_SUMS)
+    mx_measure_whole(const mx_u32* tensor_amax, const mx_u32* whole_amax, const MxShare* shares, mx_i64 count,
+                     double* noise, float* per_block, mx_u64* totals, double* sums) {
+  __shared__ MxCounts counts;
+  __shared__ MxSums batch[MX_BATCH];
+  const MxRecipe r = MX_RECIPE;
+  const MxEncoder e = mx_encoder(r);
+  MxTally tally = mx_begin(counts);
+  const MxBlock known = mx_begin_block(*whole_amax, mx_read_tensor_scale(tensor_amax, r), r, e);
+  MxBlock b = known;
+  double sum = 0.0;
+  for (mx_i64 first = 0; first < count; first += MX_BATCH) {
+    if (first + threadIdx.x < count) {
+      batch[threadIdx.x] = shares[first + threadIdx.x].sums;
+      mx_add_share(b, shares[first + threadIdx.x]);
+    }
+    mx_add_in_order(batch, mx_least(MX_BATCH, count - first), sum);
+  }
+  const MxShare share = mx_gather(b, sum);
+  if (threadIdx.x == 0)
+    mx_end_block(mx_complete(known, share), MxRatio{0.0f, 0.0f}, r, 0, MxPerBlock{noise, per_block, 1}, tally, counts);
+  mx_end_chunk(tally, threadIdx.x, sums);
+  mx_end(tally, counts, totals);
+}

@@ -1,0 +1,83 @@
+"""What a GPU has to offer the kernels: memory, queues of work, and a compiler. CuPy offers it (`cupy_device.py`); tests
+offer it on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel to compile: its file, its name in it, the definitions the file is read with, sorted, and the recipe that
+    becomes constants in it (an `MxRecipe` as it lies in memory; empty: it depends on none)."""
+
+    file: str
+    name: str
+    definitions: tuple[tuple[str, str], ...]
+    recipe: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel over `grid` blocks of `threads` threads, with arguments by value (an address: np.uint64)."""
+
+    kernel: Kernel
+    grid: int
+    threads: int
+    arguments: tuple[np.generic, ...]
+
+
+class Buffer(Protocol):
+    """Memory of a device, given back when nothing refers to it any more."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins, a multiple of 256."""
+
+
+class Queue(Protocol):
+    """Work that a device does in order, beside that of its other queues."""
+
+    def empty(self, nbytes: int) -> Buffer:
+        """Memory for this queue's work, kept at least until `finish`."""
+
+    def upload(self, array: Any) -> Buffer:
+        """Memory that will hold a copy of a contiguous array, which may be changed once this returns."""
+
+    def fill(self, buffer: Buffer, byte: int, begin: int, end: int) -> None:
+        """Sets bytes begin to end."""
+
+    def launch(self, launch: Launch) -> None:
+        """Runs a kernel. Raises EnvironmentFailure if it cannot be compiled or loaded here."""
+
+    def download(self, buffer: Buffer, array: Any) -> None:
+        """Copies into a contiguous array, which is filled when `finish` returns."""
+
+    def finish(self) -> None:
+        """Waits for all of it; what was kept for it may be given back. Raises EnvironmentFailure for what failed."""
+
+
+class Device(Protocol):
+    """A GPU. All of it raises EnvironmentFailure where memory runs out, with the bytes asked for."""
+
+    @property
+    def name(self) -> str:
+        """As `--device` takes it: `cuda:0`."""
+
+    @property
+    def processors(self) -> int:
+        """How many multiprocessors run blocks of threads side by side."""
+
+    @property
+    def conversions(self) -> int:
+        """MX_HARDWARE of `kernels/device.h`: the formats it converts to by itself."""
+
+    def free_bytes(self) -> int:
+        """Memory that could be had now."""
+
+    def queues(self, count: int) -> Sequence[Queue]:
+        """That many queues, the same ones on every call."""

@@ -1,0 +1,289 @@
+"""Which kernel serves a tensor under a recipe, and how its work is dealt to threads: pure, no device needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mxcli.backends import cpu
+from mxcli.backends.device import Kernel, Launch
+from mxcli.backends.recipes import kernel_recipe
+from mxcli.numerics.blocks import folded, grid_shape, packed_columns
+from mxcli.numerics.recipe import Recipe
+
+THREADS = 256
+"""Threads of a block, where kernels do not say otherwise; MX_SUMS of `kernels/measure.h`."""
+VECTOR = 8
+"""Elements that a thread of `quantize_blocks.cu` takes at once."""
+MOST_HELD = 8
+WHOLE_ROWS = 16
+WORST, WORST_OF = 8, 4096
+"""`mx_worst` finds so many of so many blocks."""
+SUMS, SHARE_BYTES = 4, 56
+"""Numbers of a chunk, and bytes of `MxShare` in `kernels/measure_blocks.cu`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a tensor's arrays begin on the device. Of a piece: where they would begin if all of the tensor lay there,
+    so that kernels count rows, blocks and chunks from the tensor's first. 0: not wanted, or not needed."""
+
+    x: int
+    found: int = 0
+    codes: int = 0
+    scales: int = 0
+    totals: int = 0
+    sums: int = 0
+    noise: int = 0
+    others: int = 0
+    shares: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Units `first` to `last` of a tensor: its rows, blocks and chunks that belong to them."""
+
+    first: int
+    last: int
+    rows: tuple[int, int]
+    blocks: tuple[int, int]
+    chunks: tuple[int, int]
+
+
+class Job:
+    """A tensor of a shape and type under a recipe: its cut into units, chunks and pieces, and the kernels for it."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, recipe: Recipe) -> None:
+        self.recipe, self.shape, self.dtype = recipe, shape, dtype
+        self.batch, self.rows, self.columns = folded(shape)
+        height, width = recipe.format.block
+        self.whole = height is None and width is None
+        self.block_rows = height or max(1, self.batch * self.rows if self.whole else self.rows)
+        self.block_columns = width or max(1, self.columns)
+        self.cut = cpu.cut(shape, recipe)
+        grid = grid_shape(recipe.format, shape)
+        self.across = grid[-1]
+        self.blocks = int(np.prod(grid))
+        self.row_bytes = packed_columns(recipe.format, self.columns)
+        self.scale_bytes = recipe.format.scale.bits // 8
+        self.item_bytes = np.dtype(cpu.TYPES[dtype][1]).itemsize
+        self._numbers = kernel_recipe(recipe)
+        self._recipe = bytes(self._numbers)
+
+    # ------------------------------------------------------------------------------------------------------ pieces
+
+    @property
+    def all_rows(self) -> int:
+        """Rows over all leading dimensions."""
+        return self.batch * self.rows
+
+    def row_of(self, unit: int) -> int:
+        """The first row of a unit: a row of blocks, or rows of the block that is the tensor."""
+        if self.whole:
+            return min(unit * WHOLE_ROWS, self.all_rows)
+        down = max(1, -(-self.rows // self.block_rows))
+        return unit // down * self.rows + unit % down * self.block_rows
+
+    def pieces(self, most_bytes: int) -> Iterator[Piece]:
+        """The tensor in whole chunks, as many of them at a time as need no more than so many bytes of input."""
+        per_chunk = self.cut.per_chunk
+        row_bytes = max(1, self.columns * self.item_bytes)
+        unit_rows = WHOLE_ROWS if self.whole else self.block_rows
+        step = max(1, most_bytes // (row_bytes * unit_rows * per_chunk)) * per_chunk
+        for first in range(0, self.cut.units, step):
+            yield self.piece(first, min(first + step, self.cut.units))
+
+    def piece(self, first: int, last: int) -> Piece:
+        """Units first to last, first a multiple of the units of a chunk."""
+        cut = self.cut
+        chunks = (first * cut.parts, last * cut.parts)
+        if cut.parts == 1:
+            chunks = (first // cut.per_chunk, -(-last // cut.per_chunk))
+        blocks = (0, 1) if self.whole else (first * self.across, last * self.across)
+        return Piece(first, last, (self.row_of(first), self.row_of(last)), blocks, chunks)
+
+    # ----------------------------------------------------------------------------------------------------- kernels
+
+    def amax(self, x: int, elements: int, base: int, found: int, processors: int) -> Launch:
+        """See `amax_of`."""
+        return amax_of(self.dtype, x, elements, base, found, processors)
+
+    def worst(self, noise: int, blocks: int, values: int, places: int) -> Launch:
+        """The noisiest of every 4096 blocks."""
+        arguments = (_pointer(noise), np.int64(blocks), _pointer(values), _pointer(places))
+        return Launch(_reduction("mx_worst", self.dtype), -(-blocks // WORST_OF), THREADS, arguments)
+
+    def quantize(self, piece: Piece, at: Addresses, conversions: int, swizzled: bool = False) -> Launch:
+        """Codes and scales of a piece, without statistics."""
+        taken = self._elements_per_thread()
+        if taken:
+            return self._quantize_rows(piece, at, taken, conversions, swizzled)
+        height = min(self.block_rows, self.all_rows if self.whole else self.rows)
+        vectors = -(-min(self.block_columns, self.columns) // VECTOR) * height
+        held = -(-vectors // THREADS)
+        threads = min(THREADS, -(-vectors // 32) * 32) if held <= MOST_HELD else 1024
+        kernel = self._kernel(
+            "quantize_blocks.cu",
+            "mx_quantize_blocks",
+            MX_SWIZZLED=int(swizzled),
+            MX_HARDWARE=conversions,
+            MX_HELD=held if held <= MOST_HELD else 0,
+        )
+        arguments = (
+            _pointer(at.x),
+            np.int64(self.all_rows if self.whole else self.rows),
+            *map(np.int64, (self.columns, self.block_rows, self.block_columns, piece.blocks[0])),
+            *map(_pointer, (at.found, at.codes, at.scales)),
+        )
+        return Launch(kernel, piece.blocks[1] - piece.blocks[0], threads, arguments)
+
+    def _elements_per_thread(self) -> int:
+        """How many neighbours a thread of `quantize_rows.cu` takes; 0 where that kernel does not serve."""
+        tries = bool(self._numbers.candidate_count)
+        # A thread reads 16 bytes or more and writes 8 or more: fewer were slower on an H100.
+        least = 8 if self.recipe.format.element.stored_bits == 8 else 32
+        if self.whole:
+            return 0 if tries else least
+        width = self.block_columns
+        if self.block_rows != 1 or self.recipe.format.block[1] is None or width & (width - 1):
+            return 0
+        if tries:
+            return max(least, width) if width <= 32 else 0
+        return least if width <= 32 * least else 0
+
+    def _quantize_rows(self, piece: Piece, at: Addresses, taken: int, conversions: int, swizzled: bool) -> Launch:
+        width = 0 if self.whole else self.block_columns
+        kernel = self._kernel(
+            "quantize_rows.cu",
+            "mx_quantize_rows",
+            MX_SWIZZLED=int(swizzled),
+            MX_HARDWARE=conversions,
+            MX_WIDTH=width,
+            MX_ELEMENTS=taken,
+        )
+        first, last = piece.rows
+        group = max(width, taken)
+        rows, columns = last - first, self.columns
+        if columns % group == 0 and not swizzled:
+            rows, columns = 1, rows * columns
+        threads = rows * -(-columns // group) * (group // taken)
+        begin = first * self.columns
+        arguments = (
+            _pointer(at.x + begin * self.item_bytes),
+            np.int64(rows),
+            np.int64(columns),
+            _pointer(at.found),
+            _pointer(at.found + 4 if self.whole else 0),
+            _pointer(at.codes + first * self.row_bytes),
+            _pointer(at.scales + piece.blocks[0] * self.scale_bytes),
+        )
+        return Launch(kernel, -(-threads // THREADS), THREADS, arguments)
+
+    def measure(
+        self, piece: Piece, at: Addresses, processors: int, *, conversions: int, codes: bool, histogram: bool = True
+    ) -> Launch:
+        """Statistics of a piece, with its codes and scales or without."""
+        choices = {
+            "MX_SWIZZLED": 0,
+            "MX_HARDWARE": conversions,
+            "MX_CODES": int(codes),
+            "MX_HISTOGRAM": int(histogram),
+        }
+        tries = bool(self._numbers.candidate_count)
+        if self.whole and not tries:
+            return self._measure_parts(piece, at, processors, choices)
+        width = self.block_columns
+        in_rows = self.block_rows == 1 and (width <= 32 or (width % 16 == 0 and width <= 128 and not tries))
+        chunks = (0, 1) if self.whole else piece.chunks
+        ranges = (*chunks, *((1, 1, 1, 1) if self.whole else self._chunking()))
+        outputs = (
+            *map(_pointer, (at.found, at.codes, at.scales, at.noise, at.others)),
+            np.int64(piece.blocks[1] - piece.blocks[0]),
+            *map(_pointer, (at.totals, at.sums)),
+        )
+        grid = min(chunks[1] - chunks[0], 4 * processors)
+        if in_rows and not self.whole and self.recipe.format.block[1] is not None:
+            rows, columns = self.all_rows, self.columns
+            if columns % width == 0:
+                rows, columns = 1, rows * columns
+            kernel = self._kernel("measure_rows.cu", "mx_measure_rows", MX_WIDTH=width, **choices)
+            arguments = (_pointer(at.x), *map(np.int64, (rows, columns, *ranges)), *outputs)
+            return Launch(kernel, grid, THREADS, arguments)
+        rows = self.all_rows if self.whole else self.rows
+        kernel = self._kernel("measure_blocks.cu", "mx_measure_blocks", **choices)
+        places = (rows, self.columns, self.block_rows, self.block_columns, *ranges)
+        return Launch(kernel, grid, THREADS, (_pointer(at.x), *map(np.int64, places), *outputs))
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether parts of the tensor are shares of its one block, for `measure_whole` to end."""
+        return self.whole and not self._numbers.candidate_count
+
+    def measure_whole(self, at: Addresses, conversions: int, *, codes: bool, histogram: bool = True) -> Launch:
+        """Ends the statistics of a tensor that is one block, once all of its parts are measured."""
+        kernel = self._kernel(
+            "measure_blocks.cu",
+            "mx_measure_whole",
+            MX_SWIZZLED=0,
+            MX_HARDWARE=conversions,
+            MX_CODES=int(codes),
+            MX_HISTOGRAM=int(histogram),
+        )
+        arguments = (
+            *map(_pointer, (at.found, at.found + 4, at.shares)),
+            np.int64(self.cut.chunks),
+            *map(_pointer, (at.noise, at.others, at.totals, at.sums)),
+        )
+        return Launch(kernel, 1, THREADS, arguments)
+
+    def _measure_parts(self, piece: Piece, at: Addresses, processors: int, choices: dict[str, int]) -> Launch:
+        kernel = self._kernel("measure_blocks.cu", "mx_measure_parts", **choices)
+        part_rows = WHOLE_ROWS * self.cut.per_chunk
+        places = (self.all_rows, self.columns, part_rows, self.cut.part, *piece.chunks)
+        outputs = (at.found, at.found + 4, at.codes, at.scales, at.totals, at.shares)
+        grid = min(piece.chunks[1] - piece.chunks[0], 4 * processors)
+        return Launch(kernel, grid, THREADS, (_pointer(at.x), *map(np.int64, places), *map(_pointer, outputs)))
+
+    def _chunking(self) -> tuple[int, int, int, int]:
+        """blocks, parts, unit_blocks and all_blocks of `MxChunking`."""
+        cut = self.cut
+        blocks = cut.per_chunk * self.across if cut.parts == 1 else -(-cut.part // self.block_columns)
+        return blocks, cut.parts, self.across, self.blocks
+
+    def dequantize(self, piece: Piece, at: Addresses, encode: float, decode: float) -> Launch:
+        """Values of the codes and scales of a piece, at address x."""
+        kernel = self._kernel("dequantize.cu", "mx_dequantize", MX_SWIZZLED=0, MX_HARDWARE=0)
+        rows = self.all_rows if self.whole else self.rows
+        first, last = piece.rows
+        arguments: tuple[np.generic, ...] = (
+            *map(_pointer, (at.codes, at.scales)),
+            np.float32(encode),
+            np.float32(decode),
+            *map(np.int64, (first, last, rows, self.columns, self.block_rows, self.block_columns)),
+            _pointer(at.x),
+        )
+        threads = (last - first) * -(-self.columns // VECTOR)
+        return Launch(kernel, -(-threads // THREADS), THREADS, arguments)
+
+    def _kernel(self, file: str, name: str, **choices: int) -> Kernel:
+        choices |= {"MX_SOURCE": cpu.TYPES[self.dtype][0], "MX_BITS": self.recipe.format.element.stored_bits}
+        return Kernel(file, name, tuple(sorted((key, str(value)) for key, value in choices.items())), self._recipe)
+
+
+def amax_of(dtype: str, x: int, elements: int, base: int, found: int, processors: int) -> Launch:
+    """Largest magnitudes of `elements` elements from address x on, of which the first is the tensor's `base`th."""
+    per_thread = max(4, 16 // np.dtype(cpu.TYPES[dtype][1]).itemsize)
+    grid = max(1, min(8 * processors, -(-elements // (THREADS * per_thread))))
+    arguments = (_pointer(x), np.int64(elements), np.int64(base), _pointer(found))
+    return Launch(_reduction("mx_amax", dtype), grid, THREADS, arguments)
+
+
+def _pointer(address: int) -> np.uint64:
+    """An address as an argument; where a whole tensor would begin may be below 0."""
+    return np.uint64(address & (2**64 - 1))
+
+
+def _reduction(name: str, dtype: str) -> Kernel:
+    return Kernel("reduce.cu", name, (("MX_SOURCE", str(cpu.TYPES[dtype][0])),))

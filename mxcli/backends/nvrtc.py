@@ -1,0 +1,269 @@
+"""CUDA text to machine code with the NVRTC library, and the folder that keeps the result; needs no GPU.
+
+Not through CuPy: it appends `-ftz=true` to the caller's options, and its cache ignores edits to headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+from mxcli.errors import EnvironmentFailure, MxcliError
+
+_SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
+_PACKAGES = ("nvidia.cu13", "nvidia.cuda_nvrtc")
+_INSTALL = "pip install 'mxcli[cuda12]' or 'mxcli[cuda13]', as the driver allows, or use --device cpu"
+_FIRST_WITH_OWN_CODE = 90
+"""From this architecture on there is also code for one GPU alone, such as sm_90a."""
+_OUT_OF_MEMORY, _COMPILATION, _BUILTINS = 1, 6, 7
+_CACHE_FORMAT = 1
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What NVRTC made of a text: machine code, the PTX it came from, and the compiler's remarks."""
+
+    cubin: bytes
+    ptx: str
+    log: str
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The newest NVRTC that can be loaded: of the pip packages, a CUDA toolkit, or the loader's path."""
+    loaded, failures = [], []
+    for place in _candidates():
+        try:
+            loaded.append(ctypes.CDLL(place))
+        except OSError as error:
+            if str(error) != f"{place}: cannot open shared object file: No such file or directory":
+                failures.append(str(error))
+    if not loaded and failures:
+        raise EnvironmentFailure(f"NVRTC, the CUDA compiler, cannot be loaded: install it again ({_INSTALL})", failures)
+    if not loaded:
+        raise EnvironmentFailure(f"NVRTC, the CUDA compiler ({' or '.join(_SONAMES)}), is not installed: {_INSTALL}")
+    newest = max(loaded, key=_version)
+    newest.nvrtcGetErrorString.restype = c_char_p
+    return newest
+
+
+def version() -> tuple[int, int]:
+    """Major and minor version of the NVRTC in use."""
+    return _version(library())
+
+
+def compile(
+    name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str] = {}
+) -> bytes:
+    """The machine code of the text `source`, called `name` in messages, for an architecture such as sm_90 or sm_100a.
+
+    `headers` holds the text of every file that may be included, by name. A text that does not compile is an error of
+    mxcli with the compiler's words; an architecture that this NVRTC does not know is an `EnvironmentFailure`.
+    """
+    return build(name, source, headers, architecture, definitions).cubin
+
+
+def cubin(
+    name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str] = {}
+) -> bytes:
+    """As `compile`, kept in `cache_folder()`; a folder that cannot be read or written costs time, never an error."""
+    key = _key(name, source, headers, architecture, definitions)
+    code = _stored(key)
+    if code is None:
+        code = compile(name, source, headers, architecture, definitions)
+        _store(key, code)
+    return code
+
+
+def build(
+    name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str] = {}
+) -> Build:
+    """As `compile`, with everything that NVRTC says about the text."""
+    nvrtc, program = library(), c_void_p()
+    _check_architecture(architecture)
+    status = nvrtc.nvrtcCreateProgram(
+        byref(program), source.encode(), name.encode(), len(headers), _strings(headers.values()), _strings(headers)
+    )
+    if status:
+        raise _failure(status, name, architecture, log="")
+    try:
+        options = _options(architecture, definitions)
+        status = nvrtc.nvrtcCompileProgram(program, len(options), _strings(options))
+        log = _text(_output(program, "ProgramLog"))
+        if status:
+            raise _failure(status, name, architecture, log)
+        return Build(_output(program, "CUBIN"), _text(_output(program, "PTX")), log)
+    finally:
+        nvrtc.nvrtcDestroyProgram(byref(program))
+
+
+def cache_folder() -> Path:
+    """Where machine code is kept; it need not exist. RuntimeError where no variable names it and nobody has a home."""
+    if chosen := os.environ.get("MXCLI_CACHE_DIR"):
+        return Path(chosen) / "cubins"
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not caches.is_absolute():  # unset or, by the XDG specification, to be ignored
+        caches = Path.home() / ".cache"
+    return caches / "mxcli" / "cubins"
+
+
+# --- Finding the library -----------------------------------------------------------------------------------
+
+
+def _candidates() -> Iterator[str]:
+    """Every NVRTC that may be here, as a path or as a name for the dynamic loader."""
+    toolkits = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    folders = [*_package_folders(), *(Path(toolkit) / "lib64" for toolkit in toolkits if toolkit)]
+    for folder in folders:
+        yield from (str(folder / soname) for soname in _SONAMES if (folder / soname).is_file())
+    yield from _SONAMES
+
+
+def _package_folders() -> Iterator[Path]:
+    for package in _PACKAGES:
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:  # no package of NVIDIA at all
+            continue
+        for place in (spec.submodule_search_locations or ()) if spec else ():
+            yield Path(place) / "lib"
+
+
+def _version(nvrtc: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = c_int(), c_int()
+    nvrtc.nvrtcVersion(byref(major), byref(minor))
+    return major.value, minor.value
+
+
+# --- Compiling ---------------------------------------------------------------------------------------------
+
+
+def _options(architecture: str, definitions: Mapping[str, str]) -> list[str]:
+    """What every kernel is compiled with: results are compared bit for bit, so nothing is contracted or flushed."""
+    return [
+        f"--gpu-architecture={architecture}",
+        "--std=c++17",
+        "--fmad=false",
+        "--ftz=false",
+        "--prec-div=true",
+        "--prec-sqrt=true",
+        "--diag-suppress=177",  # a function nothing uses: the header has more of them than any kernel needs
+        "--no-source-include",  # a header that was not given is not taken from the working directory
+        *(f"-D{name}={value}" for name, value in sorted(definitions.items())),
+    ]
+
+
+def _check_architecture(architecture: str) -> None:
+    """Raises unless this NVRTC makes code for `architecture`: its own words for that are those of a broken text."""
+    known = _known_architectures()
+    parts = re.fullmatch(r"sm_([0-9]{2,4})(a?)", architecture)
+    number = int(parts[1]) if parts else 0
+    if parts and number in known and (not parts[2] or number >= _FIRST_WITH_OWN_CODE):
+        return
+    major, minor = version()
+    knows = f"NVRTC {major}.{minor} makes no code for {architecture}, only for sm_{min(known)} to sm_{max(known)}"
+    if parts and number < min(known):
+        raise EnvironmentFailure(f"{knows}: the GPU is too old, use --device cpu")
+    raise EnvironmentFailure(
+        f"{knows}: install a newer one (sm_100 and sm_120 need 12.8 or newer: pip install --upgrade "
+        "'nvidia-cuda-nvrtc-cu12>=12.8', or 'mxcli[cuda13]' as the driver allows), or use --device cpu"
+    )
+
+
+def _known_architectures() -> list[int]:
+    count = c_int()
+    library().nvrtcGetNumSupportedArchs(byref(count))
+    numbers = (c_int * count.value)()
+    library().nvrtcGetSupportedArchs(numbers)
+    return list(numbers)
+
+
+def _failure(status: int, name: str, architecture: str, log: str) -> MxcliError:
+    """The error for NVRTC's `status`: mxcli's own unless the machine lacks something."""
+    major, minor = version()
+    lines = log.splitlines()
+    what = f"{name} for {architecture} with NVRTC {major}.{minor}"
+    if status == _OUT_OF_MEMORY:
+        return EnvironmentFailure(f"not enough memory to compile {what}: free some, or use --device cpu", lines)
+    if status == _BUILTINS:
+        return EnvironmentFailure(f"cannot compile {what}: {library()._name} is incomplete, install it again", lines)
+    said = library().nvrtcGetErrorString(status).decode()
+    return MxcliError(f"a bug in mxcli: cannot compile {what} ({said}). Please report it; --device cpu works", lines)
+
+
+def _strings(texts: Iterable[str]) -> ctypes.Array[c_char_p]:
+    encoded = [text.encode() for text in texts]
+    return (c_char_p * len(encoded))(*encoded)
+
+
+def _output(program: c_void_p, kind: str) -> bytes:
+    """What nvrtcGet`kind` writes."""
+    size = c_size_t()
+    getattr(library(), f"nvrtcGet{kind}Size")(program, byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(library(), f"nvrtcGet{kind}")(program, buffer)
+    return buffer.raw
+
+
+def _text(output: bytes) -> str:
+    return output.rstrip(b"\0").decode(errors="replace").strip()
+
+
+# --- Keeping machine code ----------------------------------------------------------------------------------
+
+
+def _key(name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str]) -> str:
+    """The file name for what these arguments compile to: a digest of all that the machine code depends on."""
+    options = _options(architecture, definitions)
+    everything = (_CACHE_FORMAT, version(), name, source, sorted(headers.items()), options)
+    return hashlib.sha256(repr(everything).encode()).hexdigest()
+
+
+def _digest(key: str, code: bytes) -> bytes:
+    """Stands in front of the code; with the key in it, a file copied from another name does not count either."""
+    return hashlib.sha256(key.encode() + code).digest()
+
+
+def _stored(key: str) -> bytes | None:
+    try:
+        content = (cache_folder() / key).read_bytes()
+    except (OSError, RuntimeError):
+        return None
+    digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    return code if digest == _digest(key, code) else None
+
+
+def _store(key: str, code: bytes) -> None:
+    """Writes beside the file and renames, so that a reader or a killed process never leaves half of one."""
+    try:
+        folder = cache_folder()
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
+    except (OSError, RuntimeError):
+        return
+    try:
+        with open(handle, "wb") as file:
+            file.write(_digest(key, code) + code)
+        os.replace(temporary, folder / key)
+    except OSError:
+        _remove(temporary)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def _remove(file: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(file)

@@ -1,0 +1,229 @@
+"""One tensor's way through a GPU: piece after piece in, codes, scales and statistics out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mxcli.backends import gathered
+from mxcli.backends.device import Buffer, Device, Launch, Queue
+from mxcli.backends.launches import SHARE_BYTES, SUMS, WORST, WORST_OF, Addresses, Job, Piece
+from mxcli.numerics.blocks import PerBlock
+from mxcli.numerics.stats import Stats
+
+Array = np.ndarray
+FOUND = np.dtype([("finite", "<u4"), ("all", "<u4"), ("nonfinite", "<u8"), ("first", "<u8")])
+"""`MxFound` in `kernels/reduce.cu`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a tensor is sent through for: where its codes and scales go (empty: nowhere), whether it is measured, and
+    where numbers per block go (None: nowhere)."""
+
+    packed: Array
+    scales: Array
+    stats: bool
+    per_block: PerBlock | None
+
+    @property
+    def codes(self) -> bool:
+        """Whether codes are wanted."""
+        return self.packed.size > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Numbers of the blocks from `first` on: the noisiest, and amax, decode, saturated, underflowed of each."""
+
+    first: int
+    noise: Array
+    place: Array
+    four: Array | None
+
+
+class Passage:
+    """`array` [rows, columns of the job] goes through the queues of a device, a piece through each in turn."""
+
+    def __init__(self, device: Device, queues: Sequence[Queue], job: Job, array: Array, wanted: Wanted) -> None:
+        self._device, self._queues, self._job, self._wanted = device, queues, job, wanted
+        self._array = array.reshape(job.all_rows, -1)
+        self._held: dict[Piece, Buffer] = {}
+        self._found: list[Buffer] = []
+        self._totals: list[Buffer] = []
+        self._shares: Buffer | None = None
+        self._blocks: list[_Blocks] = []
+        self._sums = np.zeros((1 if job.has_shares else job.cut.chunks, SUMS))
+
+    # ----------------------------------------------------------------------------------------------------- passes
+
+    def look(self, pieces: Iterable[Piece], room: int) -> Any:
+        """The tensor's largest magnitudes, an element of type FOUND; pieces stay on the device while `room` bytes last."""
+        found = [begin_found(queue) for queue in self._queues]
+        for number, piece in enumerate(pieces):
+            queue = self._queues[number % len(self._queues)]
+            queue.finish()
+            rows = self._array[slice(*piece.rows)]
+            x = queue.upload(rows)
+            if rows.nbytes <= room:
+                self._held[piece] = x
+                room -= rows.nbytes
+            base, to = piece.rows[0] * self._job.columns, found[number % len(found)]
+            queue.launch(self._job.amax(x.address, rows.size, base, to.address, self._device.processors))
+        return merge_found(self._queues, found)
+
+    def tell(self, found: Any) -> None:
+        """Puts largest magnitudes where kernels read them."""
+        self._found = [queue.upload(np.array([found], FOUND)) for queue in self._queues]
+
+    def send(self, pieces: Iterable[Piece]) -> Stats | None:
+        """All pieces; afterwards the arrays that were wanted are filled."""
+        if self._wanted.stats:
+            self._begin_totals()
+        for number, piece in enumerate(pieces):
+            self._queues[number % len(self._queues)].finish()
+            self._send(number % len(self._queues), piece)
+        for queue in self._queues:
+            queue.finish()
+        return self._end() if self._wanted.stats else None
+
+    # ------------------------------------------------------------------------------------------------------ pieces
+
+    def _begin_totals(self) -> None:
+        for queue in self._queues:
+            totals = queue.empty(gathered.TOTALS * 8)
+            queue.fill(totals, 0, 0, gathered.TOTALS * 8)
+            queue.fill(totals, 0xFF, gathered.LEAST[0] * 8, gathered.LEAST[1] * 8)
+            self._totals.append(totals)
+        if self._job.has_shares:
+            self._shares = self._queues[0].empty(self._job.cut.chunks * SHARE_BYTES)
+            self._queues[0].finish()
+
+    def _send(self, number: int, piece: Piece) -> None:
+        job, queue, wanted = self._job, self._queues[number], self._wanted
+        x = self._held.pop(piece, None) or queue.upload(self._array[slice(*piece.rows)])
+        (first_row, last_row), (first_block, last_block) = piece.rows, piece.blocks
+        at = Addresses(x.address - first_row * job.columns * job.item_bytes, self._found[number].address)
+        if wanted.codes:
+            codes = queue.empty((last_row - first_row) * job.row_bytes)
+            scales = queue.empty((last_block - first_block) * job.scale_bytes)
+            at = replace(
+                at,
+                codes=codes.address - first_row * job.row_bytes,
+                scales=scales.address - first_block * job.scale_bytes,
+            )
+        if wanted.stats:
+            self._measure(number, piece, replace(at, totals=self._totals[number].address))
+        else:
+            queue.launch(job.quantize(piece, at, self._device.conversions))
+        if wanted.codes:
+            queue.download(codes, wanted.packed.reshape(job.all_rows, -1)[first_row:last_row])
+            queue.download(scales, wanted.scales.reshape(-1)[first_block:last_block])
+
+    def _measure(self, number: int, piece: Piece, at: Addresses) -> None:
+        job, queue = self._job, self._queues[number]
+        if self._shares is not None:
+            at = replace(at, shares=self._shares.address)
+            queue.launch(self._measuring(piece, at))
+            return
+        (first_chunk, last_chunk), (first_block, last_block) = piece.chunks, piece.blocks
+        if job.whole:
+            first_chunk, last_chunk = 0, 1
+        sums = queue.empty((last_chunk - first_chunk) * SUMS * 8)
+        noise = queue.empty((last_block - first_block) * 8)
+        others = self._others(queue, last_block - first_block)
+        at = replace(
+            at,
+            sums=sums.address - first_chunk * SUMS * 8,
+            noise=noise.address - first_block * 8,
+            others=0 if others is None else others.address - first_block * 4,
+        )
+        queue.launch(self._measuring(piece, at))
+        queue.download(sums, self._sums[first_chunk:last_chunk])
+        self._read_blocks(queue, noise, others, piece.blocks)
+
+    def _measuring(self, piece: Piece, at: Addresses) -> Launch:
+        device = self._device
+        return self._job.measure(piece, at, device.processors, conversions=device.conversions, codes=self._wanted.codes)
+
+    def _others(self, queue: Queue, blocks: int) -> Buffer | None:
+        return queue.empty(blocks * 16) if self._wanted.per_block is not None else None
+
+    def _read_blocks(self, queue: Queue, noise: Buffer, others: Buffer | None, blocks: tuple[int, int]) -> None:
+        first, count = blocks[0], blocks[1] - blocks[0]
+        candidates = -(-count // WORST_OF) * WORST
+        values, places = queue.empty(candidates * 8), queue.empty(candidates * 8)
+        queue.launch(self._job.worst(noise.address, count, values.address, places.address))
+        read = _Blocks(first, np.empty(candidates), np.empty(candidates, np.int64), None)
+        queue.download(values, read.noise)
+        queue.download(places, read.place)
+        if others is not None and self._wanted.per_block is not None:
+            read = replace(read, four=np.empty((4, count), np.float32))
+            queue.download(others, read.four)
+            queue.download(noise, self._wanted.per_block.noise.reshape(-1)[first : first + count])
+        self._blocks.append(read)
+
+    # --------------------------------------------------------------------------------------------------------- end
+
+    def _end(self) -> Stats:
+        job, queue = self._job, self._queues[0]
+        if self._shares is not None:
+            sums, noise, others = queue.empty(SUMS * 8), queue.empty(8), self._others(queue, 1)
+            at = Addresses(
+                0,
+                self._found[0].address,
+                totals=self._totals[0].address,
+                sums=sums.address,
+                noise=noise.address,
+                others=0 if others is None else others.address,
+                shares=self._shares.address,
+            )
+            queue.launch(job.measure_whole(at, self._device.conversions, codes=self._wanted.codes))
+            queue.download(sums, self._sums)
+            self._read_blocks(queue, noise, others, (0, 1))
+        totals = [np.empty(gathered.TOTALS, np.uint64) for _ in self._queues]
+        for each, buffer, array in zip(self._queues, self._totals, totals, strict=True):
+            each.download(buffer, array)
+            each.finish()
+        self._fill_per_block()
+        return gathered.stats_of(
+            gathered.merged(totals),
+            self._sums,
+            elements=self._array.size,
+            blocks=job.blocks,
+            worst=gathered.noisiest((blocks.noise, blocks.place + blocks.first) for blocks in self._blocks),
+        )
+
+    def _fill_per_block(self) -> None:
+        per_block = self._wanted.per_block
+        if per_block is None:
+            return
+        for blocks in self._blocks:
+            assert blocks.four is not None
+            place = slice(blocks.first, blocks.first + blocks.four.shape[1])
+            per_block.amax.reshape(-1)[place] = blocks.four[0]
+            per_block.decode.reshape(-1)[place] = blocks.four[1]
+            per_block.saturated.reshape(-1)[place] = blocks.four[2].view(np.int32)
+            per_block.underflowed.reshape(-1)[place] = blocks.four[3].view(np.int32)
+
+
+def begin_found(queue: Queue) -> Buffer:
+    """An `MxFound` of nothing."""
+    nothing = np.zeros(1, FOUND)
+    nothing["first"] = ~np.uint64(0)
+    return queue.upload(nothing)
+
+
+def merge_found(queues: Sequence[Queue], found: Sequence[Buffer]) -> Any:
+    """What queues found of their pieces, as what was found of all: an element of type FOUND."""
+    each = np.empty(len(found), FOUND)
+    for queue, buffer, place in zip(queues, found, range(len(found)), strict=True):
+        queue.download(buffer, each[place : place + 1])
+        queue.finish()
+    merged = np.zeros(1, FOUND)
+    merged["finite"], merged["all"] = each["finite"].max(), each["all"].max()
+    merged["nonfinite"], merged["first"] = each["nonfinite"].sum(), each["first"].min()
+    return merged[0]
