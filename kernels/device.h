@@ -258,7 +258,19 @@ MX_FN mx_u32 mx_amax_bits(const float* x) {
   return largest;
 }
 
-// The same of finite elements.
+// Bits of the smallest magnitude.
+template <int N>
+MX_FN mx_u32 mx_amin_bits(const float* x) {
+  mx_u32 smallest = ~0u;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const mx_u32 bits = mx_bits(x[i]) & 0x7FFFFFFFu;
+    smallest = bits < smallest ? bits : smallest;
+  }
+  return smallest;
+}
+
+// The same as mx_amax_bits, of finite elements.
 template <int N>
 MX_FN mx_u32 mx_finite_amax_bits(const float* x) {
   mx_u32 largest = 0;
@@ -290,6 +302,7 @@ MX_FN T mx_combine_block(T value, T* held, Combine combine) {
   if (threadIdx.x % MX_WARP == 0) held[threadIdx.x / MX_WARP] = value;
   __syncthreads();
   T all = held[0];
+#pragma unroll 1
   for (unsigned i = 1; i < blockDim.x / MX_WARP; ++i) all = combine(all, held[i]);
   return all;
 }

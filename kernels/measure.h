@@ -78,13 +78,16 @@ struct MxBlock {
   mx_u32 largest, least;  // bits of the largest magnitude measured; 0 - bits of the smallest that is not zero, or 0
 };
 
-// Sums over one span, in units of the power of two under its block's amax; `partial` of the CPU's 16 partial sums.
-template <int partial>
+// Binary32 sums of the terms of MxSums, over some of a span's elements, in units of a power of two.
+struct MxTerms {
+  float of[4];
+};
+
+// What else a lane gathers of a span.
 struct MxSpan {
-  float signal[partial] = {}, noise[partial] = {}, cross[partial] = {}, error[partial] = {};
-  float off = 0.0f;
-  mx_u32 least = 0, underflowed = 0;
-  bool is_relative = false;  // some relative error may be the largest so far
+  float off;  // largest error
+  mx_u32 least, underflowed;
+  bool is_relative;  // some relative error may be the largest so far
 };
 
 // What signal / noise of a block of one span is the ratio of, before the powers of two that both have in common.
@@ -96,6 +99,7 @@ struct MxRatio {
 
 MX_FN MxTally mx_begin(MxCounts& counts) {
   mx_u32* const words = reinterpret_cast<mx_u32*>(&counts);
+#pragma unroll 1
   for (unsigned i = threadIdx.x; i < sizeof(MxCounts) / 4; i += blockDim.x) words[i] = 0u;
   __syncthreads();
   MxTally t = {};
@@ -129,6 +133,14 @@ MX_FN float mx_unit(mx_u32 amax) {
 
 // ----------------------------------------------------------------------------------------------------------- elements
 
+// Adds the terms of an element, in any unit. Signs matter to the sum of errors only.
+MX_FN void mx_add_element(float x, float magnitude, float difference, MxTerms& p) {
+  p.of[0] += magnitude * magnitude;
+  p.of[1] += difference * difference;
+  p.of[2] += magnitude * difference;
+  p.of[3] += mx_float(mx_bits(difference) ^ (mx_bits(x) & 0x80000000u));
+}
+
 // Counts an element that is not finite and makes it zero; of a NaN block, makes any element zero.
 MX_FN void mx_set_aside(float& x, mx_i64 at, const MxScale<float, mx_u32>& s, MxEncoder e, MxCounts& counts,
                         mx_u64* totals) {
@@ -148,24 +160,30 @@ MX_FN void mx_set_aside(float& x, mx_i64 at, const MxScale<float, mx_u32>& s, Mx
   if (s.is_nan) x = 0.0f;
 }
 
-// Adds a finite element to partial sum `p`; returns its code. Signs matter to the sum of errors only.
-template <int partial>
-MX_FN mx_u32 mx_measure_element(float x, const MxScale<float, mx_u32>& s, MxEncoder e, float unit, float bound, int p,
-                                MxSpan<partial>& span) {
+// Adds a finite element; returns its code.
+MX_FN mx_u32 mx_measure_element(float x, const MxScale<float, mx_u32>& s, MxEncoder e, float unit, float bound,
+                                MxTerms& p, MxSpan& span) {
   const auto element = mx_encode_element(x, s.factor, e);
-  const mx_u32 bits = mx_bits(x) & 0x7FFFFFFFu;
-  const float magnitude = mx_float(bits), difference = element.value * s.decode - magnitude;
-  const float scaled = magnitude * unit, scaled_difference = difference * unit;
-  span.signal[p] += scaled * scaled;
-  span.noise[p] += scaled_difference * scaled_difference;
-  span.cross[p] += scaled * scaled_difference;
-  span.error[p] += mx_float(mx_bits(scaled_difference) ^ (mx_bits(x) & 0x80000000u));
-  const float distance = mx_float(mx_bits(difference) & 0x7FFFFFFFu);
-  span.off = distance > span.off ? distance : span.off;
-  span.least = mx_larger(span.least, 0u - bits);
-  const bool is_lost = element.value == 0.0f;
-  span.underflowed += is_lost && bits != 0u;
-  span.is_relative = span.is_relative || (!is_lost && distance > magnitude * bound);
+  const float magnitude = mx_magnitude(x), difference = element.value * s.decode - magnitude;
+  mx_add_element(x, magnitude * unit, difference * unit, p);
+  const float distance = mx_magnitude(difference);
+  span.off = mx_greater(distance, span.off);
+  span.is_relative = span.is_relative || distance > magnitude * bound;
+  span.underflowed += element.value == 0.0f && magnitude != 0.0f;
+  return element.code;
+}
+
+// The same in units of a power-of-two scale, where neither these nor the block's amax's are so small or large that they
+// change a bit: then no unit is needed. `counts_zeros`: whatever becomes zero counts as underflowed, zeros too.
+MX_FN mx_u32 mx_measure_scaled(float x, float factor, MxEncoder e, bool counts_zeros, float bound, MxTerms& p,
+                               MxSpan& span) {
+  const auto element = mx_encode_element(x, factor, e);
+  const float magnitude = mx_magnitude(x * factor), difference = element.value - magnitude;
+  mx_add_element(x, magnitude, difference, p);
+  const float distance = mx_magnitude(difference);
+  span.off = mx_greater(distance, span.off);
+  span.is_relative = span.is_relative || distance > magnitude * bound;
+  if (counts_zeros) span.underflowed += element.value == 0.0f;
   return element.code;
 }
 
@@ -184,10 +202,11 @@ MX_FN void mx_count_code(mx_u32 code, int i, bool is_whole, bool exists, mx_u32&
 
 // ---------------------------------------------------------------------------------------------------- relative errors
 
-// A relative error is worth a division only above this.
+// A relative error is worth a division only above this. An element lost to underflow has an error of exactly 1, which is
+// the largest so far in most tensors: it is not above itself.
 MX_FN float mx_relative_bound(const MxTally& tally, const MxCounts& counts) {
-  const float known = mx_float(*(const volatile mx_u32*)&counts.max_rel);
-  return (known > tally.max_rel ? known : tally.max_rel) * 0.999999f;
+  const float known = mx_greater(mx_float(*(const volatile mx_u32*)&counts.max_rel), tally.max_rel);
+  return known == 1.0f ? known : known * 0.999999f;
 }
 
 MX_FN void mx_know_relative(float error, MxTally& tally, MxCounts& counts) {
@@ -196,51 +215,94 @@ MX_FN void mx_know_relative(float error, MxTally& tally, MxCounts& counts) {
   atomicMax(&counts.max_rel, mx_bits(error));
 }
 
-MX_FN void mx_see_relative(float x, const MxScale<float, mx_u32>& s, MxEncoder e, MxTally& tally, MxCounts& counts) {
-  const float magnitude = mx_float(mx_bits(x) & 0x7FFFFFFFu);
+MX_FN void mx_see_relative(const MxSource* from, MxRecipe r, const MxScale<float, mx_u32>& s, MxEncoder e,
+                           MxTally& tally, MxCounts& counts) {
+  const float x = mx_zero_input(mx_widen(*from), r.clear_zero_input, r.set_zero_input), magnitude = mx_magnitude(x);
   if (magnitude == 0.0f || mx_bits(magnitude) >= MX_INFINITY_BITS) return;
   const float difference = mx_encode_element(x, s.factor, e).value * s.decode - magnitude;
-  mx_know_relative(mx_float(mx_bits(difference) & 0x7FFFFFFFu) / magnitude, tally, counts);
+  mx_know_relative(mx_magnitude(difference) / magnitude, tally, counts);
 }
 
 // -------------------------------------------------------------------------------------------------------------- spans
 
-// The sum of 16 partial sums, or of four lanes' four each, by halves as the CPU adds them.
-template <int lanes, int partial>
-MX_FN float mx_sum(const float (&sums)[partial]) {
-  static_assert(lanes * partial == 16, "16 partial sums");
-  float last[4];
+// The CPU adds a span's elements in 16 partial sums, element i to sum i % 16, and these by halves: sums 0, 4, 8 and 12 as
+// (0 + 8) + (4 + 12), likewise 1, 5, 9, 13 and so on, and of these four the first and third, second and fourth.
+MX_FN MxTerms mx_added(const MxTerms& a, const MxTerms& b) {
+  MxTerms sum;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    if constexpr (lanes == 1) {
-      last[k] = (sums[k] + sums[8 + k]) + (sums[4 + k] + sums[12 + k]);
-    } else {
-      const float half = sums[k] + __shfl_xor_sync(MX_ALL_LANES, sums[k], 2);
-      last[k] = half + __shfl_xor_sync(MX_ALL_LANES, half, 1);
-    }
-  }
-  return (last[0] + last[2]) + (last[1] + last[3]);
+  for (int k = 0; k < 4; ++k) sum.of[k] = a.of[k] + b.of[k];
+  return sum;
 }
 
-// The span's sums, in all of its lanes; `ratio` before they are scaled back.
-template <int lanes, int partial>
-MX_FN MxSums mx_span_sums(const MxSpan<partial>& span, float unit, MxRatio& ratio) {
-  ratio.signal = mx_sum<lanes>(span.signal);
-  ratio.noise = mx_sum<lanes>(span.noise);
-  const double back = 1.0 / (double)unit;
+MX_FN MxTerms mx_last(const MxTerms (&four)[4]) {
+  return mx_added(mx_added(four[0], four[2]), mx_added(four[1], four[3]));
+}
+
+// Sums of four lanes that have four of the partial sums each, in all of them.
+MX_FN MxTerms mx_lanes_terms(MxTerms (&own)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      own[i].of[k] += __shfl_xor_sync(MX_ALL_LANES, own[i].of[k], 2);
+      own[i].of[k] += __shfl_xor_sync(MX_ALL_LANES, own[i].of[k], 1);
+    }
+  }
+  return mx_last(own);
+}
+
+// The span's sums scaled back.
+MX_FN MxSums mx_scaled_back(const MxTerms& terms, double back) {
   MxSums sums;
-  sums.of[0] = (double)ratio.signal * back * back;
-  sums.of[1] = (double)ratio.noise * back * back;
-  sums.of[2] = (double)mx_sum<lanes>(span.cross) * back * back;
-  sums.of[3] = (double)mx_sum<lanes>(span.error) * back;
+#pragma unroll
+  for (int k = 0; k < 3; ++k) sums.of[k] = (double)terms.of[k] * back * back;
+  sums.of[3] = (double)terms.of[3] * back;
   return sums;
 }
 
-// Adds a lane's part of a span to what it counts alone.
-template <int partial>
-MX_FN void mx_end_span(const MxSpan<partial>& span, MxTally& tally, MxCounts& counts) {
-  tally.max_abs = span.off > tally.max_abs ? span.off : tally.max_abs;
-  if (span.underflowed) mx_know_relative(1.0f, tally, counts);  // an error of all of it
+// Adds a lane's part of a span to what it counts alone; `off` is in no unit.
+MX_FN void mx_end_span(float off, mx_u32 underflowed, MxTally& tally, MxCounts& counts) {
+  tally.max_abs = mx_greater(off, tally.max_abs);
+  if (underflowed) mx_know_relative(1.0f, tally, counts);  // an error of all of it
+}
+
+// Measures columns 4 * lane to 4 * lane + 4 of every 16 of a span, whatever its elements are; `own` gets the four partial
+// sums. `amax` is of the span's finite elements; codes are written from `to` on where that is not null.
+MX_FN void mx_measure_steps(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 width, int lane, mx_u32 amax, MxRecipe r,
+                            MxEncoder e, MxBlock& b, MxTerms (&own)[4], MxSpan& span, MxTally& tally, MxCounts& counts,
+                            mx_u64* totals) {
+  const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) own[i] = MxTerms();
+#pragma unroll 1
+  for (mx_i64 step = 4 * lane; step < width; step += 16) {
+    float values[4];
+    mx_load_input(from + step, width - step, r, values);
+    if (to != nullptr) {
+      mx_u32 packed[4];
+      mx_encode_block<4>(values, b.scale, e, packed);
+      mx_store_part<4>(to, step, width - step, packed);
+    }
+    if (b.amax >= MX_INFINITY_BITS) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) mx_set_aside(values[i], at + step + i, b.scale, e, counts, totals);
+    }
+    if (b.scale.is_nan) continue;
+    mx_u32 pair = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const mx_u32 code = mx_measure_element(values[i], b.scale, e, unit, bound, own[i], span);
+      span.least = mx_larger(span.least, 0u - (mx_bits(values[i]) & 0x7FFFFFFFu));
+      if (MX_HISTOGRAM) mx_count_code(code, i, step + 4 <= width, step + i < width, pair, counts);
+      if (b.saturates) b.saturated += mx_saturates(values[i], b.scale.factor, e);
+    }
+    if (span.is_relative) {
+#pragma unroll 1
+      for (int i = 0; i < 4 && step + i < width; ++i) mx_see_relative(from + step + i, r, b.scale, e, tally, counts);
+      span.is_relative = false;
+    }
+  }
+  if (b.scale.is_nan && lane == 0) atomicAdd(&counts.excluded, (mx_u32)width);
 }
 
 // ------------------------------------------------------------------------------------------------------------- blocks
@@ -348,6 +410,7 @@ MX_FN void mx_end_chunk(MxTally& tally, unsigned own, double* sums) {
 
 // Adds `bins` bins of `copies` each to a tensor's.
 MX_FN void mx_add_bins(mx_u64* totals, const mx_u32* counts, int bins, int copies) {
+#pragma unroll 1
   for (int i = threadIdx.x; i < bins; i += blockDim.x) {
     mx_u32 sum = 0;
     for (int k = 0; k < copies; ++k) sum += counts[i * copies + k];
@@ -390,6 +453,7 @@ MX_FN void mx_end(const MxTally& tally, MxCounts& counts, mx_u64* totals) {
   mx_u64* bins = totals + MX_TOTALS;
   mx_add_bins(bins, counts.scale, MX_SCALE_BINS, MX_COPIES);
   bins += MX_SCALE_BINS;
+#pragma unroll 1
   for (int i = threadIdx.x; i < MX_CODE_BINS; i += blockDim.x) {
     mx_u32 sum = 0;
     for (int k = 0; k < MX_COPIES; ++k) sum += counts.code[i * MX_COPIES + k];

@@ -1,5 +1,6 @@
 // Statistics of a tensor in blocks of any shape, with codes and scales or without: a block for each block of threads.
-// See device.h and measure.h for the definitions it is compiled with.
+// See device.h and measure.h for the definitions it is compiled with; further
+//   MX_WHOLE  1: the tensor is one block of known amax, which thread blocks measure in parts
 #include "measure.h"
 
 // What a part of the block that is the whole tensor adds to it.
@@ -22,11 +23,10 @@ MX_FN void mx_add_share(MxBlock& b, const MxShare& share) {
 // the span's sums, and adds all else to `b`.
 MX_FN MxSums mx_measure_span(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 width, MxRecipe r, MxEncoder e,
                              MxBlock& b, MxTally& tally, MxCounts& counts, mx_u64* totals) {
-  const int lane = threadIdx.x % 4;
   mx_u32 amax = b.amax;
   if (b.amax >= MX_INFINITY_BITS) {  // the same for all threads
     amax = 0;
-    for (mx_i64 step = 4 * lane; step < width; step += 16) {
+    for (mx_i64 step = 4 * (threadIdx.x % 4); step < width; step += 16) {
       float values[4];
       mx_load(from + step, width - step, values);
       amax = mx_larger(amax, mx_finite_amax_bits<4>(values));
@@ -34,41 +34,15 @@ MX_FN MxSums mx_measure_span(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 
     tally.amax = mx_larger(tally.amax, amax);  // a NaN block's count too
     amax = b.scale.is_nan ? 0u : mx_lanes_max<4>(amax);
   }
-  const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts);
-  MxSpan<4> span;
-  for (mx_i64 step = 4 * lane; step < width; step += 16) {
-    float values[4];
-    mx_load_input(from + step, width - step, r, values);
-    if (MX_CODES) {
-      mx_u32 packed[4];
-      mx_encode_block<4>(values, b.scale, e, packed);
-      mx_store_part<4>(to, step, width - step, packed);
-    }
-    if (b.amax >= MX_INFINITY_BITS) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) mx_set_aside(values[i], at + step + i, b.scale, e, counts, totals);
-    }
-    if (b.scale.is_nan) continue;
-    mx_u32 pair = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const mx_u32 code = mx_measure_element(values[i], b.scale, e, unit, bound, i, span);
-      if (MX_HISTOGRAM) mx_count_code(code, i, step + 4 <= width, step + i < width, pair, counts);
-      if (b.saturates) b.saturated += mx_saturates(values[i], b.scale.factor, e);
-    }
-    if (span.is_relative) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) mx_see_relative(values[i], b.scale, e, tally, counts);
-      span.is_relative = false;
-    }
-  }
-  if (b.scale.is_nan && lane == 0) atomicAdd(&counts.excluded, (mx_u32)width);
-  mx_end_span(span, tally, counts);
+  MxSpan span = {};
+  MxTerms own[4];
+  mx_measure_steps(from, MX_CODES ? to : nullptr, at, width, threadIdx.x % 4, amax, r, e, b, own, span, tally, counts,
+                   totals);
+  mx_end_span(span.off, span.underflowed, tally, counts);
   b.underflowed += span.underflowed;
   b.largest = mx_larger(b.largest, amax);
   b.least = mx_larger(b.least, span.least);
-  MxRatio ratio;
-  return mx_span_sums<4>(span, unit, ratio);
+  return mx_scaled_back(mx_lanes_terms(own), 1.0 / (double)mx_unit(amax));
 }
 
 #define MX_BATCH 256  // spans whose sums are added at a time
@@ -129,6 +103,8 @@ MX_FN MxBlock mx_complete(MxBlock b, const MxShare& share) {
   return b;
 }
 
+#if !MX_WHOLE
+
 // Blocks of block_rows x block_columns of a tensor [rows, columns] repeated any number of times, a chunk's after one
 // another. `sums` has four numbers for every chunk.
 extern "C" __global__ void __launch_bounds__(MX_SUMS)
@@ -166,6 +142,8 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS)
   }
   mx_end(tally, counts, totals);
 }
+
+#else
 
 // The tensor [rows, columns] as one block of known amax, in parts of part_rows x part_columns: what each of first_part to
 // last_part adds goes to `shares`.
@@ -213,3 +191,5 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS)
   mx_end_chunk(tally, threadIdx.x, sums);
   mx_end(tally, counts, totals);
 }
+
+#endif

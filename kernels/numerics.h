@@ -15,6 +15,10 @@ typedef long long mx_i64;
 #define MX_FN static __device__ __forceinline__
 MX_FN mx_u32 mx_bits(float x) { return __float_as_uint(x); }
 MX_FN float mx_float(mx_u32 bits) { return __uint_as_float(bits); }
+MX_FN float mx_magnitude(float x) { return fabsf(x); }
+MX_FN float mx_lesser(float a, float b) { return fminf(a, b); }
+MX_FN float mx_greater(float a, float b) { return fmaxf(a, b); }
+MX_FN float mx_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 #else
 #define MX_FN static inline __attribute__((always_inline))
 MX_FN mx_u32 mx_bits(float x) {
@@ -43,6 +47,24 @@ MX_FN MxLaneBits mx_bits(MxLanes x) { return (MxLaneBits)x; }
 MX_FN MxLanes mx_float(MxLaneBits bits) { return (MxLanes)bits; }
 MX_FN MxLaneInts mx_whole(MxLanes x) { return __builtin_convertvector(x, MxLaneInts); }
 MX_FN MxLanes mx_from_whole(MxLaneInts x) { return __builtin_convertvector(x, MxLanes); }
+
+// |x|; the lesser and the greater of two, b if a is NaN; a * b + c where a * b is exact, so that fusing changes nothing.
+template <class F>
+MX_FN F mx_magnitude(F x) {
+  return mx_float(mx_bits(x) & 0x7FFFFFFFu);
+}
+template <class F>
+MX_FN F mx_lesser(F a, F b) {
+  return a < b ? a : b;
+}
+template <class F>
+MX_FN F mx_greater(F a, F b) {
+  return a > b ? a : b;
+}
+template <class F>
+MX_FN F mx_multiply_add(F a, float b, F c) {
+  return a * b + c;
+}
 #endif
 MX_FN mx_i32 mx_whole(float x) { return (mx_i32)x; }
 MX_FN float mx_from_whole(mx_i32 x) { return (float)x; }
@@ -190,8 +212,7 @@ MX_FN F mx_reciprocal_or_zero(F x) {
 // The smaller of two; `limit` for NaN.
 template <class F>
 MX_FN F mx_at_most(F magnitude, float limit) {
-  F limits = mx_fill(magnitude, limit);
-  return magnitude < limits ? magnitude : limits;
+  return mx_lesser(magnitude, mx_fill(magnitude, limit));
 }
 
 // The grid's step at a magnitude is 2^(e - mantissa_bits), e = max(exponent(magnitude), emin): below emin the same step
@@ -207,13 +228,15 @@ MX_FN auto mx_grid_exponent(F magnitude, mx_i32 emin) {  // biased by 127
 template <class F>
 MX_FN auto mx_encode_nearest_even(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max) {
   F a = mx_at_most(magnitude, max);
-  auto e = mx_grid_exponent(a, emin);
-  // 1.5 * 2^23 steps: adding it leaves nothing below a step, and addition rounds to even.
-  F magic = mx_float(((e + 23u - (mx_u32)mantissa_bits) << 23) + 0x00400000u);
-  F shifted = a + magic;
+  F binade = mx_float(mx_bits(mx_greater(a, mx_fill(a, mx_power_of_two(emin)))) & MX_INFINITY_BITS);
+  // 1.5 * 2^23 steps of this binade: adding them leaves nothing below a step, and addition rounds to even.
+  const float steps = mx_float(((mx_u32)(150 - mantissa_bits) << 23) + 0x00400000u);
+  F shifted = mx_multiply_add(binade, steps, a);
+  auto e = mx_bits(binade);
   MxRounded<F, decltype(e)> r;
-  r.code = ((e - (mx_u32)(emin + 127)) << mantissa_bits) + (mx_bits(shifted) - mx_bits(magic));
-  r.value = shifted - magic;
+  r.code = (e >> (23 - mantissa_bits)) - ((mx_u32)(emin + 127) << mantissa_bits) + mx_bits(shifted) -
+           mx_bits(binade * steps);
+  r.value = mx_multiply_add(binade, -steps, shifted);
   return r;
 }
 
@@ -504,7 +527,7 @@ MX_FN F mx_argument(F x, F factor, MxEncoder e) {
 // Code of x with its sign, and the magnitude of the value it stands for.
 template <class F>
 MX_FN auto mx_encode_element(F x, F factor, MxEncoder e) {
-  F magnitude = mx_float(mx_bits(mx_argument(x, factor, e)) & 0x7FFFFFFFu);
+  F magnitude = mx_magnitude(mx_argument(x, factor, e));
   auto negative = mx_bits(x) >> 31, none = negative & 0u;
   auto r = e.plain ? mx_encode_nearest_even(magnitude, e.element.mantissa_bits, e.element.emin, e.element.max)
                    : mx_encode(magnitude, e.element.mantissa_bits, e.element.emin, e.element.max, e.rounding);
@@ -516,7 +539,7 @@ MX_FN auto mx_encode_element(F x, F factor, MxEncoder e) {
 // Whether x was above the largest value of the element.
 template <class F>
 MX_FN auto mx_saturates(F x, F factor, MxEncoder e) {
-  return mx_float(mx_bits(mx_argument(x, factor, e)) & 0x7FFFFFFFu) > e.element.max;
+  return mx_magnitude(mx_argument(x, factor, e)) > e.element.max;
 }
 
 // A code is zero when these bits are.

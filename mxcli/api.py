@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mxcli.backends import Backend, check_device, choose_backend, cpu
-from mxcli.errors import EnvironmentFailure, RefusedError, UsageError
+from mxcli.backends import AUTO, CPU, Backend, check_device, choose_backend, open_resident, unpacked
+from mxcli.errors import RefusedError, UsageError
 from mxcli.files import packing
 from mxcli.numerics.blocks import Quantized, divides
 from mxcli.numerics.formats import BlockFormat
@@ -49,7 +50,7 @@ class QuantizedTensor:
     @property
     def codes(self) -> Tensor:
         """uint8, one code per element in the low bits, shape of the input."""
-        return self._out(cpu.unpack(self._q))
+        return self._out(unpacked(self._q))
 
     @property
     def packed(self) -> Tensor:
@@ -74,9 +75,9 @@ class QuantizedTensor:
         recipe = self._q.recipe
         return f"QuantizedTensor({self.format.name}, scale_rounding={recipe.scale_rule.name}, shape={list(self.shape)})"
 
-    def _out(self, array: np.ndarray[Any, Any]) -> Tensor:
-        if not self._as_torch:
-            return array
+    def _out(self, array: Any) -> Tensor:
+        if not self._as_torch or not isinstance(array, np.ndarray):
+            return cast("Tensor", array)
         import torch
 
         return cast("Tensor", torch.from_numpy(array))
@@ -102,7 +103,7 @@ def quantize(
     policy refuses.
     """
     recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-    backend = _backend(device, threads)
+    backend = _backend_for(x, device, threads)
     array, dtype = _checked(x, recipe, on_indivisible, backend)
     quantized = backend.quantize(array, dtype, recipe, stats=False)
     return QuantizedTensor(quantized, as_torch=not isinstance(x, np.ndarray), backend=backend)
@@ -122,7 +123,7 @@ def measure(
 ) -> dict[str, Value]:
     """Every metric of `mxcli report` for one tensor (`mxcli explain METRIC` defines them); arguments as in quantize."""
     recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-    backend = _backend(device, threads)
+    backend = _backend_for(x, device, threads)
     array, dtype = _checked(x, recipe, on_indivisible, backend)
     q = backend.quantize(array, dtype, recipe, codes=False)
     assert q.stats is not None
@@ -135,7 +136,8 @@ def swizzle(scales: Tensor) -> Tensor:
         return packing.swizzle(scales)
     import torch
 
-    return cast("Tensor", torch.from_numpy(packing.swizzle(scales.view(torch.uint8).cpu().numpy())))
+    swizzled = packing.swizzle(scales.view(torch.uint8).cpu().numpy())
+    return cast("Tensor", torch.from_numpy(swizzled).to(scales.device))
 
 
 @functools.cache
@@ -144,25 +146,41 @@ def _backend(device: str | None, threads: int | None) -> Backend:
     return choose_backend(device, threads=threads)
 
 
-def _check_tensor_device(device: str) -> None:
-    """The one place where tensors that do not lie in memory are refused."""
-    if device == cpu.Cpu().name:
-        return
-    check_device(device)
-    raise EnvironmentFailure(f"a tensor on {device}: only tensors in memory are read; pass x.cpu()")
+@functools.cache
+def _resident(device: str) -> Backend:
+    """The backend of tensors on a GPU."""
+    return open_resident(device)
 
 
-def _array(x: Tensor) -> tuple[np.ndarray[Any, Any], str]:
-    """The elements without a copy where they are contiguous, BF16 as the uint16 of its bits, and their type."""
-    if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
+def _backend_for(x: Tensor, device: str | None, threads: int | None) -> Backend:
+    """Where the tensor lies if that is a GPU, else what the words say."""
+    torch_tensor = _torch_tensor(x)
+    if torch_tensor is None or torch_tensor.device.type == CPU:
+        return _backend(device, threads)
+    where = str(torch_tensor.device)
+    check_device(where)
+    if device not in (None, AUTO, torch_tensor.device.type, where):
+        raise UsageError(f"device '{device}' for a tensor on {where}: pass x.to('{device}'), or leave device out")
+    return _resident(where)
+
+
+def _torch_tensor(x: Tensor) -> torch.Tensor | None:
+    return x if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor) else None
+
+
+def _array(x: Tensor) -> tuple[Any, str]:
+    """The elements without a copy where they are contiguous, BF16 as the uint16 of its bits, and their type: a numpy
+    array, or of a tensor on a GPU a tensor."""
+    tensor = _torch_tensor(x)
+    if tensor is not None:
         import torch
 
-        name = str(x.dtype).removeprefix("torch.")
+        name = str(tensor.dtype).removeprefix("torch.")
         if name not in _DTYPES:
             raise UsageError(f"a tensor of type {name} is not one of {', '.join(_DTYPES)}")
-        _check_tensor_device(str(x.device))
-        data = x.detach().contiguous()
-        return (data.view(torch.uint16) if name == "bfloat16" else data).numpy(), _DTYPES[name]
+        data = tensor.detach().contiguous()
+        bits = data.view(torch.uint16) if name == "bfloat16" else data
+        return bits if tensor.is_cuda else bits.numpy(), _DTYPES[name]
     if not isinstance(x, np.ndarray):
         raise UsageError(f"{type(x).__name__} is neither a torch tensor nor a numpy array")
     if x.dtype.name not in _DTYPES:
@@ -171,7 +189,7 @@ def _array(x: Tensor) -> tuple[np.ndarray[Any, Any], str]:
     return (native.view(np.uint16) if x.dtype.name == "bfloat16" else native), _DTYPES[x.dtype.name]
 
 
-def _checked(tensor: Tensor, recipe: Recipe, on_indivisible: str, backend: Backend) -> tuple[np.ndarray[Any, Any], str]:
+def _checked(tensor: Tensor, recipe: Recipe, on_indivisible: str, backend: Backend) -> tuple[Any, str]:
     """The elements and their type, after what the policies refuse is refused."""
     x, dtype = _array(tensor)
     if on_indivisible not in ("pad", "error"):
@@ -187,7 +205,7 @@ def _checked(tensor: Tensor, recipe: Recipe, on_indivisible: str, backend: Backe
         found = backend.amax(x, dtype)
         if found.nonfinite:
             raise RefusedError(
-                f"{found.nonfinite} of {x.size} elements are NaN or infinite, the first at flat index "
+                f"{found.nonfinite} of {math.prod(x.shape)} elements are NaN or infinite, the first at flat index "
                 f"{found.first_nonfinite}: pass nonfinite='saturate' or 'nan-block' to go on"
             )
     return x, dtype

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mxcli.errors import EnvironmentFailure, UsageError, printable
 
 if TYPE_CHECKING:
+    from mxcli.backends.device import TimedDevice
     from mxcli.backends.gpus import GpuState
     from mxcli.numerics.blocks import Quantized
     from mxcli.numerics.recipe import Recipe
@@ -127,11 +129,53 @@ def _asked_for(word: str, state: GpuState) -> str:
     )
 
 
+def open_timed_device(device: str) -> TimedDevice:
+    """GPU `cuda:N` for a benchmark. Raises EnvironmentFailure if it cannot be used."""
+    with _cupy_or_failure(device):
+        from mxcli.backends.cupy_device import CupyDevice
+
+        return CupyDevice(_index(device))
+
+
+def open_resident(device: str) -> Backend:
+    """GPU `cuda:N` for torch tensors that lie on it. Raises EnvironmentFailure if it cannot be used."""
+    found = find_device(device)
+    with _cupy_or_failure(found):
+        from mxcli.backends.cupy_device import CupyDevice
+        from mxcli.backends.resident import Resident
+
+        return Resident(CupyDevice(_index(found)))
+
+
+def unpacked(q: Quantized) -> Any:
+    """One code per byte, in the tensor's shape, beside the codes."""
+    import numpy as np
+
+    if isinstance(q.packed, np.ndarray):
+        from mxcli.backends import cpu
+
+        return cpu.unpack(q)
+    from mxcli.backends import resident
+
+    return resident.unpack(q)
+
+
 def _opened(device: str, max_memory: int | None) -> Backend:
-    try:
+    with _cupy_or_failure(device):
         from mxcli.backends import cuda
 
-        return cuda.open_device(int(device.partition(":")[2]), max_memory)
+        return cuda.open_device(_index(device), max_memory)
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2])
+
+
+@contextmanager
+def _cupy_or_failure(device: str) -> Iterator[None]:
+    """A CuPy that is not whole as EnvironmentFailure."""
+    try:
+        yield
     except ImportError as error:
         raise EnvironmentFailure(
             f"--device {device}: {printable(error)}; `mxcli doctor` says what to install. Or use --device cpu."

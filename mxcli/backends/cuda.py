@@ -3,12 +3,15 @@ than the GPU's memory; bytes and statistics are those of the CPU whatever the pi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
 import numpy as np
 
 from mxcli.backends import cpu
-from mxcli.backends.device import Device
+from mxcli.backends.device import Device, Queue
 from mxcli.backends.launches import Addresses, Job, amax_of
-from mxcli.backends.passage import FOUND, Passage, Wanted, begin_found, merge_found
+from mxcli.backends.passage import FOUND, Passage, Wanted, begin_found, merge_found, uploaded
 from mxcli.errors import EnvironmentFailure, UsageError
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.recipe import Recipe
@@ -19,8 +22,6 @@ PIECE_BYTES = 64 << 20
 """Input of a piece: long enough for full transfer speed, little beside a GPU's memory."""
 QUEUES = 2
 _SHARE_OF_FREE = 0.9
-_NEEDED = 4
-"""Bytes that a piece needs on the device for a byte of its input, at most: it, codes, scales, numbers per block."""
 
 
 def open_device(index: int, max_memory: int | None) -> Cuda:
@@ -49,15 +50,15 @@ class Cuda:
         flat = cpu.bits_of(x, dtype).reshape(-1)
         if flat.size == 0:
             return Amax(0.0, 0, -1)
-        queues = self._device.queues(QUEUES)
-        found = [begin_found(queue) for queue in queues]
-        step = max(1, self._piece(self._limit(flat.nbytes)) // flat.itemsize)
-        for number, first in enumerate(range(0, flat.size, step)):
-            queue, to, part = queues[number % QUEUES], found[number % QUEUES], flat[first : first + step]
-            queue.finish()
-            x_there = queue.upload(part)
-            queue.launch(amax_of(dtype, x_there.address, part.size, first, to.address, self._device.processors))
-        all_found = merge_found(queues, found)
+        step = max(1, self._piece(self._limit(flat.nbytes, 1), 1) // flat.itemsize)
+        with self._queues() as queues:
+            found = [begin_found(queue) for queue in queues]
+            for number, first in enumerate(range(0, flat.size, step)):
+                queue, to, part = queues[number % QUEUES], found[number % QUEUES], flat[first : first + step]
+                queue.finish()
+                x_there = queue.upload(part)
+                queue.launch(amax_of(dtype, x_there.address, part.size, first, to.address, self._device.processors))
+            all_found = merge_found(queues, found)
         return Amax(
             float(all_found["finite"].view(np.float32)),
             int(all_found["nonfinite"]),
@@ -84,20 +85,20 @@ class Cuda:
         array, job = cpu.bits_of(x, dtype), Job(x.shape, dtype, recipe)
         packed, scales = cpu.outputs(recipe, x.shape, codes=codes, reuse=reuse)
         blocks = cpu.per_block_arrays(recipe, x.shape) if per_block else None
-        limit = self._limit(array.nbytes)
-        piece_bytes = self._piece(limit)
-        wanted = Wanted(packed, scales, stats, blocks)
-        passage = Passage(self._device, self._device.queues(QUEUES), job, array, wanted)
         has_scale = recipe.format.tensor_scale is not None
-        if job.whole or (has_scale and tensor_amax is None):
-            found = passage.look(job.pieces(piece_bytes), room=limit // 2)
-        else:
-            found = np.zeros(1, FOUND)[0]
-        if tensor_amax is not None:
-            found["finite"] = np.float32(tensor_amax).view(np.uint32)
-        encode, decode = cpu.tensor_scales(recipe, float(found["finite"].view(np.float32)))
-        passage.tell(found)
-        measured = passage.send(job.pieces(piece_bytes))
+        looks = job.whole or (has_scale and tensor_amax is None)
+        limit = self._limit(array.nbytes, job.growth)
+        room = limit // 2 if looks else 0
+        piece_bytes = self._piece(limit - room, job.growth)
+        wanted = Wanted(packed, scales, stats, blocks)
+        with self._queues() as queues:
+            passage = Passage(self._device, queues, job, uploaded(array, job), wanted)
+            found = passage.look(job.pieces(piece_bytes), room) if looks else np.zeros(1, FOUND)[0]
+            if tensor_amax is not None:
+                found["finite"] = np.float32(tensor_amax).view(np.uint32)
+            encode, decode = cpu.tensor_scales(recipe, float(found["finite"].view(np.float32)))
+            passage.tell(found)
+            measured = passage.send(job.pieces(piece_bytes))
         scale = decode if has_scale else None
         return Quantized(recipe, tuple(x.shape), packed, scales, scale, encode, measured, blocks)
 
@@ -108,32 +109,47 @@ class Cuda:
         out = np.empty(q.shape, cpu.TYPES[dtype][1])
         if out.size == 0:
             return out
-        job, queues = Job(q.shape, dtype, q.recipe), self._device.queues(QUEUES)
+        job = Job(q.shape, dtype, q.recipe)
         packed = np.ascontiguousarray(q.packed).reshape(job.all_rows, -1)
         scales = np.ascontiguousarray(q.scales).reshape(-1)
         values = out.reshape(job.all_rows, -1)
-        for number, piece in enumerate(job.pieces(self._piece(self._limit(out.nbytes)))):
-            queue, rows = queues[number % QUEUES], slice(*piece.rows)
-            queue.finish()
-            codes, scale = queue.upload(packed[rows]), queue.upload(scales[slice(*piece.blocks)])
-            made = queue.empty(values[rows].nbytes)
-            at = Addresses(
-                x=made.address - piece.rows[0] * job.columns * job.item_bytes,
-                codes=codes.address - piece.rows[0] * job.row_bytes,
-                scales=scale.address - piece.blocks[0] * job.scale_bytes,
-            )
-            decode = 1.0 if q.tensor_scale is None else q.tensor_scale
-            queue.launch(job.dequantize(piece, at, q.tensor_encode, decode))
-            queue.download(made, values[rows])
-        for queue in queues:
-            queue.finish()
+        piece_bytes = self._piece(self._limit(out.nbytes, job.growth), job.growth)
+        with self._queues() as queues:
+            for number, piece in enumerate(job.pieces(piece_bytes)):
+                queue, rows = queues[number % QUEUES], slice(*piece.rows)
+                queue.finish()
+                codes, scale = queue.upload(packed[rows]), queue.upload(scales[slice(*piece.blocks)])
+                made = queue.empty(values[rows].nbytes)
+                at = Addresses(
+                    x=made.address - piece.rows[0] * job.columns * job.item_bytes,
+                    codes=codes.address - piece.rows[0] * job.row_bytes,
+                    scales=scale.address - piece.blocks[0] * job.scale_bytes,
+                )
+                decode = 1.0 if q.tensor_scale is None else q.tensor_scale
+                queue.launch(job.dequantize(piece, at, q.tensor_encode, decode))
+                queue.download(made, values[rows])
+            for queue in queues:
+                queue.finish()
         return out
 
-    def _limit(self, nbytes: int) -> int:
-        """Bytes of the device's memory to use for a tensor of so many."""
+    @contextmanager
+    def _queues(self) -> Iterator[Sequence[Queue]]:
+        """The device's queues. After a failure nothing is left waiting in them: what they hold is given back, and no
+        download reaches arrays that the caller has taken up again."""
+        queues = self._device.queues(QUEUES)
+        try:
+            yield queues
+        except BaseException:
+            for queue in queues:
+                with suppress(EnvironmentFailure):
+                    queue.finish()
+            raise
+
+    def _limit(self, nbytes: int, growth: int) -> int:
+        """Bytes of the device's memory to use for a tensor of so many, each of which needs `growth`."""
         free = int(self._device.free_bytes() * _SHARE_OF_FREE)
         limit = free if self._max_memory is None else min(free, self._max_memory)
-        least = min(nbytes, 1 << 20) * _NEEDED * QUEUES
+        least = min(nbytes, 1 << 20) * growth * QUEUES
         if limit < least:
             raise EnvironmentFailure(
                 f"{self.name}: {limit:,} bytes of its memory may be used and {least:,} are needed; end what else uses "
@@ -141,6 +157,6 @@ class Cuda:
             )
         return limit
 
-    def _piece(self, limit: int) -> int:
-        """Bytes of input that go through at a time."""
-        return max(1, min(self._piece_bytes, limit // (QUEUES * _NEEDED)))
+    def _piece(self, limit: int, growth: int) -> int:
+        """Bytes of input that go through at a time, each of which needs `growth`."""
+        return max(1, min(self._piece_bytes, limit // (QUEUES * growth)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import cupy
 import numpy as np
 
+from mxcli.backends import nvrtc
 from mxcli.backends.device import Buffer, Launch
 from mxcli.backends.kernels import Compiler
 from mxcli.errors import EnvironmentFailure
@@ -90,12 +92,32 @@ class CupyQueue:
             function((launch.grid,), (launch.threads,), launch.arguments, stream=self.stream)
 
     @_in_words
-    def download(self, buffer: Buffer, array: Any) -> None:
+    def copy(self, source: Buffer, target: Buffer, nbytes: int, offset: int = 0) -> None:
+        """See `TimedQueue.copy`."""
+        assert isinstance(source, Memory)
+        assert isinstance(target, Memory)
+        with self._device.chosen:
+            (target.pointer + offset).copy_from_device_async(source.pointer, nbytes, self.stream)
+
+    @_in_words
+    def seconds(self, work: Callable[[], None], before: Callable[[], None]) -> float:
+        """See `TimedQueue.seconds`."""
+        with self._device.chosen:
+            start, end = cupy.cuda.Event(), cupy.cuda.Event()
+            before()
+            start.record(self.stream)
+            work()
+            end.record(self.stream)
+            end.synchronize()
+            return float(cupy.cuda.get_elapsed_time(start, end)) / 1e3
+
+    @_in_words
+    def download(self, buffer: Buffer, array: Any, begin: int = 0) -> None:
         """See `Queue.download`."""
         assert isinstance(buffer, Memory)
         with self._device.chosen:
             pinned = cupy.cuda.alloc_pinned_memory(array.nbytes)
-            buffer.pointer.copy_to_host_async(pinned.ptr, array.nbytes, self.stream)
+            (buffer.pointer + begin).copy_to_host_async(pinned.ptr, array.nbytes, self.stream)
         self._downloads.append((pinned, array))
 
     @_in_words
@@ -117,8 +139,8 @@ class CupyDevice:
         self.name = f"cuda:{index}"
         self.chosen = cupy.cuda.Device(index)
         self.processors = int(self.chosen.attributes["MultiProcessorCount"])
-        major, minor = divmod(int(self.chosen.compute_capability), 10)
-        self._compiler = Compiler((major, minor))
+        self.capability = divmod(int(self.chosen.compute_capability), 10)
+        self._compiler = Compiler(self.capability)
         self.conversions = self._compiler.conversions
         self._functions: dict[object, Any] = {}
         self._queues: list[CupyQueue] = []
@@ -141,6 +163,27 @@ class CupyDevice:
     def queue_of(self, stream: int) -> CupyQueue:
         """A queue that is a stream of somebody else's, by its handle."""
         return CupyQueue(self, cupy.cuda.ExternalStream(stream))
+
+    @_in_words
+    def describe(self) -> str:
+        """See `TimedDevice.describe`."""
+        properties = cupy.cuda.runtime.getDeviceProperties(self.chosen.id)
+        driver = cupy.cuda.runtime.driverGetVersion()
+        major, minor = nvrtc.version()
+        return (
+            f"{properties['name'].decode()}, {properties['totalGlobalMem'] / 2**30:.0f} GiB, CUDA driver "
+            f"{driver // 1000}.{driver % 1000 // 10}, NVRTC {major}.{minor}"
+        )
+
+    def clocks(self) -> str:
+        """See `TimedDevice.clocks`."""
+        wanted = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
+        command = ["nvidia-smi", f"--query-gpu={wanted}", "--format=csv,noheader", f"--id={self.chosen.pci_bus_id}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"not known ({error})"
+        return "SM, memory, power, temperature: " + done.stdout.strip()
 
     def function(self, launch: Launch) -> Any:
         """The kernel of a launch, loaded."""

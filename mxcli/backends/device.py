@@ -3,7 +3,7 @@ offer it on a CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,8 +54,8 @@ class Queue(Protocol):
     def launch(self, launch: Launch) -> None:
         """Runs a kernel. Raises EnvironmentFailure if it cannot be compiled or loaded here."""
 
-    def download(self, buffer: Buffer, array: Any) -> None:
-        """Copies into a contiguous array, which is filled when `finish` returns."""
+    def download(self, buffer: Buffer, array: Any, begin: int = 0) -> None:
+        """Copies bytes from `begin` on into a contiguous array, which is filled when `finish` returns."""
 
     def finish(self) -> None:
         """Waits for all of it; what was kept for it may be given back. Raises EnvironmentFailure for what failed."""
@@ -81,3 +81,30 @@ class Device(Protocol):
 
     def queues(self, count: int) -> Sequence[Queue]:
         """That many queues, the same ones on every call."""
+
+
+class TimedQueue(Queue, Protocol):
+    """A queue whose work can be timed on the device itself."""
+
+    def copy(self, source: Buffer, target: Buffer, nbytes: int, offset: int = 0) -> None:
+        """Copies the first bytes of a buffer to another, `offset` bytes from its beginning."""
+
+    def seconds(self, work: Callable[[], None], before: Callable[[], None]) -> float:
+        """How long the device takes for what `work` puts into the queue, once it is through with what `before` does."""
+
+
+class TimedDevice(Device, Protocol):
+    """A GPU for benchmarks."""
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Its compute capability."""
+
+    def describe(self) -> str:
+        """Its name, memory, driver and compiler."""
+
+    def clocks(self) -> str:
+        """Its clocks and power now, as its driver tells them; says so where that is not known."""
+
+    def queues(self, count: int) -> Sequence[TimedQueue]:
+        """See `Device.queues`."""

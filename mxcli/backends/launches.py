@@ -72,6 +72,13 @@ class Job:
         self._numbers = kernel_recipe(recipe)
         self._recipe = bytes(self._numbers)
 
+    @property
+    def growth(self) -> int:
+        """Bytes that a device needs for a byte of the tensor, at most: it, codes, scales, 24 bytes of numbers per
+        block."""
+        made = self.all_rows * self.row_bytes + self.blocks * (self.scale_bytes + 24)
+        return 1 - -made // max(1, self.all_rows * self.columns * self.item_bytes)
+
     # ------------------------------------------------------------------------------------------------------ pieces
 
     @property
@@ -87,11 +94,14 @@ class Job:
         return unit // down * self.rows + unit % down * self.block_rows
 
     def pieces(self, most_bytes: int) -> Iterator[Piece]:
-        """The tensor in whole chunks, as many of them at a time as need no more than so many bytes of input."""
+        """The tensor in whole chunks, as many of them at a time as need no more than so many bytes of input; undivided
+        where it is a block whose scale is tried on all of it."""
         per_chunk = self.cut.per_chunk
         row_bytes = max(1, self.columns * self.item_bytes)
         unit_rows = WHOLE_ROWS if self.whole else self.block_rows
         step = max(1, most_bytes // (row_bytes * unit_rows * per_chunk)) * per_chunk
+        if self.whole and not self.has_shares:
+            step = max(1, self.cut.units)
         for first in range(0, self.cut.units, step):
             yield self.piece(first, min(first + step, self.cut.units))
 
@@ -212,7 +222,7 @@ class Job:
             arguments = (_pointer(at.x), *map(np.int64, (rows, columns, *ranges)), *outputs)
             return Launch(kernel, grid, THREADS, arguments)
         rows = self.all_rows if self.whole else self.rows
-        kernel = self._kernel("measure_blocks.cu", "mx_measure_blocks", **choices)
+        kernel = self._kernel("measure_blocks.cu", "mx_measure_blocks", MX_WHOLE=0, **choices)
         places = (rows, self.columns, self.block_rows, self.block_columns, *ranges)
         return Launch(kernel, grid, THREADS, (_pointer(at.x), *map(np.int64, places), *outputs))
 
@@ -226,6 +236,7 @@ class Job:
         kernel = self._kernel(
             "measure_blocks.cu",
             "mx_measure_whole",
+            MX_WHOLE=1,
             MX_SWIZZLED=0,
             MX_HARDWARE=conversions,
             MX_CODES=int(codes),
@@ -239,7 +250,7 @@ class Job:
         return Launch(kernel, 1, THREADS, arguments)
 
     def _measure_parts(self, piece: Piece, at: Addresses, processors: int, choices: dict[str, int]) -> Launch:
-        kernel = self._kernel("measure_blocks.cu", "mx_measure_parts", **choices)
+        kernel = self._kernel("measure_blocks.cu", "mx_measure_parts", MX_WHOLE=1, **choices)
         part_rows = WHOLE_ROWS * self.cut.per_chunk
         places = (self.all_rows, self.columns, part_rows, self.cut.part, *piece.chunks)
         outputs = (at.found, at.found + 4, at.codes, at.scales, at.totals, at.shares)

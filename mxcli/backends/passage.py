@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,12 +45,22 @@ class _Blocks:
     four: Array | None
 
 
-class Passage:
-    """`array` [rows, columns of the job] goes through the queues of a device, a piece through each in turn."""
+Source = Callable[[Queue, Piece], Buffer]
+"""Where a piece's elements are on the device, once the work before it in the queue is done."""
 
-    def __init__(self, device: Device, queues: Sequence[Queue], job: Job, array: Array, wanted: Wanted) -> None:
+
+def uploaded(array: Array, job: Job) -> Source:
+    """Pieces of an array in the host's memory."""
+    rows = array.reshape(job.all_rows, -1)
+    return lambda queue, piece: queue.upload(rows[slice(*piece.rows)])
+
+
+class Passage:
+    """A job's tensor goes through the queues of a device, a piece through each in turn."""
+
+    def __init__(self, device: Device, queues: Sequence[Queue], job: Job, source: Source, wanted: Wanted) -> None:
         self._device, self._queues, self._job, self._wanted = device, queues, job, wanted
-        self._array = array.reshape(job.all_rows, -1)
+        self._source = source
         self._held: dict[Piece, Buffer] = {}
         self._found: list[Buffer] = []
         self._totals: list[Buffer] = []
@@ -61,18 +71,18 @@ class Passage:
     # ----------------------------------------------------------------------------------------------------- passes
 
     def look(self, pieces: Iterable[Piece], room: int) -> Any:
-        """The tensor's largest magnitudes, an element of type FOUND; pieces stay on the device while `room` bytes last."""
+        """The tensor's largest magnitudes, an element of type FOUND; pieces stay there while `room` bytes last."""
         found = [begin_found(queue) for queue in self._queues]
         for number, piece in enumerate(pieces):
             queue = self._queues[number % len(self._queues)]
             queue.finish()
-            rows = self._array[slice(*piece.rows)]
-            x = queue.upload(rows)
-            if rows.nbytes <= room:
+            x, elements = self._source(queue, piece), (piece.rows[1] - piece.rows[0]) * self._job.columns
+            nbytes = elements * self._job.item_bytes
+            if nbytes <= room:
                 self._held[piece] = x
-                room -= rows.nbytes
+                room -= nbytes
             base, to = piece.rows[0] * self._job.columns, found[number % len(found)]
-            queue.launch(self._job.amax(x.address, rows.size, base, to.address, self._device.processors))
+            queue.launch(self._job.amax(x.address, elements, base, to.address, self._device.processors))
         return merge_found(self._queues, found)
 
     def tell(self, found: Any) -> None:
@@ -81,6 +91,8 @@ class Passage:
 
     def send(self, pieces: Iterable[Piece]) -> Stats | None:
         """All pieces; afterwards the arrays that were wanted are filled."""
+        if not (self._wanted.stats or self._wanted.codes):
+            return None
         if self._wanted.stats:
             self._begin_totals()
         for number, piece in enumerate(pieces):
@@ -104,7 +116,7 @@ class Passage:
 
     def _send(self, number: int, piece: Piece) -> None:
         job, queue, wanted = self._job, self._queues[number], self._wanted
-        x = self._held.pop(piece, None) or queue.upload(self._array[slice(*piece.rows)])
+        x = self._held.pop(piece, None) or self._source(queue, piece)
         (first_row, last_row), (first_block, last_block) = piece.rows, piece.blocks
         at = Addresses(x.address - first_row * job.columns * job.item_bytes, self._found[number].address)
         if wanted.codes:
@@ -192,7 +204,7 @@ class Passage:
         return gathered.stats_of(
             gathered.merged(totals),
             self._sums,
-            elements=self._array.size,
+            elements=job.all_rows * job.columns,
             blocks=job.blocks,
             worst=gathered.noisiest((blocks.noise, blocks.place + blocks.first) for blocks in self._blocks),
         )

@@ -90,7 +90,7 @@ def run_quantize_bench(
         raise UsageError(f"--rounds {rounds} is not a positive number")
     others = named_peers(list(peers))
     recipes = [resolve(name, scale_rounding=scale_rounding, dialect=dialect) for name in formats]
-    bits = _normal_bf16(size)
+    bits = normal_bf16(size, size)
     checks = [_check(bits, recipe) for recipe in recipes]
     cases, failed = [], list[Row]()
     for count in threads:
@@ -119,8 +119,9 @@ def run_quantize_bench(
     )
 
 
-def _normal_bf16(size: int) -> Bits:
-    values = np.random.default_rng(0).standard_normal((size, size), np.float32) * np.float32(0.02)
+def normal_bf16(rows: int, columns: int) -> Bits:
+    """The tensor that is quantized: BF16 bits of normal random values, standard deviation 0.02, seed 0."""
+    values = np.random.default_rng(0).standard_normal((rows, columns), np.float32) * np.float32(0.02)
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,37 +20,67 @@ Codes = np.ndarray[Any, Any]
 class Peer:
     """One package's quantizer of one format and rule, on a BF16 tensor given as its bits.
 
-    `build(bits, threads)` returns a call that quantizes and returns nothing of use, and one that returns the packed
-    codes and the scales as bytes. Raises ImportError where the package is missing.
+    `quantizer(torch)` is the function as users call it: a torch tensor to scales and packed codes; it raises
+    ImportError where the package is missing.
     """
 
     name: str
     format: str
     scale_rounding: str
-    build: Callable[[Codes, int], tuple[Callable[[], object], Callable[[], tuple[Codes, Codes]]]]
+    quantizer: Callable[[Any], Callable[[Any], tuple[Any, Any]]]
 
-
-def _torchao(format: str, rule: str, compiled: bool) -> Peer:
-    def build(bits: Codes, threads: int) -> tuple[Callable[[], object], Callable[[], tuple[Codes, Codes]]]:
+    def build(self, bits: Codes, threads: int) -> tuple[Callable[[], object], Callable[[], tuple[Codes, Codes]]]:
+        """A call that quantizes and returns nothing of use, and one that returns packed codes and scales as bytes."""
         import torch
 
         x = torch.from_numpy(bits).view(torch.bfloat16)
-        quantizer = _nvfp4(torch) if format == "nvfp4" else _mx(torch, format, rule)
-        if compiled:
-            torch.set_num_threads(threads)
-            quantizer = torch.compile(quantizer)
+        torch.set_num_threads(threads)
+        quantizer = self.quantizer(torch)
 
         def call() -> Any:
             torch.set_num_threads(threads)  # the setting is the process's, and rows take turns
             return quantizer(x)
 
-        def result() -> tuple[Codes, Codes]:
-            scales, codes = call()
-            return codes.view(torch.uint8).numpy(), scales.view(torch.uint8).numpy()
+        return call, lambda: _bytes(torch, call())
 
-        return call, result
+    def on_gpu(
+        self, tile: Codes, rows: int, device: str
+    ) -> tuple[Callable[[Callable[[], None]], float], Callable[[], tuple[Codes, Codes]]]:
+        """On a GPU, for a tensor of `rows` rows that repeats the tile: a call that returns the seconds that the device
+        took for it after what it is given to call first, and one that returns codes and scales of the tile.
+        """
+        import torch
 
-    return Peer("torchao-compiled" if compiled else "torchao", format, rule, build)
+        if not torch.cuda.is_available():
+            raise ImportError(f"torch {torch.__version__} has no CUDA here")
+        one = torch.from_numpy(tile).view(torch.bfloat16).to(device)
+        x = one.repeat(rows // len(tile), 1)
+        quantizer = self.quantizer(torch)
+
+        def call(before: Callable[[], None]) -> float:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            before()
+            start.record()
+            quantizer(x)
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end)) / 1e3
+
+        return call, lambda: _bytes(torch, quantizer(one))
+
+
+def _bytes(torch: Any, result: tuple[Any, Any]) -> tuple[Codes, Codes]:
+    """Codes and scales of a quantizer's result."""
+    scales, codes = result
+    return codes.view(torch.uint8).cpu().numpy(), scales.view(torch.uint8).cpu().numpy()
+
+
+def _torchao(format: str, rule: str, compiled: bool) -> Peer:
+    def quantizer(torch: Any) -> Callable[[Any], tuple[Any, Any]]:
+        made = _nvfp4(torch) if format == "nvfp4" else _mx(torch, format, rule)
+        return cast("Callable[[Any], tuple[Any, Any]]", torch.compile(made)) if compiled else made
+
+    return Peer("torchao-compiled" if compiled else "torchao", format, rule, quantizer)
 
 
 def _mx(torch: Any, format: str, rule: str) -> Callable[[Any], Any]:

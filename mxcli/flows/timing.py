@@ -38,10 +38,11 @@ def time_together(
             if number:
                 seconds[name].append(time.perf_counter() - start)
         on_round(number + 1, rounds + 1)
-    return {name: _timing(taken) for name, taken in seconds.items()}
+    return {name: timing_of(taken) for name, taken in seconds.items()}
 
 
-def _timing(seconds: list[float]) -> Timing:
+def timing_of(seconds: list[float]) -> Timing:
+    """The median and spread of calls."""
     ordered = sorted(seconds)
     last = len(ordered) - 1
     return Timing(statistics.median(ordered), ordered[round(0.1 * last)], ordered[round(0.9 * last)], len(ordered))

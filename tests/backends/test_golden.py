@@ -1,4 +1,5 @@
-"""Every golden vector through the CPU backend: by scale rule, and through every dialect that means the same variant."""
+"""Every golden vector through the CPU and the GPU's kernels: by scale rule, and through every dialect that means the
+same variant."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kernel_oracle import Array, assert_same_bits, kernel, recipe_of
+from kernel_oracle import Array, assert_same_bits, recipe_of
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from same_results import GPU, needs_cxx, quantize
 
-from mxcli.backends import cpu
+from mxcli.backends import Backend, cpu
 from mxcli.errors import UsageError
 from mxcli.files.packing import swizzle
 from mxcli.numerics.blocks import Quantized
@@ -32,6 +34,11 @@ NO_HADAMARD = "hadamard."
 """Tensors of layout.safetensors for a transform that mxcli does not have."""
 ROUNDED_TO_NEAREST_EVEN = 0.5, 1, 0
 REGIONS = {"tensor": "", "channel": "_channel", "1x128": "_1x128", "128x128": "_128x128"}
+
+CPU = cpu.Cpu()
+on_every_backend = pytest.mark.parametrize(
+    "backend", [pytest.param(CPU, id="cpu"), pytest.param(GPU, id="gpu kernels", marks=needs_cxx)]
+)
 
 
 @functools.cache
@@ -62,7 +69,9 @@ def case_tensors(stem: str, case: str) -> dict[str, Array]:
 # --- By scale rule -----------------------------------------------------------------------------------------
 
 
-def compare(q: Quantized, wanted: dict[str, Array], suffix: str = "", where: Array | None = None) -> set[str]:
+def compare(
+    q: Quantized, wanted: dict[str, Array], suffix: str = "", where: Array | None = None, *, backend: Backend = CPU
+) -> set[str]:
     """Asserts that all of a case is reproduced, or the blocks `where` says; returns the tensors it compared.
 
     Codes of blocks whose power-of-two scale is NaN are whatever a producer leaves there.
@@ -72,7 +81,7 @@ def compare(q: Quantized, wanted: dict[str, Array], suffix: str = "", where: Arr
     grid = np.ones(q.scales.shape, bool) if where is None else where
     assert_same_bits(q.scales[grid], wanted["scales"][grid], "scales")
     np.testing.assert_array_equal(cpu.unpack(q)[codes_matter], wanted[f"codes{suffix}"][codes_matter])
-    assert_same_bits(cpu.dequantize(q)[compared], wanted[f"deq{suffix}"][compared], "dequantized")
+    assert_same_bits(backend.dequantize(q)[compared], wanted[f"deq{suffix}"][compared], "dequantized")
     names = {"scales", f"codes{suffix}", f"deq{suffix}"}
     for name, scale in (("global_encode", q.tensor_encode), ("global_decode", q.tensor_scale)):
         if name in wanted:
@@ -88,9 +97,17 @@ def spread(grid: Array, q: Quantized) -> npt.NDArray[np.bool_]:
     return tall.repeat(columns or q.shape[-1], -1)[: q.shape[-2], : q.shape[-1]]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("backend", "stats"),
+    [
+        pytest.param(cpu.Cpu(threads=1), True, id="1 thread"),
+        pytest.param(cpu.Cpu(threads=2), True, id="2 threads"),
+        pytest.param(GPU, False, id="gpu kernels", marks=needs_cxx),
+        pytest.param(GPU, True, id="gpu kernels that measure", marks=needs_cxx),
+    ],
+)
 @pytest.mark.parametrize("stem", QUANTIZED)
-def test_quantized_files(stem: str, threads: int) -> None:
+def test_quantized_files(stem: str, backend: Backend, stats: bool) -> None:
     """Every case, and every tensor of it."""
     name, rule = format_and_rule(stem)
     _, cases = golden(stem)
@@ -98,14 +115,14 @@ def test_quantized_files(stem: str, threads: int) -> None:
     for case in cases:
         wanted = case_tensors(stem, case)
         x = wanted.pop("x")
-        compared = compare(kernel(x, recipe_of(name, rule), threads=threads), wanted)
+        compared = compare(quantize(backend, x, recipe_of(name, rule), stats=stats), wanted, backend=backend)
         if "codes_torchao" in wanted:
-            q = kernel(x, recipe_of(name, rule, dialect="torchao"), threads=threads)
-            compared |= compare(q, wanted, "_torchao")
+            q = quantize(backend, x, recipe_of(name, rule, dialect="torchao"), stats=stats)
+            compared |= compare(q, wanted, "_torchao", backend=backend)
         assert compared == wanted.keys(), case
         count += len(compared)
     assert count == len(golden(stem)[0]) - len(cases)
-    print(f"{stem}: {len(cases)} cases, {count} tensors on {threads} threads")
+    print(f"{stem}: {len(cases)} cases, {count} tensors on {backend.name}")
 
 
 # --- By dialect --------------------------------------------------------------------------------------------
@@ -159,8 +176,9 @@ def files_of(dialect: str) -> list[str]:
     return [stem for stem in QUANTIZED if meant(stem, dialect, golden(stem)[1][0])]
 
 
+@on_every_backend
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_dialects(dialect: str) -> None:
+def test_dialects(dialect: str, backend: Backend) -> None:
     """Every case of every file whose variant the dialect means, in the blocks where it means it."""
     blocks = 0
     for stem in files_of(dialect):
@@ -169,10 +187,11 @@ def test_dialects(dialect: str) -> None:
             assert found is not None
             recipe, same = found
             wanted = case_tensors(stem, case)
-            plain = kernel(wanted["x"], recipe_of(*format_and_rule(stem)), per_block=True)
+            plain = quantize(CPU, wanted["x"], recipe_of(*format_and_rule(stem)), per_block=True)
             assert plain.per_block is not None
             where = same.where(plain.per_block.amax, wanted["scales"])
-            compare(kernel(wanted["x"], recipe), wanted, same.suffix, where)
+            q = quantize(backend, wanted["x"], recipe, stats=False)
+            compare(q, wanted, same.suffix, where, backend=backend)
             blocks += int(where.sum())
     print(f"{dialect}: {len(files_of(dialect))} files, {blocks} blocks")
     assert (blocks > 0) == bool(files_of(dialect))
@@ -215,7 +234,7 @@ def test_a_dialects_own_choice_is_the_files_variant(dialect: str, stem: str) -> 
 
 def of_codes(codes: Array, element: FloatFormat) -> Quantized:
     """One row of codes under the scale 1."""
-    q = kernel(np.zeros((1, codes.size), np.float32), recipe_of(f"{element.name}:fp32:tensor"))
+    q = quantize(CPU, np.zeros((1, codes.size), np.float32), recipe_of(f"{element.name}:fp32:tensor"))
     shifts = np.arange(codes.size) * element.stored_bits
     bits = np.zeros(codes.size * element.stored_bits, np.uint8)
     for bit in range(element.stored_bits):
@@ -224,40 +243,43 @@ def of_codes(codes: Array, element: FloatFormat) -> Quantized:
     return q
 
 
-def under_scale_1(x: Array, element: FloatFormat) -> Array:
+def under_scale_1(x: Array, element: FloatFormat, backend: Backend) -> Array:
     """Codes of any numbers under the scale 1, however large: no block's amax is below the tensor's, so all block scales
     saturate at 448, and 448 * fl(1 / 448) is 1."""
     anchored = np.full((x.size, 2), element.max, np.float32)
     anchored[:, 0] = x
-    q = kernel(anchored, recipe_of(f"{element.name}:e4m3:1x16:fp32", "paper"), tensor_amax=element.max)
+    recipe = recipe_of(f"{element.name}:e4m3:1x16:fp32", "paper")
+    q = quantize(backend, anchored, recipe, tensor_amax=element.max, stats=False)
     assert (q.scales == 0x7E).all()
     assert (cpu.unpack(q)[:, 1] == element.max_code).all()
     return cpu.unpack(q)[:, 0]
 
 
-def test_elements() -> None:
+@on_every_backend
+def test_elements(backend: Backend) -> None:
     tensors = dict(golden("elements")[0])
     assert np.float32(448) * (np.float32(1) / np.float32(448)) == 1
     for name in ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "int8"):
         element = ELEMENTS[name]
         codes = np.arange(2**element.bits)
-        assert_same_bits(cpu.dequantize(of_codes(codes, element))[0], tensors.pop(f"decode.{name}"), name)
+        assert_same_bits(backend.dequantize(of_codes(codes, element))[0], tensors.pop(f"decode.{name}"), name)
         x, code = tensors.pop(f"round.{name}.x"), tensors.pop(f"round.{name}.code")
         numbers = ~np.isnan(x)
-        np.testing.assert_array_equal(under_scale_1(x[numbers], element), code[numbers])
+        np.testing.assert_array_equal(under_scale_1(x[numbers], element, backend), code[numbers])
         assert (code[~numbers] == (element.nan_code or 0)).all()
         print(f"elements: {name}, {codes.size} codes decoded, {x.size} numbers rounded")
     assert not tensors
 
 
-def test_layout() -> None:
+@on_every_backend
+def test_layout(backend: Backend) -> None:
     tensors = {n: t for n, t in golden("layout")[0].items() if not n.startswith(NO_HADAMARD)}
     for kind, name in (("fp4", "e2m1"), ("fp6", "e2m3")):
         element = ELEMENTS[name]
         codes, packed = tensors.pop(f"{kind}.codes"), tensors.pop(f"{kind}.packed")
         values = np.array([element.value(code) for code in range(2**element.bits)], np.float32)
         x = np.concatenate([values[codes], np.full((len(codes), 64), element.max, np.float32)], axis=1)
-        q = kernel(x, recipe_of(f"{name}:e8m0:channel", "floor"))
+        q = quantize(backend, x, recipe_of(f"{name}:e8m0:channel", "floor"), stats=False)
         assert (q.scales == 127).all()
         assert_same_bits(np.ascontiguousarray(q.packed[:, : packed.shape[1]]), packed, kind)
         np.testing.assert_array_equal(cpu.unpack(q)[:, :64], codes)

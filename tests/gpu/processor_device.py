@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,11 +31,11 @@ def program(file: str, definitions: tuple[tuple[str, str], ...]) -> cuda_on_cpu.
 
 
 class Memory:
-    """Bytes between guards, filled with what nothing may rely on."""
+    """Bytes between guards, filled with what nothing may rely on; `shift` bytes off a multiple of 256."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._all = np.full(GUARD + nbytes + GUARD + 256, 0xCD, np.uint8)
-        start = -self._all.ctypes.data % 256 + GUARD
+    def __init__(self, nbytes: int, shift: int = 0) -> None:
+        self._all = np.full(GUARD + shift + nbytes + GUARD + 256, 0xCD, np.uint8)
+        start = -self._all.ctypes.data % 256 + GUARD + shift
         self.bytes = self._all[start : start + nbytes]
         self._guards = self._all[:start], self._all[start + nbytes :]
 
@@ -51,17 +53,15 @@ class ProcessorQueue:
 
     device: ProcessorDevice
     buffers: list[Memory] = field(default_factory=list)
-    downloads: list[tuple[Memory, Any]] = field(default_factory=list)
+    downloads: list[tuple[Memory, Any, int]] = field(default_factory=list)
 
-    def empty(self, nbytes: int) -> Memory:
-        self.device.used += nbytes
-        if self.device.used > self.device.memory:
-            raise EnvironmentFailure(f"out of memory: {nbytes:,} bytes asked for")
-        self.buffers.append(Memory(nbytes))
-        return self.buffers[-1]
+    def empty(self, nbytes: int, shift: int = 0) -> Memory:
+        memory = self.device.take(nbytes, shift)
+        self.buffers.append(memory)
+        return memory
 
     def upload(self, array: Any) -> Memory:
-        buffer = self.empty(array.nbytes)
+        buffer = self.empty(array.nbytes, self.device.shift * array.itemsize)
         buffer.bytes[:] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
         return buffer
 
@@ -76,32 +76,76 @@ class ProcessorQueue:
             built.set_constant(kernel.recipe)
         built.launch(kernel.name, launch.grid, launch.threads, launch.arguments, self.device.order)
 
-    def download(self, buffer: Memory, array: Any) -> None:
+    def download(self, buffer: Memory, array: Any, begin: int = 0) -> None:
         assert array.flags.c_contiguous
-        assert array.nbytes <= buffer.bytes.nbytes
-        self.downloads.append((buffer, array))
+        assert begin + array.nbytes <= buffer.bytes.nbytes
+        self.downloads.append((buffer, array, begin))
 
     def finish(self) -> None:
-        for buffer, array in self.downloads:
-            array.view(np.uint8).reshape(-1)[:] = buffer.bytes[: array.nbytes]
+        for buffer, array, begin in self.downloads:
+            array.view(np.uint8).reshape(-1)[:] = buffer.bytes[begin : begin + array.nbytes]
         for buffer in self.buffers:
             buffer.check()
-        self.device.used -= sum(buffer.bytes.nbytes for buffer in self.buffers)
         self.downloads, self.buffers = [], []
 
 
 class ProcessorDevice:
-    """Few multiprocessors, so that blocks of threads take turns on small tensors too."""
+    """Few multiprocessors, so that blocks of threads take turns on small tensors too. `memory`: bytes that it has;
+    `order`: of threads, as `cuda_on_cpu.py` takes it; `shift`: elements by which what is uploaded lies off a multiple
+    of 256 bytes."""
 
     name, processors, conversions = "cuda:0", 1, 0
 
-    def __init__(self, memory: int = 1 << 30, order: str = "ascending") -> None:
-        self.memory, self.order, self.used = memory, order, 0
+    def __init__(self, memory: int = 1 << 30, order: str = "ascending", shift: int = 0) -> None:
+        self.memory, self.order, self.shift = memory, order, shift
+        self.used = self.most_used = 0
         self.launches: list[Launch] = []
         self._queues = [ProcessorQueue(self) for _ in range(2)]
+
+    def take(self, nbytes: int, shift: int) -> Memory:
+        """Memory, used until nothing refers to it."""
+        if self.used + nbytes > self.memory:
+            raise EnvironmentFailure(f"out of memory: {nbytes:,} bytes asked for")
+        memory = Memory(nbytes, shift)
+        self._use(nbytes)
+        weakref.finalize(memory, self._use, -nbytes)
+        return memory
+
+    def _use(self, nbytes: int) -> None:
+        self.used += nbytes
+        self.most_used = max(self.most_used, self.used)
 
     def free_bytes(self) -> int:
         return self.memory - self.used
 
     def queues(self, count: int) -> Sequence[ProcessorQueue]:
         return self._queues[:count]
+
+
+class TimedProcessorQueue(ProcessorQueue):
+    """Times what runs here: of no use but to try the timing."""
+
+    def copy(self, source: Memory, target: Memory, nbytes: int, offset: int = 0) -> None:
+        target.bytes[offset : offset + nbytes] = source.bytes[:nbytes]
+
+    def seconds(self, work: Callable[[], None], before: Callable[[], None]) -> float:
+        before()
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+
+class TimedProcessorDevice(ProcessorDevice):
+    """With what benchmarks ask of a device."""
+
+    capability = (9, 0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queues = [TimedProcessorQueue(self) for _ in range(2)]
+
+    def describe(self) -> str:
+        return "this processor, in place of a GPU"
+
+    def clocks(self) -> str:
+        return "not known"

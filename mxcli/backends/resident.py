@@ -1,0 +1,182 @@
+"""torch tensors that lie on a GPU: quantized where they are, on torch's current stream, without a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from mxcli.backends import cpu
+from mxcli.backends.device import Buffer, Device, Queue
+from mxcli.backends.launches import Addresses, Job
+from mxcli.backends.passage import FOUND, Passage, Source, Wanted
+from mxcli.errors import UsageError
+from mxcli.numerics.blocks import Quantized, grid_shape, packed_columns
+from mxcli.numerics.floats import FP32
+from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.stats import Amax
+
+if TYPE_CHECKING:
+    import torch
+
+_BITS = {"F32": "float32", "BF16": "uint16", "F16": "float16", "F64": "float64"}
+_NOTHING = Wanted(np.empty(0, np.uint8), np.empty(0, np.uint8), stats=False, per_block=None)
+
+
+class StreamDevice(Device, Protocol):
+    """A device that can work on streams of somebody else's."""
+
+    def queue_of(self, stream: int) -> Queue:
+        """A queue that is a CUDA stream, by its handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Memory that torch holds, as a `Buffer`."""
+
+    address: int
+
+
+class Resident:
+    """A GPU as a `Backend` for torch tensors on it, BF16 as the uint16 of its bits; results are torch tensors on it.
+
+    Kernels follow what torch has put into its current stream, and what torch does next follows them.
+    """
+
+    def __init__(self, device: StreamDevice) -> None:
+        self._device = device
+
+    @property
+    def name(self) -> str:
+        """As `--device` takes it."""
+        return self._device.name
+
+    def amax(self, x: torch.Tensor, dtype: str) -> Amax:
+        """See `Backend.amax`."""
+        if x.numel() == 0:
+            return Amax(0.0, 0, -1)
+        job = Job((1, x.numel()), dtype, _any_recipe())
+        found = self._passage(job, x, self._queue(x), _NOTHING).look([job.piece(0, job.cut.units)], room=0)
+        first = int(found["first"].view(np.int64))
+        return Amax(float(found["finite"].view(np.float32)), int(found["nonfinite"]), first)
+
+    def quantize(
+        self,
+        x: torch.Tensor,
+        dtype: str,
+        recipe: Recipe,
+        *,
+        tensor_amax: float | None = None,
+        codes: bool = True,
+        stats: bool = True,
+        per_block: bool = False,
+        reuse: Quantized | None = None,
+        swizzled: bool = False,
+    ) -> Quantized:
+        """See `Backend.quantize`: codes or statistics, not both, and no arrays per block. `swizzled`: scales of a
+        tensor of two dimensions, one byte each, in the 128x4 order of block-scaled matrix products, flat."""
+        import torch
+
+        if stats == codes or per_block or reuse is not None:
+            raise UsageError("a tensor on a GPU is either quantized or measured, without arrays per block")
+        job, queue = Job(tuple(x.shape), dtype, recipe), self._queue(x)
+        wanted = Wanted(np.empty(0, np.uint8), np.empty(0, np.uint8), stats, None)
+        passage, piece = self._passage(job, x, queue, wanted), job.piece(0, job.cut.units)
+        found = np.zeros(1, FOUND)[0]
+        has_scale = recipe.format.tensor_scale is not None
+        if x.numel() and (job.whole or (has_scale and tensor_amax is None)):
+            found = passage.look([piece], room=0)
+        if tensor_amax is not None:
+            found["finite"] = np.float32(tensor_amax).view(np.uint32)
+        encode, decode = cpu.tensor_scales(recipe, float(found["finite"].view(np.float32)))
+        measured, packed, scales = None, torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+        if stats:
+            passage.tell(found)
+            measured = passage.send([piece])
+        else:
+            packed, scales = _outputs(x, recipe, swizzled=swizzled)
+            told = queue.upload(np.array([found], FOUND)) if has_scale or job.whole else None
+            at = Addresses(
+                x.data_ptr(),
+                0 if told is None else told.address,
+                codes=packed.data_ptr(),
+                scales=scales.data_ptr(),
+            )
+            if x.numel():
+                queue.launch(job.quantize(piece, at, self._device.conversions, swizzled))
+            if told is not None:
+                queue.finish()  # what is on its way to the device must stay until it is there
+        scale = decode if has_scale else None
+        return Quantized(recipe, tuple(x.shape), packed, scales, scale, encode, measured, None)
+
+    def dequantize(self, q: Quantized, dtype: str = "F32") -> torch.Tensor:
+        """See `Backend.dequantize`."""
+        import torch
+
+        if dtype not in _BITS:
+            raise UsageError(f"dequantized type {dtype} is not one of {', '.join(_BITS)}")
+        out = torch.empty(q.shape, dtype=getattr(torch, _BITS[dtype]), device=q.packed.device)
+        job = Job(q.shape, dtype, q.recipe)
+        at = Addresses(out.data_ptr(), codes=q.packed.data_ptr(), scales=q.scales.data_ptr())
+        decode = 1.0 if q.tensor_scale is None else q.tensor_scale
+        if out.numel():
+            piece = job.piece(0, job.cut.units)
+            self._queue(out).launch(job.dequantize(piece, at, q.tensor_encode, decode))
+        return out
+
+    def _passage(self, job: Job, x: torch.Tensor, queue: Queue, wanted: Wanted) -> Passage:
+        return Passage(self._device, [queue], job, _lying(x), wanted)
+
+    def _queue(self, x: torch.Tensor) -> Queue:
+        import torch
+
+        return self._device.queue_of(torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
+
+
+def unpack(q: Quantized) -> torch.Tensor:
+    """One code per byte, in the tensor's shape."""
+    import torch
+
+    packed: torch.Tensor = q.packed
+    bits = q.format.element.stored_bits
+    if bits == 8:
+        return packed
+    if bits == 4:
+        codes = torch.stack((packed & 0xF, packed >> 4), -1)
+    else:
+        one, two, three = packed.unflatten(-1, (-1, 3)).unbind(-1)
+        parts = (one & 0x3F, one >> 6 | (two & 0xF) << 2, two >> 4 | (three & 0x3) << 4, three >> 2)
+        codes = torch.stack(parts, -1)
+    return codes.flatten(-2)[..., : q.shape[-1]].contiguous()
+
+
+def _lying(x: torch.Tensor) -> Source:
+    place: Buffer = _Place(x.data_ptr())
+    return lambda queue, piece: place
+
+
+def _outputs(x: torch.Tensor, recipe: Recipe, *, swizzled: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors for codes and scales beside x."""
+    import torch
+
+    row, shape = recipe.format, tuple(x.shape)
+    packed = torch.empty((*shape[:-1], packed_columns(row, shape[-1])), dtype=torch.uint8, device=x.device)
+    grid = grid_shape(row, shape)
+    if not swizzled:
+        kind = torch.float32 if row.scale is FP32 else torch.uint8
+        return packed, torch.empty(grid, dtype=kind, device=x.device)
+    if len(grid) != 2 or row.scale.bits != 8:
+        raise UsageError(
+            f"scales of shape {list(grid)} ({row.scale.name}): only those of two dimensions and one byte "
+            "each have the order of block-scaled matrix products"
+        )
+    padded = -(-grid[0] // 128) * 128 * -(-grid[1] // 4) * 4
+    return packed, torch.zeros(padded, dtype=torch.uint8, device=x.device)
+
+
+def _any_recipe() -> Any:
+    """A recipe for work that depends on none."""
+    from mxcli.numerics.recipe import resolve
+
+    return resolve("mxfp8_e4m3")

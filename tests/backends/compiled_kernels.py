@@ -1,0 +1,97 @@
+"""Every kernel that the named formats launch, compiled in processes of their own: NVRTC compiles one text at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+from kernel_oracle import recipe_of
+
+from mxcli.backends import nvrtc
+from mxcli.backends.device import Kernel
+from mxcli.backends.kernels import Compiler
+from mxcli.backends.launches import Addresses, Job, amax_of
+from mxcli.errors import MxcliError
+from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.recipe import scale_rules
+
+SHAPE = (4096, 4096)
+NOWHERE = Addresses(0)
+ONE_OF_EACH_KIND = (
+    *("mxfp8_e4m3", "mxfp6_e2m3", "mxfp4_e2m1", "nvfp4", "nvfp4_2d"),
+    *("fp8_e4m3", "fp8_e4m3_1x128", "fp8_e4m3_128x128"),
+)
+"""Rows whose kernels differ in more than constants."""
+
+
+def codes(name: str, rule: str | None, capability: tuple[int, int]) -> Kernel:
+    """What makes codes and scales of a bfloat16 matrix."""
+    job = Job(SHAPE, "BF16", recipe_of(name, rule))
+    return job.quantize(job.piece(0, job.cut.units), NOWHERE, Compiler(capability).conversions).kernel
+
+
+def statistics(name: str, rule: str | None, capability: tuple[int, int], *, with_codes: bool) -> list[Kernel]:
+    """What measures one."""
+    job, conversions = Job(SHAPE, "BF16", recipe_of(name, rule)), Compiler(capability).conversions
+    piece = job.piece(0, job.cut.units)
+    launches = [job.measure(piece, NOWHERE, 132, conversions=conversions, codes=with_codes)]
+    if job.has_shares:
+        launches.append(job.measure_whole(NOWHERE, conversions, codes=with_codes))
+    return [launch.kernel for launch in launches]
+
+
+def values(name: str, dtype: str) -> Kernel:
+    """What makes values of codes."""
+    job = Job(SHAPE, dtype, recipe_of(name))
+    return job.dequantize(job.piece(0, job.cut.units), NOWHERE, 1.0, 1.0).kernel
+
+
+def reductions(dtype: str) -> list[Kernel]:
+    """What finds largest magnitudes, and the noisiest blocks."""
+    job = Job(SHAPE, dtype, recipe_of("mxfp8"))
+    return [amax_of(dtype, 0, 1, 0, 0, 132).kernel, job.worst(0, 1, 0, 0).kernel]
+
+
+def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
+    """All of them by what they do. Those that measure take seconds each: for 9.0 there are all, for other GPUs those of
+    one row of each kind, under its own rule, with codes."""
+    found: dict[str, Kernel] = {}
+    for name, row in FORMATS.items():
+        for rule in (None, "best") if "best" in scale_rules(row) else (None,):
+            what = f"{name} {rule or ''}".rstrip()
+            found[f"codes of {what}"] = codes(name, rule, capability)
+            for with_codes in (True, False):
+                if capability == (9, 0) or (name in ONE_OF_EACH_KIND and rule is None and with_codes):
+                    for kernel in statistics(name, rule, capability, with_codes=with_codes):
+                        found[f"statistics of {what}, {'with' if with_codes else 'without'} codes, {kernel.name}"] = (
+                            kernel
+                        )
+        found[f"values of {name}"] = values(name, "BF16")
+    for dtype in ("F32", "F16", "F64"):
+        found[f"{dtype} codes of mxfp4"] = codes("mxfp4", None, capability)
+        found[f"{dtype} values of mxfp6"] = values("mxfp6", dtype)
+    for dtype in ("F32", "BF16", "F16", "F64"):
+        found |= {f"{dtype} {kernel.name}": kernel for kernel in reductions(dtype)}
+    return found
+
+
+def remarks(kernel: Kernel, capability: tuple[int, int]) -> str:
+    """What NVRTC says about a kernel's file: nothing, if all is well."""
+    compiler = Compiler(capability)
+    text, headers, definitions = compiler.text(kernel)
+    try:
+        build = nvrtc.build(kernel.file, text, headers, compiler.architecture, definitions)
+    except MxcliError as error:
+        return str(error)
+    return build.log if kernel.name in build.ptx else f"there is no {kernel.name} in it"
+
+
+def compile_all(capability: tuple[int, int]) -> dict[str, str]:
+    """Remarks about every kernel; a file with the same definitions is compiled once."""
+    kernels = kernels_for(capability)
+    distinct = {(k.file, k.definitions, k.recipe): k for k in kernels.values()}
+    slow_first = sorted(distinct.items(), key=lambda item: not item[0][0].startswith("measure"))
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        started = {key: pool.submit(remarks, kernel, capability) for key, kernel in slow_first}
+        return {what: started[k.file, k.definitions, k.recipe].result() for what, k in kernels.items()}

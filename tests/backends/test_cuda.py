@@ -1,0 +1,305 @@
+"""The GPU's kernels and launches give the CPU's codes, scales and statistics, bit for bit.
+
+`tests/gpu/cuda_on_cpu.py` runs the kernels on this processor, thread by thread; a GPU is not needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_oracle import CHANNELS, DTYPES, SPELLED, format_rules, recipe_of
+from kernel_samples import SAMPLES, log_uniform, nonfinite, normal
+from processor_device import ProcessorDevice
+from same_results import CPU, GPU, Array, assert_same, first_difference, measure_and_quantize, needs_cxx, same_bytes
+
+from mxcli.backends.cuda import Cuda
+from mxcli.errors import UsageError
+from mxcli.numerics.dialects import DIALECTS
+from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
+from mxcli.numerics.stats import Amax
+
+pytestmark = needs_cxx
+
+KINDS = (
+    *("mxfp8", "mxfp6", "mxfp4", "nvfp4", "nvfp4_2d"),
+    *("fp8_e4m3", "fp8_e4m3_channel", "fp8_e4m3_1x128", "fp8_e4m3_128x128"),
+)
+"""A format for every way of dealing a tensor to threads."""
+PARTED = ("mxfp8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e5m2_channel", "fp8_e4m3_128x128")
+
+# --- Formats, rules, roundings, dialects -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "rule"), format_rules(tuple(FORMATS)))
+def test_every_named_format_rule_and_rounding(name: str, rule: str) -> None:
+    for x in SAMPLES.values():
+        measure_and_quantize(x, recipe_of(name, rule))
+    for rounding in list(ELEMENT_ROUNDINGS)[1:]:
+        recipe = recipe_of(name, rule, rounding=rounding)
+        for x in SAMPLES.values():
+            assert_same(x, recipe, stats=False)
+        assert_same(SAMPLES["ties"], recipe)
+    assert_same(SAMPLES["nonfinite"], recipe_of(name, rule, nonfinite="nan-block"), per_block=True)
+
+
+@pytest.mark.parametrize("name", [*SPELLED, *CHANNELS])
+def test_every_spelled_format(name: str) -> None:
+    for sample in ("normal", "wide range", "nonfinite", "mostly zero"):
+        measure_and_quantize(SAMPLES[sample], recipe_of(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("e4m3:e8m0:1x1", None),
+        ("e4m3:e8m0:1x3", None),
+        ("e4m3:e8m0:1x24", None),
+        ("e4m3:e8m0:1x24", "best"),
+        ("e4m3:e8m0:1x64", "best"),
+        ("e4m3:e8m0:1x512", "floor"),
+        ("e4m3:e8m0:1x1024", "best"),
+        ("e4m3:e8m0:128x128", "best"),
+        ("e4m3:e8m0:tensor", "best"),
+        ("e4m3:e8m0:channel", "best"),
+        ("e2m1:e8m0:8x4", "best"),
+        ("e2m1:e4m3:16x16:fp32", "vllm"),
+        ("e3m2:e4m3:1x128:fp32", "te"),
+        ("e2m1:e8m0:channel", "even"),
+        ("e3m2:e8m0:channel", "best"),
+    ],
+)
+def test_blocks_of_any_shape(name: str, rule: str | None) -> None:
+    many = name.split(":")[2] in ("8x4", "1x1", "1x3")  # blocks: they take turns
+    for x in (normal(9, 40 if many else 1100, seed=4), nonfinite(7, 70), SAMPLES["ties"]):
+        measure_and_quantize(x, recipe_of(name, rule))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect(dialect: str) -> None:
+    count = 0
+    for name in FORMATS:
+        try:
+            recipe = recipe_of(name, dialect=dialect)
+        except UsageError:  # test_kernel.py has which and why
+            continue
+        for sample in ("normal", "subnormal", "nonfinite", "ties", "mostly zero"):
+            assert_same(SAMPLES[sample], recipe, stats=False)
+        measure_and_quantize(SAMPLES["rows of every size"], recipe)
+        measure_and_quantize(SAMPLES["zero"], recipe)
+        count += 1
+    assert count > 0
+
+
+# --- Types and shapes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F64"])
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128"])
+def test_every_source_type(name: str, dtype: str) -> None:
+    for sample in ("normal", "wide range", "rows of every size", "nonfinite"):
+        with np.errstate(over="ignore"):
+            measure_and_quantize(SAMPLES[sample].astype(DTYPES[dtype]), recipe_of(name))
+    measure_and_quantize(normal(3, 71).astype(DTYPES[dtype]), recipe_of(name))
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_every_number_of_a_16_bit_source_type(dtype: str) -> None:
+    measure_and_quantize(np.arange(2**16, dtype=np.uint16).view(DTYPES[dtype]).reshape(-1, 32), recipe_of("mxfp8"))
+
+
+SHAPES = [(), (1,), (45,), (1, 1), (3, 31), (3, 33), (2, 17, 40), (2, 1, 3, 40), (2, 130, 1), (17, 130), (300, 8)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_shape(name: str) -> None:
+    recipe = recipe_of(name)
+    for shape in SHAPES:
+        measure_and_quantize(np.asarray(normal(*shape), np.float32).reshape(shape), recipe)
+    for shape in ((3, 1100), (3, 5000)):
+        x = normal(*shape)
+        x[1, shape[1] - 5], x[0, 2] = 300, -70
+        measure_and_quantize(x, recipe)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e4m3_channel", "fp8_e4m3_128x128"])
+def test_a_row_longer_than_a_chunk(name: str) -> None:
+    x = normal(1, 70_000)
+    x[0, 69_999] = 900
+    measure_and_quantize(x, recipe_of(name))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_nothing(name: str) -> None:
+    for shape in ((0,), (0, 32), (5, 0), (2, 0, 32)):
+        q = assert_same(np.zeros(shape, np.float32), recipe_of(name), per_block=True)
+        assert same_bytes(GPU.dequantize(q), np.zeros(shape, np.float32))
+
+
+def test_strided_arrays_are_read_in_their_own_order() -> None:
+    x = normal(64, 96)
+    for view in (x.T, x[::2], x[:, ::3], x[::-1], x.reshape(-1)[1:-31].reshape(-1, 32)):
+        measure_and_quantize(view, recipe_of("mxfp4"))
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F64"])
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128"])
+def test_memory_that_begins_anywhere(name: str, dtype: str) -> None:
+    """One element after where vectors could be read."""
+    gpu = Cuda(ProcessorDevice(shift=1))
+    for x in (normal(3, 64), SAMPLES["nonfinite"]):
+        x = x.astype(DTYPES[dtype])
+        measure_and_quantize(x, recipe_of(name), gpu)
+        q = assert_same(x, recipe_of(name), gpu, stats=False)
+        assert same_bytes(gpu.dequantize(q, dtype), CPU.dequantize(q, dtype))
+
+
+# --- Pieces and orders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(300, 551), (3, 130, 200)], ids=str)
+@pytest.mark.parametrize("name", PARTED)
+def test_pieces(name: str, shape: tuple[int, ...]) -> None:
+    """Whatever goes through at a time: a chunk, several, all."""
+    x = normal(*shape)
+    x.reshape(-1)[[-7, 70_000]] = 900, np.nan
+    counts = set()
+    for piece_bytes in (1, 300_000, 64 << 20):
+        device = ProcessorDevice()
+        measure_and_quantize(x, recipe_of(name), Cuda(device, piece_bytes=piece_bytes))
+        counts.add(sum(launch.kernel.name.startswith("mx_quantize") for launch in device.launches))
+    assert len(counts) > 1
+    assert min(counts) == 1
+
+
+@pytest.mark.parametrize("rule", ["floor", "best"])
+def test_a_scale_for_the_tensor_in_pieces(rule: str) -> None:
+    """A rule that tries scales sees the whole tensor at once."""
+    x = normal(300, 551)
+    for name in ("e4m3:e8m0:tensor", "e2m1:e8m0:tensor"):
+        measure_and_quantize(x, recipe_of(name, rule), Cuda(ProcessorDevice(), piece_bytes=1 << 16))
+
+
+def test_the_noisiest_blocks_of_many_pieces() -> None:
+    """More blocks than one thread block looks through, equally noisy ones among them."""
+    x = np.tile(normal(1_000, 4), (5, 1))
+    q = assert_same(x, recipe_of("e4m3:e8m0:1x4"), Cuda(ProcessorDevice(), piece_bytes=1 << 14), per_block=True)
+    assert q.stats is not None
+    noise, blocks = zip(*q.stats.worst, strict=True)
+    assert len(set(noise)) == 2
+    assert [block % 1_000 for block in blocks] == [blocks[0]] * 5 + [blocks[5]] * 3
+
+
+@pytest.mark.parametrize("order", ["descending", "shuffle:1"])
+@pytest.mark.parametrize("name", KINDS)
+def test_any_order_of_threads(name: str, order: str) -> None:
+    gpu = Cuda(ProcessorDevice(order=order))
+    for x in (SAMPLES["normal"], SAMPLES["nonfinite"], SAMPLES["mostly zero"], normal(300, 8)):
+        measure_and_quantize(x, recipe_of(name), gpu)
+    assert gpu.amax(SAMPLES["nonfinite"], "F32") == CPU.amax(SAMPLES["nonfinite"], "F32")
+    if name == "mxfp8":
+        measure_and_quantize(SAMPLES["ties"], recipe_of(name, "best"), gpu)
+        measure_and_quantize(SAMPLES["ties"], recipe_of("e4m3:e8m0:tensor", "best"), gpu)
+
+
+# --- Options -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_statistics_without_codes(name: str) -> None:
+    for x in (SAMPLES["normal"], SAMPLES["nonfinite"], normal(2, 17, 40)):
+        q = assert_same(x, recipe_of(name), codes=False, per_block=True)
+        assert (q.packed.size, q.scales.size) == (0, 0)
+        assert_same(x, recipe_of(name), codes=False)
+
+
+def test_neither_codes_nor_statistics() -> None:
+    for name in ("mxfp8", "nvfp4", "fp8_e4m3"):
+        q = assert_same(SAMPLES["normal"], recipe_of(name), codes=False, stats=False)
+        assert q.stats is None
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_2d"])
+def test_a_tensor_scale_of_a_set_of_tensors(name: str) -> None:
+    for amax in (0.0, 0.25, 4.0, 1000.0):
+        assert_same(SAMPLES["normal"], recipe_of(name), tensor_amax=amax, stats=False)
+        assert_same(SAMPLES["nonfinite"], recipe_of(name), tensor_amax=amax)
+    assert_same(SAMPLES["normal"], recipe_of("fp8_e4m3"), tensor_amax=1000.0)
+
+
+def test_arrays_used_again() -> None:
+    recipe, (first, second) = recipe_of("mxfp8"), (normal(3, 64), normal(3, 64, seed=5))
+    old = assert_same(first, recipe, stats=False)
+    new = GPU.quantize(second, "F32", recipe, reuse=old)
+    assert new.packed is old.packed
+    assert new.scales is old.scales
+    assert same_bytes(new.packed, CPU.quantize(second, "F32", recipe).packed)
+    other = assert_same(normal(2, 64), recipe)
+    assert GPU.quantize(first, "F32", recipe, reuse=other).packed is not other.packed
+
+
+# --- Values ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*FORMATS, *SPELLED])
+def test_dequantized(name: str, dtype: str) -> None:
+    x = np.concatenate([SAMPLES["normal"], SAMPLES["wide range"], SAMPLES["nonfinite"][:3], normal(6, 70) * 3e4])
+    for each in (x, normal(2, 17, 41)):
+        q = CPU.quantize(each, "F32", recipe_of(name, nonfinite="nan-block"))
+        given, wanted = (backend.dequantize(q, dtype) for backend in (GPU, CPU))
+        assert same_bytes(given, wanted), first_difference(given, wanted)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_dequantized_in_pieces(name: str) -> None:
+    for shape in ((300, 551), (3, 130, 200)):
+        q = CPU.quantize(normal(*shape), "F32", recipe_of(name))
+        device = ProcessorDevice()
+        assert same_bytes(Cuda(device, piece_bytes=70_000).dequantize(q), CPU.dequantize(q))
+        assert len(device.launches) > 1
+
+
+def test_values_that_binary16_does_not_hold() -> None:
+    q = CPU.quantize(log_uniform(-9, 9, 8, 64), "F32", recipe_of("mxfp8"))
+    y = GPU.dequantize(q, "F16")
+    assert same_bytes(y, CPU.dequantize(q, "F16"))
+    assert np.isinf(y).any()
+    assert (np.abs(y) < 2.0**-14).any()
+
+
+# --- Largest magnitudes ------------------------------------------------------------------------------------
+
+
+def amax(x: Array, piece_bytes: int = 64 << 20) -> Amax:
+    dtype = next(name for name, kind in DTYPES.items() if kind == x.dtype)
+    array = x.view(np.uint16) if dtype == "BF16" else x
+    found = Cuda(ProcessorDevice(), piece_bytes=piece_bytes).amax(array, dtype)
+    with np.errstate(over="ignore"):
+        assert found == CPU.amax(array, dtype)
+    return found
+
+
+def test_where_the_first_nonfinite_lies() -> None:
+    x = normal(1, 40_000)
+    x[0, 39_000] = -12.5
+    assert amax(x) == Amax(12.5, 0, -1)
+    for places in ((0,), (39_999,), (5_000, 4_999, 30_000), (16_383, 16_384), (20_001, 39_999)):
+        y = x.copy()
+        y[0, places] = [np.nan, -np.inf, np.inf][: len(places)]
+        for piece_bytes in (4 * 999, 1 << 16, 64 << 20):
+            assert amax(y, piece_bytes) == Amax(12.5, len(places), min(places))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_amax_of_every_type(dtype: str) -> None:
+    for sample in SAMPLES.values():
+        with np.errstate(over="ignore"):
+            amax(sample.astype(DTYPES[dtype]))
+    assert amax(np.array([2, -3, np.nan, np.inf, 1]).astype(DTYPES[dtype])) == Amax(3.0, 2, 2)
+    assert amax(np.full(5, -np.inf).astype(DTYPES[dtype])) == Amax(0.0, 5, 0)
+    assert amax(np.zeros((0, 3)).astype(DTYPES[dtype])) == Amax(0.0, 0, -1)
+
+
+def test_binary64_beyond_binary32_is_infinite() -> None:
+    assert amax(np.array([1.0, 1e300, -2.0])) == Amax(2.0, 1, 1)

@@ -1,0 +1,159 @@
+"""A GPU whose memory is small, full, or limited: the same bytes, or an error that says what was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_oracle import DTYPES, recipe_of
+from kernel_samples import normal
+from processor_device import Memory, ProcessorDevice
+from same_results import CPU, Array, assert_same, bits, needs_cxx, quantize, same_bytes
+
+from mxcli.backends.cuda import Cuda
+from mxcli.errors import EnvironmentFailure, UsageError
+
+pytestmark = needs_cxx
+
+X = normal(300, 551)
+"""661,200 bytes; three chunks of most formats."""
+
+
+class FullOnce(ProcessorDevice):
+    """Memory runs out once, after `left` more buffers: somebody else takes it after it was asked about."""
+
+    left, taken = -1, 0
+
+    def take(self, nbytes: int, shift: int) -> Memory:
+        self.left, self.taken = self.left - 1, self.taken + 1
+        if self.left == -1:
+            raise EnvironmentFailure(f"out of memory: {nbytes:,} bytes asked for")
+        return super().take(nbytes, shift)
+
+
+# --- Memory that runs out ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "fp8_e4m3"])
+def test_wherever_memory_runs_out_the_next_call_works(name: str) -> None:
+    """Nothing stays in use, and nothing of the failed call reaches the arrays it was given."""
+    device, recipe = FullOnce(), recipe_of(name)
+    gpu = Cuda(device, piece_bytes=1)
+    held, wanted = quantize(gpu, -2 * X, recipe), quantize(CPU, X, recipe)
+    buffers, device.taken = device.taken, 0
+    assert buffers > 10
+    for number in range(buffers):
+        device.left = number
+        with pytest.raises(EnvironmentFailure, match=r"^out of memory: [0-9,]+ bytes asked for$"):
+            quantize(gpu, X, recipe, reuse=held)
+        assert device.used == 0
+        after = quantize(Cuda(device), X, recipe, stats=False, reuse=held)
+        assert after.packed is held.packed
+        assert same_bytes(after.packed, wanted.packed)
+        assert same_bytes(after.scales, wanted.scales)
+
+
+def test_the_error_has_the_bytes_asked_for() -> None:
+    device, recipe = FullOnce(), recipe_of("mxfp8")
+    gpu = Cuda(device)
+    for buffers, nbytes in ((0, "24"), (2, "661,200"), (3, "165,300"), (4, "5,400")):
+        device.left = buffers
+        with pytest.raises(EnvironmentFailure, match=rf"^out of memory: {nbytes} bytes asked for$"):
+            quantize(gpu, X, recipe, stats=False)
+    for buffers, nbytes in ((0, "24"), (2, "661,200")):
+        device.left = buffers
+        with pytest.raises(EnvironmentFailure, match=rf"^out of memory: {nbytes} bytes asked for$"):
+            gpu.amax(X, "F32")
+    q = assert_same(X, recipe, gpu, stats=False)
+    for buffers, nbytes in ((0, "165,300"), (1, "5,400"), (2, "330,600")):
+        device.left = buffers
+        with pytest.raises(EnvironmentFailure, match=rf"^out of memory: {nbytes} bytes asked for$"):
+            gpu.dequantize(q, "BF16")
+    assert same_bytes(gpu.dequantize(q, "BF16"), CPU.dequantize(q, "BF16"))
+    assert gpu.amax(X, "F32") == CPU.amax(X, "F32")
+
+
+# --- Limits ------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_is_too_low() -> None:
+    """Codes and numbers per block of MXFP8 need less than binary32 does: twice 661,200 bytes for each of two queues."""
+    words = (
+        r"^cuda:0: {} bytes of its memory may be used and {} are needed; end what else uses it, raise --max-memory, "
+    )
+    gpu, recipe = Cuda(ProcessorDevice(), max_memory=1_000), recipe_of("mxfp8")
+    with pytest.raises(EnvironmentFailure, match=words.format("1,000", "2,644,800")):
+        quantize(gpu, X, recipe)
+    with pytest.raises(EnvironmentFailure, match=words.format("1,000", "1,322,400")):
+        gpu.amax(X, "F32")
+    with pytest.raises(EnvironmentFailure, match=words.format("1,000", "2,644,800")):
+        gpu.dequantize(quantize(CPU, X, recipe))
+    with pytest.raises(EnvironmentFailure, match=words.format("900", "2,644,800")):
+        quantize(Cuda(ProcessorDevice(memory=1_000)), X, recipe)
+    assert_same(normal(1, 32), recipe, gpu, stats=False)
+
+
+def test_a_limit_just_high_enough() -> None:
+    device, recipe = ProcessorDevice(), recipe_of("mxfp8")
+    with pytest.raises(EnvironmentFailure, match="2,644,799 bytes of its memory may be used and 2,644,800 are needed"):
+        quantize(Cuda(device, max_memory=2_644_799), X, recipe)
+    gpu = Cuda(device, max_memory=2_644_800)
+    assert_same(X, recipe, gpu, per_block=True)
+    q = assert_same(X, recipe, gpu, stats=False)
+    assert same_bytes(gpu.dequantize(q), CPU.dequantize(q))
+    assert gpu.amax(X, "F32") == CPU.amax(X, "F32")
+    assert device.most_used <= 2_644_800
+
+
+@pytest.mark.parametrize(
+    ("name", "growth"),
+    [("mxfp4", 3), ("nvfp4", 3), ("fp8_e4m3", 2), ("fp8_e4m3_128x128", 2), ("e4m3:fp32:1x4", 5), ("e4m3:fp32:1x1", 16)],
+)
+def test_a_tensor_larger_than_the_limit(name: str, growth: int) -> None:
+    """A limit of two pieces of a MiB with all that is made of them."""
+    x = normal(1_100 if growth < 4 else 600, 2_048).astype(DTYPES["BF16"])
+    device, limit = ProcessorDevice(), growth * 2 << 20
+    gpu = Cuda(device, max_memory=limit)
+    many = growth > 4  # blocks: without statistics, which take seconds
+    assert_same(x, recipe_of(name), gpu, stats=not many, per_block=not many)
+    launches = [
+        launch for launch in device.launches if "_rows" in launch.kernel.file or "_blocks" in launch.kernel.file
+    ]
+    assert len(launches) > 1
+    assert device.most_used <= limit
+
+
+def test_a_tensor_larger_than_the_memory() -> None:
+    x = normal(2_500, 1_000)
+    for name in ("mxfp8", "nvfp4", "fp8_e5m2"):
+        device = ProcessorDevice(memory=9_400_000)
+        assert x.nbytes > device.memory
+        assert_same(x, recipe_of(name), Cuda(device), stats=name == "mxfp8")
+        q = quantize(CPU, x, recipe_of(name), stats=False)
+        assert same_bytes(Cuda(device).dequantize(q), CPU.dequantize(q))
+        assert Cuda(device).amax(x, "F32") == CPU.amax(x, "F32")
+
+
+def test_what_must_fit_whole_and_does_not() -> None:
+    """A rule that tries scales for the whole tensor."""
+    device = ProcessorDevice(memory=9_400_000)
+    x = normal(2_500, 1_000)
+    with pytest.raises(EnvironmentFailure, match=r"^out of memory: 10,000,000 bytes asked for$"):
+        quantize(Cuda(device), x, recipe_of("e4m3:e8m0:tensor", "best"))
+    assert device.used == 0
+    assert_same(X[:20], recipe_of("e4m3:e8m0:tensor", "best"), Cuda(device))
+
+
+# --- Types -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("x", [np.zeros(4, np.uint8), np.zeros(0, np.uint8)])
+def test_types_that_the_kernels_do_not_read_or_write(x: Array) -> None:
+    gpu, recipe = Cuda(ProcessorDevice()), recipe_of("mxfp8")
+    for backend in (gpu, CPU):
+        with pytest.raises(UsageError, match=r"^type F8_E4M3 is not one the kernel reads: F32, BF16, F16, F64$"):
+            backend.quantize(x, "F8_E4M3", recipe)
+        with pytest.raises(UsageError, match=r"^type F8_E4M3 is not one the kernel reads: F32, BF16, F16, F64$"):
+            backend.amax(x, "F8_E4M3")
+        q = backend.quantize(*bits(x.astype(np.float32)), recipe)
+        with pytest.raises(UsageError, match=r"^dequantized type I8 is not one of F32, BF16, F16, F64$"):
+            backend.dequantize(q, "I8")

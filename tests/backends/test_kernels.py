@@ -1,0 +1,134 @@
+"""Kernels from their sources: for which GPU, as what text, and that NVRTC compiles all of them without a remark."""
+
+from __future__ import annotations
+
+import pytest
+from compiled_kernels import codes, compile_all, kernels_for, reductions
+from kernel_oracle import recipe_of
+
+from mxcli.backends import nvrtc
+from mxcli.backends.device import Kernel
+from mxcli.backends.kernels import FILES, HEADERS, Compiler, source
+from mxcli.backends.library import kernel_folder
+from mxcli.backends.recipes import kernel_recipe, literal
+from mxcli.errors import EnvironmentFailure
+from mxcli.numerics.formats import FORMATS
+
+try:
+    nvrtc.library()
+    MISSING = ""
+except EnvironmentFailure as failure:
+    MISSING = str(failure)
+needs_nvrtc = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture", "conversions"),
+    [
+        ((8, 0), "sm_80", 0),
+        ((8, 6), "sm_86", 0),
+        ((8, 9), "sm_89", 1),
+        ((9, 0), "sm_90", 1),
+        ((10, 0), "sm_100a", 2),
+        ((10, 3), "sm_103a", 2),
+        ((12, 0), "sm_120a", 2),
+        ((12, 1), "sm_121a", 2),
+    ],
+)
+def test_what_a_gpu_is_compiled_for(capability: tuple[int, int], architecture: str, conversions: int) -> None:
+    assert (Compiler(capability).architecture, Compiler(capability).conversions) == (architecture, conversions)
+
+
+def test_a_recipe_is_constants() -> None:
+    """MXFP4 as it is: E2M1 up to 6, E8M0, nearest even, 1x32, 4 bits stored, the exponent of the ratio, carried above 0 of its fraction."""
+    assert literal(kernel_recipe(recipe_of("mxfp4", "rceil"))) == (
+        "{{4, 1, 0, 2, 0, 0, 0x1.8000000000000p+2f}, {8, 0, -127, 127, 255, 0, 0x1.0000000000000p+127f}, "
+        "{0x1.0000000000000p-1f, 1, 0}, 0, 8, 1, 32, 4, 1, 0u, {0, 0, 0, 0}, 0, -127, -127, 0, 0, 0, 0, "
+        "0x0.0p+0f, 0x0.0p+0f, 0, 0, 0, 0, 0, 0}"
+    )
+
+
+def test_the_text_of_a_kernel() -> None:
+    kernel = codes("mxfp4", "rceil", (9, 0))
+    text, headers, definitions = Compiler((9, 0)).text(kernel)
+    assert text == (kernel_folder() / "quantize_rows.cu").read_text(encoding="utf-8")
+    assert set(headers) == {"numerics.h", "device.h", "blocks.h", "measure.h"}
+    assert dict(definitions) == {
+        "MX_BITS": "4",
+        "MX_ELEMENTS": "32",
+        "MX_HARDWARE": "1",
+        "MX_SOURCE": "1",
+        "MX_SWIZZLED": "0",
+        "MX_WIDTH": "32",
+        "MX_RECIPE": "MxRecipe" + literal(kernel_recipe(recipe_of("mxfp4", "rceil"))),
+    }
+    (amax, _) = reductions("BF16")
+    assert dict(Compiler((9, 0)).text(amax)[2]) == {"MX_SOURCE": "1"}
+
+
+def test_every_file_is_installed_and_used() -> None:
+    for file in (*FILES, *HEADERS):
+        assert source(file).startswith("// ")
+    assert {kernel.file for kernel in kernels_for((9, 0)).values()} == set(FILES)
+
+
+# --- Compiling ---------------------------------------------------------------------------------------------
+
+
+def ptx(kernel: Kernel, capability: tuple[int, int]) -> str:
+    compiler = Compiler(capability)
+    text, headers, definitions = compiler.text(kernel)
+    return nvrtc.build(kernel.file, text, headers, compiler.architecture, definitions).ptx
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=lambda c: Compiler(c).architecture)
+def test_every_kernel_compiles_without_a_remark(capability: tuple[int, int]) -> None:
+    """For every named format by its own rule and by `best`; `kernels_for` says what is left out where."""
+    said = compile_all(capability)
+    assert {what: words for what, words in said.items() if words} == {}
+    assert {f"codes of {name}" for name in FORMATS} <= said.keys()
+    print(f"{len(said)} kernels for {Compiler(capability).architecture}")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("name", "instruction", "since"),
+    [
+        ("mxfp8_e4m3", "e4m3x2", 1),
+        ("mxfp8_e5m2", "e5m2x2", 1),
+        ("fp8_e4m3_128x128", "e4m3x2", 1),
+        ("mxfp4_e2m1", "e2m1x2", 2),
+        ("nvfp4", "e2m1x2", 2),
+        ("mxfp6_e2m3", "e2m3x2", 2),
+        ("mxfp6_e3m2", "e3m2x2", 2),
+        ("mxint8", "x2.f32", 3),
+    ],
+)
+def test_a_gpu_converts_by_itself_where_it_can(name: str, instruction: str, since: int) -> None:
+    """To FP8 from 8.9 on, to FP6 and FP4 from 10.0 on, to integers never; elsewhere in software."""
+    for capability in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
+        made = ptx(codes(name, None, capability), capability)
+        converts = f"cvt.rn.satfinite.{instruction}" in made
+        assert converts == (Compiler(capability).conversions >= since), capability
+        assert converts or "cvt.rn.satfinite" not in made, capability
+
+
+@needs_nvrtc
+def test_other_element_roundings_are_made_in_software() -> None:
+    """Hardware rounds to nearest even only."""
+    half_away = Kernel(
+        *("quantize_rows.cu", "mx_quantize_rows", codes("mxfp8", None, (9, 0)).definitions),
+        bytes(kernel_recipe(recipe_of("mxfp8", rounding="half-away"))),
+    )
+    assert "cvt.rn.satfinite.e4m3x2" not in ptx(half_away, (9, 0))
+
+
+@needs_nvrtc
+def test_machine_code_is_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MXCLI_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    (amax, worst) = reductions("BF16")
+    made = Compiler((9, 0)).cubin(amax)
+    assert made[:4] == b"\x7fELF"
+    monkeypatch.setattr(nvrtc, "compile", None)
+    assert Compiler((9, 0)).cubin(worst) == made  # another kernel of the same file

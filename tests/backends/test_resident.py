@@ -1,0 +1,106 @@
+"""torch tensors where they lie: on the device that tests have, whose memory is the processor's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_samples import nonfinite, normal
+from processor_device import ProcessorDevice, ProcessorQueue
+from same_results import needs_cxx, stats_that_differ
+
+from mxcli.backends import cpu
+from mxcli.backends.resident import Resident, unpack
+from mxcli.errors import UsageError
+from mxcli.files import packing
+from mxcli.numerics.recipe import resolve
+
+torch = pytest.importorskip("torch")
+pytestmark = needs_cxx
+
+
+class StreamDevice(ProcessorDevice):
+    """One whose streams are queues of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: list[int] = []
+
+    def queue_of(self, stream: int) -> ProcessorQueue:
+        self.streams.append(stream)
+        return ProcessorQueue(self)
+
+
+FORMATS = ("mxfp8", "mxfp6", "mxfp4", "mxint8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_channel", "fp8_e5m2_128x128")
+
+
+def bf16(x: np.ndarray[Any, Any]) -> Any:
+    return torch.from_numpy(x).bfloat16().view(torch.uint16)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_values_and_statistics_are_the_cpus(name: str) -> None:
+    recipe, x = resolve(name), bf16(normal(33, 76))
+    there, here = Resident(StreamDevice()), cpu.quantize(x.numpy(), "BF16", recipe)
+    q = there.quantize(x, "BF16", recipe, stats=False)
+    assert q.packed.numpy().tobytes() == here.packed.tobytes()
+    assert q.scales.numpy().tobytes() == here.scales.tobytes()
+    assert (q.tensor_scale, q.tensor_encode, q.shape) == (here.tensor_scale, here.tensor_encode, (33, 76))
+    assert unpack(q).numpy().tobytes() == cpu.unpack(here).tobytes()
+    for dtype in ("F32", "BF16", "F16", "F64"):
+        assert there.dequantize(q, dtype).numpy().tobytes() == cpu.dequantize(here, dtype).tobytes()
+    measured = there.quantize(x, "BF16", recipe, codes=False)
+    assert measured.stats is not None
+    assert here.stats is not None
+    assert stats_that_differ(measured.stats, here.stats) == []
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (130, 160), (128, 128), (257, 4096)])
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "nvfp4"])
+def test_scales_in_the_order_of_matrix_products(name: str, rows: int, columns: int) -> None:
+    """From the kernel that writes them otherwise row by row; what pads them is zero."""
+    recipe, x = resolve(name), bf16(normal(rows, columns))
+    q = Resident(StreamDevice()).quantize(x, "BF16", recipe, stats=False, swizzled=True)
+    here = cpu.quantize(x.numpy(), "BF16", recipe)
+    assert q.scales.numpy().tobytes() == packing.swizzle(here.scales).tobytes()
+    assert q.packed.numpy().tobytes() == here.packed.tobytes()
+
+
+def test_what_has_no_such_order() -> None:
+    there = Resident(StreamDevice())
+    with pytest.raises(UsageError, match=r"scales of shape \[4, 1\] \(fp32\)"):
+        there.quantize(bf16(normal(4, 128)), "BF16", resolve("fp8_e4m3_1x128"), stats=False, swizzled=True)
+    with pytest.raises(UsageError, match=r"scales of shape \[2, 4, 1\]"):
+        there.quantize(bf16(normal(2, 4, 32)), "BF16", resolve("mxfp8"), stats=False, swizzled=True)
+
+
+def test_amax_counts_what_is_not_finite() -> None:
+    x = nonfinite(7, 70)
+    found = Resident(StreamDevice()).amax(torch.from_numpy(x), "F32")
+    assert found == cpu.amax(x, "F32")
+    assert found.first_nonfinite == 73
+
+
+def test_a_tensor_scale_that_is_shared() -> None:
+    recipe, x = resolve("nvfp4"), bf16(normal(4, 64))
+    q = Resident(StreamDevice()).quantize(x, "BF16", recipe, stats=False, tensor_amax=100.0)
+    here = cpu.quantize(x.numpy(), "BF16", recipe, tensor_amax=100.0)
+    assert (q.packed.numpy().tobytes(), q.tensor_scale) == (here.packed.tobytes(), here.tensor_scale)
+
+
+def test_an_empty_tensor() -> None:
+    there = Resident(StreamDevice())
+    x = torch.empty((0, 64), dtype=torch.float32)
+    q = there.quantize(x, "F32", resolve("mxfp8"), stats=False)
+    assert (tuple(q.packed.shape), tuple(q.scales.shape)) == ((0, 64), (0, 2))
+    assert tuple(there.dequantize(q).shape) == (0, 64)
+    assert there.amax(x, "F32").value == 0.0
+
+
+def test_what_it_does_not_do() -> None:
+    there, x = Resident(StreamDevice()), bf16(normal(2, 32))
+    with pytest.raises(UsageError, match="either quantized or measured"):
+        there.quantize(x, "BF16", resolve("mxfp8"))
+    with pytest.raises(UsageError, match="dequantized type I8 is not one of F32, BF16, F16, F64"):
+        there.dequantize(there.quantize(x, "BF16", resolve("mxfp8"), stats=False), "I8")

@@ -1,0 +1,325 @@
+"""All that only a GPU can show, in one table: `python tests/gpu/check.py`, with mxcli installed and a GPU at hand.
+
+Bytes and statistics of every format under every rule against the CPU's, golden vectors, tensors of more than 2^31
+elements, conversions by instruction on every binary32, torch tensors, failures; then speed against the device's own
+copy and other packages. Takes about three minutes; exits 1 if anything differs. --quick leaves out the largest tensor
+and times fewer rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / name) for name in ("backends", "gpu", ".")]
+
+from same_results import differences  # noqa: E402
+
+from mxcli.backends import cpu, nvrtc, open_timed_device  # noqa: E402
+from mxcli.backends.cuda import Cuda  # noqa: E402
+from mxcli.backends.device import Kernel, Launch  # noqa: E402
+from mxcli.backends.kernels import HEADERS, Compiler, source  # noqa: E402
+from mxcli.backends.launches import Addresses, Job  # noqa: E402
+from mxcli.backends.recipes import kernel_recipe, literal  # noqa: E402
+from mxcli.errors import EnvironmentFailure  # noqa: E402
+from mxcli.flows.bench_gpu import CODES, ERRORS, STATISTICS, Case, Resident, recipes_to_time, run_gpu_bench  # noqa: E402
+from mxcli.flows.peers import PEERS  # noqa: E402
+from mxcli.numerics.formats import FORMATS  # noqa: E402
+from mxcli.numerics.recipe import Recipe, resolve  # noqa: E402
+
+DEVICE = "cuda:0"
+RECIPES = recipes_to_time([], None, None)
+SPELLED = ("e3m2:e8m0:1x16", "e4m3:e8m0:1x24", "e2m1:e4m3:16x16:fp32", "e4m3:e8m0:128x128", "e2m3:e8m0:channel")
+FOR_EVERY_RULE = ("normal BF16", "nonfinite BF16", "subnormal F32", "even BF16", "log-uniform BF16")
+BENCH_SIZE = 16384
+ADDRESS = 1 << 40
+Line = tuple[str, str, bool]
+
+
+def samples() -> dict[str, tuple[np.ndarray, str]]:
+    """Tensors of every kind of trouble, ragged and not."""
+    from kernel_samples import SAMPLES, log_uniform, normal
+
+    tensors: dict[str, tuple[np.ndarray, str]] = {}
+    for name, x in {
+        **SAMPLES,
+        "even": normal(256, 4096),
+        "wide": normal(3, 70001),
+        "log-uniform": log_uniform(-38, 38, 130, 1000),
+    }.items():
+        tensors[f"{name} BF16"] = (x.view(np.uint32) >> 16).astype(np.uint16), "BF16"
+        tensors[f"{name} F32"] = x, "F32"
+    with np.errstate(over="ignore"):
+        tensors["normal F16"] = normal(64, 333).astype(np.float16), "F16"
+    return tensors
+
+
+def compile_for(task: tuple[tuple[int, int], Kernel]) -> None:
+    """Fills the cache of compiled kernels."""
+    capability, kernel = task
+    Compiler(capability).cubin(kernel)
+
+
+class Check:
+    """The device, and everything to check on it."""
+
+    def __init__(self, *, quick: bool) -> None:
+        self.device = open_timed_device(DEVICE)
+        self.gpu, self.quick = Cuda(self.device), quick
+        self.capability = self.device.capability
+        self.samples = samples()
+
+    # -------------------------------------------------------------------------------------------------- compiling
+
+    def cases(self) -> Iterator[tuple[Recipe, str]]:
+        """Every recipe with the tensors to try it on: all of them for a format's own rule, some for the others."""
+        seen: set[str] = set()
+        for recipe in [*(resolve(name) for name in FORMATS), *RECIPES, *(resolve(name) for name in SPELLED)]:
+            own = recipe.format.name not in seen
+            seen.add(recipe.format.name)
+            yield from ((recipe, name) for name in self.samples if own or name in FOR_EVERY_RULE)
+
+    def launches(self, recipe: Recipe, shape: tuple[int, ...], dtype: str) -> Iterator[Launch]:
+        """Those with codes only, and those that measure as well."""
+        job = Job(shape, dtype, recipe)
+        piece, at = job.piece(0, job.cut.units), Addresses(*[ADDRESS] * 9)
+        conversions = self.device.conversions
+        yield job.quantize(piece, at, conversions)
+        yield job.measure(piece, at, 1, conversions=conversions, codes=True)
+
+    def compile(self) -> Line:
+        """Every kernel that will be needed, on all processors at once; and how long one takes alone."""
+        os.environ["MXCLI_CACHE_DIR"] = tempfile.mkdtemp(prefix="mxcli-check-")
+        kernels: dict[Kernel, None] = {}
+        for recipe, name in self.cases():
+            x, dtype = self.samples[name]
+            kernels |= dict.fromkeys(launch.kernel for launch in self.launches(recipe, x.shape, dtype))
+        for recipe in RECIPES:
+            bench = Job((BENCH_SIZE, BENCH_SIZE), "BF16", recipe)
+            at = Addresses(*[ADDRESS] * 9)
+            kernels[bench.quantize(bench.piece(0, bench.cut.units), at, self.device.conversions).kernel] = None
+        first, *rest = kernels
+        start = time.perf_counter()
+        compile_for((self.capability, first))
+        alone = time.perf_counter() - start
+        start = time.perf_counter()
+        compile_for((self.capability, first))
+        cached = time.perf_counter() - start
+        start = time.perf_counter()
+        with ProcessPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_for, ((self.capability, kernel) for kernel in rest), chunksize=4))
+        everything = time.perf_counter() - start
+        measuring = next(k for k in kernels if k.file == "measure_rows.cu")
+        start = time.perf_counter()
+        text, headers, definitions = Compiler(self.capability).text(measuring)
+        nvrtc.compile(measuring.file, text, headers, Compiler(self.capability).architecture, definitions)
+        slow = time.perf_counter() - start
+        what = (
+            f"{len(kernels)} kernels in {everything:.0f} s; one alone {alone:.2f} s, from the cache "
+            f"{cached * 1e3:.0f} ms, with statistics {slow:.2f} s"
+        )
+        return "compiling (goal 1.5 s, 50 ms)", what, max(alone, slow) < 1.5 and cached < 0.05
+
+    # ------------------------------------------------------------------------------------------------------ bytes
+
+    def every_rule(self) -> Line:
+        """CPU = GPU: codes, scales, statistics to the last bit, values per block."""
+        compared, wrong = 0, []
+        for recipe, name in self.cases():
+            x, dtype = self.samples[name]
+            with np.errstate(all="ignore"):
+                wanted = cpu.quantize(x, dtype, recipe, per_block=True)
+                plain = self.gpu.quantize(x, dtype, recipe, stats=False)
+                found = differences(self.gpu.quantize(x, dtype, recipe, per_block=True), wanted)
+                restored = self.gpu.dequantize(plain).tobytes() == cpu.dequantize(wanted).tobytes()
+            if plain.packed.tobytes() != wanted.packed.tobytes() or plain.scales.tobytes() != wanted.scales.tobytes():
+                found.append("codes without statistics")
+            if not restored:
+                found.append("dequantized")
+            compared += 1
+            wrong += [f"{recipe.format.name} {recipe.scale_rule.name} {name}: {each}" for each in found]
+        return "CPU = GPU", told(f"{compared:,} times, {len(RECIPES)} recipes", wrong), not wrong
+
+    def golden(self) -> Line:
+        """The golden vectors and the tests of the backend, on this GPU."""
+        files = [TESTS / "backends" / name for name in ("test_golden.py", "test_producers.py")]
+        command = [sys.executable, "-m", "pytest", "-q", "-k", "gpu", *map(str, files)]
+        if importlib.util.find_spec("xdist"):
+            command += ["-n", "8"]  # most of the time goes into compiling
+        environment = {**os.environ, "MXCLI_TEST_GPU": DEVICE}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent, check=False)
+        return "golden vectors", done.stdout.strip().splitlines()[-1], done.returncode == 0
+
+    def conversions(self) -> Line:
+        """Instructions against the header, on every binary32."""
+        import cupy
+
+        wanted = {1: ("mxfp8_e4m3", "mxfp8_e5m2"), 2: ("mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e2m1")}
+        names = [name for level, group in wanted.items() if self.device.conversions >= level for name in group]
+        queue, wrong = self.device.queues(1)[0], []
+        for name in names:
+            found = queue.empty(8)
+            queue.fill(found, 0, 0, 8)
+            definitions = {
+                "MX_RECIPE": "MxRecipe" + literal(kernel_recipe(resolve(name))),
+                "MX_HARDWARE": str(self.device.conversions),
+            }
+            text = (TESTS / "gpu" / "conversions.cu").read_text(encoding="utf-8")
+            headers = {header: source(header) for header in HEADERS}
+            architecture = Compiler(self.capability).architecture
+            cubin = nvrtc.cubin("conversions.cu", text, headers, architecture, definitions)
+            module = cupy.cuda.function.Module()
+            module.load(cubin)
+            kernel = module.get_function("mx_conversions")
+            kernel((8 * self.device.processors,), (256,), (np.uint64(found.address),), stream=queue.stream)
+            count = np.zeros(1, np.uint64)
+            queue.download(found, count)
+            queue.finish()
+            if count[0]:
+                wrong.append(f"{name}: {count[0]} codes differ")
+        return "conversions by instruction", told(f"2^32 values to {len(names)} formats", wrong), not wrong
+
+    def large(self) -> Line:
+        """More than 2^31 elements: the last rows' bytes, and all counts."""
+        rows, columns, wrong = (1 << 16) + 512, 1 << 15, []
+        if self.quick:
+            return "large tensor", "left out", True
+        resident = Resident(self.device, rows, columns)
+        names = ("mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "fp8_e4m3_128x128", "fp8_e4m3_channel", "fp8_e4m3")
+        for name in names:
+            case = Case(resident, resolve(name))
+            try:
+                case.check()
+            except Exception as error:
+                wrong.append(str(error))
+        return "large tensor", told(f"{rows * columns:,} elements, {len(names)} formats", wrong), not wrong
+
+    # ------------------------------------------------------------------------------------------------------- uses
+
+    def torch_tensors(self) -> Line:
+        """Tensors on the GPU through `import mxcli`, on a stream of their own."""
+        try:
+            import torch
+        except ImportError as error:
+            return "torch tensors", str(error), False
+        import mxcli
+
+        wrong = []
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = torch.randn(300, 640, device=DEVICE, dtype=torch.bfloat16)
+            for name in ("mxfp8", "mxfp6", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128"):
+                there, here = mxcli.quantize(x, name), mxcli.quantize(x.cpu(), name, device="cpu")
+                for part in ("packed", "scales", "codes"):
+                    if not torch.equal(getattr(there, part).cpu(), getattr(here, part)):
+                        wrong.append(f"{name}: {part}")
+                if not torch.equal(there.dequantize().cpu(), here.dequantize()) or there.scales.device != x.device:
+                    wrong.append(f"{name}: dequantized, or elsewhere")
+                if mxcli.measure(x, name) != mxcli.measure(x.cpu(), name, device="cpu"):
+                    wrong.append(f"{name}: metrics")
+        return "torch tensors", told("6 formats on another stream", wrong), not wrong
+
+    def checkpoints(self) -> Line:
+        """`mxcli quantize` writes the same files on either device."""
+        wrong = []
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("nvfp4", "mxfp8", "fp8_e4m3_128x128"):
+                outputs = []
+                for device in ("cpu", DEVICE):
+                    output = Path(folder) / name / device.replace(":", "")
+                    command = [sys.executable, "-m", "mxcli", "quantize", str(TESTS.parent / "samples" / "tiny-llama")]
+                    command += ["--format", name, "-o", str(output), "--device", device, "-q"]
+                    done = subprocess.run(command, capture_output=True, text=True, check=False)
+                    if done.returncode:
+                        wrong.append(f"{name} on {device}: {done.stderr.strip()}")
+                    outputs.append({file.name: file.read_bytes() for file in output.glob("*")})
+                if {**outputs[0], "mxcli.json": b""} != {**outputs[1], "mxcli.json": b""}:
+                    wrong.append(f"{name}: other files")
+        return "mxcli quantize", told("3 formats, every file", wrong), not wrong
+
+    def failures(self) -> Line:
+        """Memory that is not there is refused in words."""
+        from mxcli.backends.cupy_device import CupyDevice
+
+        asked = CupyDevice(0).free_bytes() * 4
+        try:
+            self.device.queues(1)[0].empty(asked)
+        except EnvironmentFailure as failure:
+            return "out of memory", failure.message, f"{asked:,}" in failure.message
+        return "out of memory", "was not noticed", False
+
+    # ------------------------------------------------------------------------------------------------------ speed
+
+    def speed(self) -> Iterator[Line]:
+        """Every recipe beside the device's copy and reading, and other packages."""
+        size, rounds = BENCH_SIZE, 3 if self.quick else 15
+        report = run_gpu_bench(self.device, RECIPES, size=size, rounds=rounds, peers=PEERS, work=(CODES,), check=False)
+        for row in report.rows:
+            yield self._timed(row)
+        defaults = [resolve(name) for name in dict.fromkeys(recipe.format.name for recipe in RECIPES)]
+        measured = run_gpu_bench(
+            self.device, defaults, size=size, rounds=rounds, work=(ERRORS, STATISTICS), check=False
+        )
+        for row in measured.rows[2:]:
+            yield self._timed(row)
+        yield "clocks", f"{report.clocks[0]} | {measured.clocks[1]}", True
+
+    @staticmethod
+    def _timed(row: object) -> Line:
+        from mxcli.flows.bench_gpu import GpuRow
+
+        assert isinstance(row, GpuRow)
+        name = " ".join(word for word in (row.name, row.format, row.scale_rounding, row.work) if word)
+        if row.timing is None:
+            return name, row.problem or "", True
+        spread = 100 * (row.timing.p90 - row.timing.p10) / row.timing.median
+        rate = f"{row.bytes_per_second / 1e9:8.0f} GB/s" if row.bytes_per_second else ""
+        elements = f"{row.elements_per_second / 1e9:8.1f} G elements/s" if row.elements_per_second else ""
+        percent = f"{row.limit_percent:6.1f} % of the limit" if row.limit_percent else ""
+        equal = "" if row.bytes_equal is None else ", bytes equal" if row.bytes_equal else ", other bytes"
+        return name, f"{elements} {rate} {percent}, spread {spread:.1f} %{equal}".strip(), True
+
+
+def told(what: str, wrong: list[str]) -> str:
+    return f"{what}: equal" if not wrong else f"{what}: {len(wrong)} differ, first: {wrong[0]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    start, failed = time.perf_counter(), 0
+    check = Check(quick=parser.parse_args().quick)
+    print(f"{DEVICE}: {check.device.describe()}; mxcli kernel on {cpu.instruction_set()}", flush=True)
+
+    def show(line: Line) -> int:
+        what, result, good = line
+        print(f"{'ok  ' if good else 'FAIL'} {time.perf_counter() - start:6.1f} s  {what:44} {result}", flush=True)
+        return not good
+
+    steps: list[Callable[[], Line]] = [
+        *(check.compile, check.every_rule, check.conversions, check.golden, check.large),
+        *(check.torch_tensors, check.checkpoints, check.failures),
+    ]
+    for step in steps:
+        try:
+            failed += show(step())
+        except Exception as error:  # one check that breaks must not hide the others
+            failed += show((step.__name__, f"{type(error).__name__}: {error}", False))
+    for line in check.speed():
+        failed += show(line)
+    print(f"{failed} of the checks failed" if failed else "all checks passed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
