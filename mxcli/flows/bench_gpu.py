@@ -152,8 +152,8 @@ class Case:
             yield job.measure_whole(at, device.conversions, codes=codes, histogram=histogram)
 
     def check(self) -> None:
-        """Raises LimitError unless the bytes of the first tile and the last are the CPU's, and the tensor's counts those
-        of a tile as many times."""
+        """Raises LimitError unless the bytes of the first tile and the last are the CPU's, and the counts of the tensor
+        as many times the tile's."""
         resident, queue, job = self._resident, self._resident.queue, self.job
         wanted = cpu.quantize(resident.tile, DTYPE, self.recipe)
         repeats = resident.shape[0] // len(resident.tile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import fields
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from kernel_oracle import DTYPES
 from processor_device import ProcessorDevice
 
-from mxcli.backends import Backend, cpu
+from mxcli.backends import Backend, choose_backend, cpu
 from mxcli.backends.cuda import Cuda
 from mxcli.numerics.blocks import PerBlock, Quantized
 from mxcli.numerics.recipe import Recipe
@@ -21,7 +22,9 @@ from mxcli.numerics.stats import Histogram, Stats
 
 Array = npt.NDArray[Any]
 needs_cxx = pytest.mark.skipif(shutil.which(cuda_on_cpu.CXX) is None, reason="needs g++ to run CUDA on a CPU")
-GPU = Cuda(ProcessorDevice())
+WANTED_GPU = os.environ.get("MXCLI_TEST_GPU")
+"""A real one for the tests to use, such as cuda:0."""
+GPU = choose_backend(WANTED_GPU) if WANTED_GPU else Cuda(ProcessorDevice())
 CPU = cpu.Cpu(threads=1)
 
 

@@ -56,7 +56,7 @@ def test_csv_has_the_names_of_the_json(mxcli: Callable[..., Any], tmp_path: Path
         (("--size", "100"), 2, "--size 100 is not a multiple of 128"),
         (("--peers", "torcha"), 2, "Did you mean torchao"),
         (("--json", "--csv", "-"), 2, "--json and --csv both ask for stdout"),
-        (("--device", "cuda"), 6, "this benchmark has no GPU path"),
+        (("--device", "gpu"), 2, "--device takes auto, cpu, cuda or cuda:N"),
     ],
 )
 def test_refusals(mxcli: Callable[..., Any], words: tuple[str, ...], code: int, sentence: str) -> None:
@@ -64,3 +64,10 @@ def test_refusals(mxcli: Callable[..., Any], words: tuple[str, ...], code: int, 
     assert (done.code, done.out) == (code, "")
     assert sentence in done.err
     assert done.err.count("\n") == 1
+
+
+def test_a_gpu_that_is_not_there(mxcli: Callable[..., Any]) -> None:
+    done = mxcli("bench", "quantize", "--device", "cuda:99")
+    assert (done.code, done.out) == (6, "")
+    assert done.err.startswith("error: --device cuda:99: ")
+    assert "--device cpu" in done.err

@@ -28,7 +28,7 @@ from same_results import differences  # noqa: E402
 
 from mxcli.backends import cpu, nvrtc, open_timed_device  # noqa: E402
 from mxcli.backends.cuda import Cuda  # noqa: E402
-from mxcli.backends.device import Kernel, Launch  # noqa: E402
+from mxcli.backends.device import Kernel, Launch, TimedDevice  # noqa: E402
 from mxcli.backends.kernels import HEADERS, Compiler, source  # noqa: E402
 from mxcli.backends.launches import Addresses, Job  # noqa: E402
 from mxcli.backends.recipes import kernel_recipe, literal  # noqa: E402
@@ -72,11 +72,10 @@ def compile_for(task: tuple[tuple[int, int], Kernel]) -> None:
 
 
 class Check:
-    """The device, and everything to check on it."""
+    """A device, and everything to check on it."""
 
-    def __init__(self, *, quick: bool) -> None:
-        self.device = open_timed_device(DEVICE)
-        self.gpu, self.quick = Cuda(self.device), quick
+    def __init__(self, device: TimedDevice, *, quick: bool) -> None:
+        self.device, self.gpu, self.quick = device, Cuda(device), quick
         self.capability = self.device.capability
         self.samples = samples()
 
@@ -235,16 +234,18 @@ class Check:
         with tempfile.TemporaryDirectory() as folder:
             for name in ("nvfp4", "mxfp8", "fp8_e4m3_128x128"):
                 outputs = []
-                for device in ("cpu", DEVICE):
-                    output = Path(folder) / name / device.replace(":", "")
+                for number, device in enumerate(("cpu", DEVICE)):
+                    place = Path(folder) / name / str(number)
+                    place.mkdir(parents=True)
                     command = [sys.executable, "-m", "mxcli", "quantize", str(TESTS.parent / "samples" / "tiny-llama")]
-                    command += ["--format", name, "-o", str(output), "--device", device, "-q"]
-                    done = subprocess.run(command, capture_output=True, text=True, check=False)
+                    command += ["--format", name, "-o", "made", "--device", device, "-q"]
+                    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place)
                     if done.returncode:
                         wrong.append(f"{name} on {device}: {done.stderr.strip()}")
-                    outputs.append({file.name: file.read_bytes() for file in output.glob("*")})
-                if {**outputs[0], "mxcli.json": b""} != {**outputs[1], "mxcli.json": b""}:
-                    wrong.append(f"{name}: other files")
+                    outputs.append({file.name: file.read_bytes() for file in (place / "made").glob("*")})
+                if outputs[0] != outputs[1]:
+                    names = [file for file, content in outputs[0].items() if outputs[1].get(file) != content]
+                    wrong.append(f"{name}: other {', '.join(names)}")
         return "mxcli quantize", told("3 formats, every file", wrong), not wrong
 
     def failures(self) -> Line:
@@ -298,7 +299,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     start, failed = time.perf_counter(), 0
-    check = Check(quick=parser.parse_args().quick)
+    quick = parser.parse_args().quick
+    check = Check(open_timed_device(DEVICE), quick=quick)
     print(f"{DEVICE}: {check.device.describe()}; mxcli kernel on {cpu.instruction_set()}", flush=True)
 
     def show(line: Line) -> int:

@@ -1,0 +1,83 @@
+"""check.py itself, as far as it goes without a GPU: on the device that tests have, with few formats, small tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import check
+import numpy as np
+import pytest
+from kernel_samples import nonfinite, normal
+from processor_device import TimedProcessorDevice
+from same_results import needs_cxx
+
+from mxcli.backends import nvrtc
+from mxcli.errors import EnvironmentFailure
+from mxcli.flows import bench_gpu
+from mxcli.numerics.recipe import resolve
+
+pytestmark = needs_cxx
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> check.Check:
+    monkeypatch.setenv("MXCLI_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(check, "FORMATS", {"mxfp4_e2m1": None, "fp8_e4m3_channel": None})
+    monkeypatch.setattr(check, "RECIPES", [resolve("mxfp4", scale_rounding="floor"), resolve("fp8_e4m3_channel")])
+    monkeypatch.setattr(check, "SPELLED", ())
+    monkeypatch.setattr(check, "BENCH_SIZE", 256)
+    monkeypatch.setattr(check, "PEERS", ())
+    bf16 = (normal(5, 70).view(np.uint32) >> 16).astype(np.uint16)
+    tensors = {"normal BF16": (bf16, "BF16"), "odd": (nonfinite(7, 70), "F32")}
+    monkeypatch.setattr(check, "samples", lambda: tensors)
+    monkeypatch.setattr(bench_gpu, "TILE", 1 << 15)
+    monkeypatch.setattr(bench_gpu, "FLUSH_BYTES", 1 << 10)
+    return check.Check(TimedProcessorDevice(), quick=True)
+
+
+def test_compiling_goes_through_the_cache(small: check.Check) -> None:
+    try:
+        nvrtc.library()
+    except EnvironmentFailure as missing:
+        pytest.skip(missing.message)
+    what, result, _ = small.compile()
+    assert what == "compiling (goal 1.5 s, 50 ms)"
+    assert " kernels in " in result
+    assert " from the cache " in result
+
+
+def test_bytes_and_statistics(small: check.Check) -> None:
+    assert small.every_rule() == ("CPU = GPU", "6 times, 2 recipes: equal", True)
+
+
+def test_a_difference_is_told(small: check.Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = check.cpu.quantize
+    other = resolve("mxfp4", scale_rounding="ceil")
+
+    def mistaken(x: object, dtype: str, recipe: object, **options: object) -> object:
+        return real(x, dtype, other if recipe.format.name == "mxfp4_e2m1" else recipe, **options)  # type: ignore
+
+    monkeypatch.setattr(check.cpu, "quantize", mistaken)
+    _, result, good = small.every_rule()
+    assert not good
+    assert "differ, first: mxfp4_e2m1 rceil normal BF16: " in result
+
+
+def test_speed_has_a_line_for_all_that_is_timed(small: check.Check) -> None:
+    names = [what for what, _, good in small.speed() if good]
+    assert names == [
+        "copy copy",
+        "read read",
+        "mxcli mxfp4_e2m1 floor codes",
+        "mxcli fp8_e4m3_channel amax codes",
+        "mxcli mxfp4_e2m1 rceil errors",
+        "mxcli mxfp4_e2m1 rceil statistics",
+        "mxcli fp8_e4m3_channel amax errors",
+        "mxcli fp8_e4m3_channel amax statistics",
+        "clocks",
+    ]
+
+
+def test_checkpoints_are_the_same_files(small: check.Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "DEVICE", "cpu")
+    assert small.checkpoints() == ("mxcli quantize", "3 formats, every file: equal", True)
