@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-SHOWN_DETAILS = 10
 SHOWN_CHARACTERS = 200
 
 
@@ -13,10 +12,11 @@ class MxcliError(Exception):
     """One sentence naming the file or tensor, the value, the need and the way out.
 
     `details` holds one line per refusal when several are reported at once; `str()` shows the sentence, the
-    first ten details and how many more there are.
+    first of the details and how many more there are.
     """
 
     exit_code = 1
+    shown_details = 10
 
     def __init__(self, message: str, details: Sequence[str] = ()) -> None:
         super().__init__(message, tuple(details))
@@ -29,8 +29,8 @@ class MxcliError(Exception):
         return self.details or (self.message,)
 
     def __str__(self) -> str:
-        lines = [self.message, *(f"  {detail}" for detail in self.details[:SHOWN_DETAILS])]
-        hidden = len(self.details) - SHOWN_DETAILS
+        lines = [self.message, *(f"  {detail}" for detail in self.details[: self.shown_details])]
+        hidden = len(self.details) - self.shown_details
         if hidden > 0:
             lines.append(f"  and {hidden:,} more")
         return "\n".join(lines)
@@ -58,6 +58,7 @@ class LimitError(MxcliError):
     """A limit the user stated, or a verification, that failed."""
 
     exit_code = 5
+    shown_details = 20
 
 
 class EnvironmentFailure(MxcliError):  # noqa: N818

@@ -18,8 +18,8 @@ from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Amax
 
 Array = np.ndarray
-PIECE_BYTES = 64 << 20
-"""Input of a piece: long enough for full transfer speed, little beside a GPU's memory."""
+PIECE_BYTES = 16 << 20
+"""Input of a piece: long enough for full transfer speed, short enough that most weights are several."""
 QUEUES = 2
 _SHARE_OF_FREE = 0.9
 

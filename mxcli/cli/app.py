@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mxcli.cli import bench, dequantize, doctor, explain, formats, inspect, quantize, report
+from mxcli.cli import bench, compare, dequantize, doctor, explain, formats, inspect, quantize, report
 from mxcli.cli.arguments import normalized
 from mxcli.cli.streams import INTERRUPTED, silence, tell
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, UsageError, printable
@@ -28,6 +28,7 @@ for verb in (
     inspect.inspect,
     quantize.quantize,
     report.report,
+    compare.compare,
     dequantize.dequantize,
     formats.formats,
     explain.explain,
@@ -52,6 +53,7 @@ def root(
     Start here:
       mxcli inspect samples/tiny-llama
       mxcli report samples/tiny-llama --format nvfp4
+      mxcli compare samples/tiny-llama --formats mxfp8
       mxcli quantize samples/tiny-llama --format mxfp8_e4m3 -o tiny-llama-mxfp8
       mxcli explain rceil
 

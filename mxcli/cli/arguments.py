@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mxcli.errors import UsageError, printable
+
 STDOUT = "-"
 INCLUDE, EXCLUDE = "+", "-"
 _ENDINGS = {"--json": ".json", "--jsonl": ".jsonl"}
@@ -50,6 +52,16 @@ def repeatable(arguments: Sequence[str]) -> list[str]:
         elif not equals and waiting:
             waiting.pop(0)
     return result
+
+
+def listed(text: str | None, option: str) -> list[str]:
+    """The words that commas separate; none without `text`. Raises UsageError for a comma with nothing beside it."""
+    if text is None:
+        return []
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise UsageError(f"{option} '{printable(text)}': a name is missing; give names separated by single commas.")
+    return words
 
 
 def _is_file(word: str, ending: str) -> bool:

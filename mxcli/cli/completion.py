@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def formats(incomplete: str) -> list[str]:
@@ -24,6 +24,21 @@ def roundings(incomplete: str) -> list[str]:
     from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
 
     return _beginning(ELEMENT_ROUNDINGS, incomplete)
+
+
+def listed_formats(incomplete: str) -> list[str]:
+    """Formats, after those that commas separate."""
+    return _after_commas(formats, incomplete)
+
+
+def listed_scale_roundings(incomplete: str) -> list[str]:
+    """Scale rules and recipes, after those that commas separate."""
+    return _after_commas(scale_roundings, incomplete)
+
+
+def listed_roundings(incomplete: str) -> list[str]:
+    """Element roundings, after those that commas separate."""
+    return _after_commas(roundings, incomplete)
 
 
 def dialects(incomplete: str) -> list[str]:
@@ -56,3 +71,8 @@ def topics(incomplete: str) -> list[str]:
 
 def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
+
+
+def _after_commas(complete: Callable[[str], list[str]], incomplete: str) -> list[str]:
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in complete(last)]

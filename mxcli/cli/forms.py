@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mxcli.cli.arguments import STDOUT
 from mxcli.cli.streams import deliver, refuse_existing, stdout_screen
-from mxcli.errors import UsageError, did_you_mean, printable
+from mxcli.errors import UsageError, did_you_mean, printable, together
 
 if TYPE_CHECKING:
+    from mxcli.cli.streams import Talk
+    from mxcli.flows.conditions import Condition, Metrics
     from mxcli.flows.report import LayerReport, Report
+    from mxcli.output.screen import Screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,12 @@ def check_forms(forms: Forms, *, force: bool, beside: Iterable[str | None] = ())
     refuse_existing([*asked.values(), *beside], force=force)
 
 
+def check_dry_run(forms: Forms, *, dry_run: bool) -> None:
+    """Raises UsageError where a form is asked for that only what was measured can have."""
+    if dry_run and (forms.jsonl or forms.csv):
+        raise UsageError("--dry-run measures nothing, so there is no --jsonl and no --csv; --json gives the plan.")
+
+
 def stream_layer(layer: LayerReport, forms: Forms) -> None:
     """A line for a tensor that is done, where lines were asked for on stdout."""
     if forms.jsonl == STDOUT:
@@ -57,18 +66,64 @@ def deliver_report(report: Report, forms: Forms, *, verb: str, ending: str = "",
     """
     from mxcli.output.report import layer_line, report_csv, report_json, report_text
 
+    deliver_forms(
+        forms,
+        json=lambda: report_json(report, verb, **more),
+        csv=lambda: report_csv(report),
+        lines=lambda streamed: map(layer_line, report.kept if streamed else (*report.layers, *report.kept)),
+        text=lambda screen: "\n".join(filter(None, (report_text(report, screen, forms.sort, forms.top), ending))),
+    )
+
+
+def deliver_forms(
+    forms: Forms,
+    *,
+    json: Callable[[], str],
+    csv: Callable[[], str],
+    lines: Callable[[bool], Iterable[str]],
+    text: Callable[[Screen], str],
+) -> None:
+    """Every form asked for, where it was asked to go, and the text unless another form takes stdout.
+
+    `lines` is told whether those of measured tensors were streamed to stdout before.
+    """
     if forms.json is not None:
-        deliver(report_json(report, verb, **more), forms.json)
+        deliver(json(), forms.json)
     if forms.csv is not None:
-        deliver(report_csv(report), forms.csv)
+        deliver(csv(), forms.csv)
     if forms.jsonl is not None:
-        layers = report.kept if forms.jsonl == STDOUT else (*report.layers, *report.kept)
-        if layers or forms.jsonl != STDOUT:
-            deliver("\n".join(map(layer_line, layers)), forms.jsonl)
+        left = list(lines(forms.jsonl == STDOUT))
+        if left or forms.jsonl != STDOUT:
+            deliver("\n".join(left), forms.jsonl)
     if not forms.takes_stdout:
-        screen = stdout_screen(no_color=forms.no_color, wide=forms.wide)
-        text = report_text(report, screen, forms.sort, forms.top)
-        deliver("\n".join(filter(None, (text, ending))))
+        deliver(text(stdout_screen(no_color=forms.no_color, wide=forms.wide)))
+
+
+def stated_limits(expressions: Iterable[str] | None) -> list[Condition]:
+    """What --fail-on states; raises UsageError, naming every expression that means nothing."""
+    from mxcli.flows.conditions import parse_condition
+
+    conditions, problems = [], list[str]()
+    for expression in expressions or ():
+        try:
+            conditions.append(parse_condition(expression))
+        except UsageError as error:
+            problems += error.reasons
+    if problems:
+        raise together(UsageError, "--fail-on", problems)
+    return conditions
+
+
+def enforce_limits(conditions: Sequence[Condition], measured: Iterable[tuple[str, Metrics]], talk: Talk) -> None:
+    """Raises LimitError naming every measurement that is beyond a limit; metrics that are absent are told of."""
+    if not conditions:
+        return
+    from mxcli.flows.conditions import check_limits, limit_error
+
+    limits = check_limits(conditions, measured)
+    talk.notes(limits.notes)
+    if limits.failures:
+        raise limit_error(limits)
 
 
 def _check_sort(sort: str) -> None:

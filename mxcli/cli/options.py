@@ -33,6 +33,35 @@ Format = Annotated[
         help="A name that `mxcli formats` lists, or ELEMENT:SCALE:BLOCK[:TENSOR_SCALE] as in e3m2:e8m0:1x16.",
     ),
 ]
+Formats = Annotated[
+    str,
+    typer.Option(
+        "--formats",
+        metavar="FORMAT[,FORMAT...]",
+        autocompletion=completion.listed_formats,
+        help="Formats to compare, separated by commas, each as --format takes it.",
+    ),
+]
+ScaleRoundings = Annotated[
+    str | None,
+    typer.Option(
+        "--scale-roundings",
+        metavar="RULE[,RULE...]",
+        autocompletion=completion.listed_scale_roundings,
+        help="Scale rules to compare, separated by commas: each with every format it serves.  [default: of several "
+        "formats the dialect's rule for each; of one format floor, ceil, rceil and even, or every recipe for its "
+        "kind of scale]",
+    ),
+]
+Roundings = Annotated[
+    str | None,
+    typer.Option(
+        "--roundings",
+        metavar="RULE[,RULE...]",
+        autocompletion=completion.listed_roundings,
+        help="Element roundings to compare, separated by commas.  [default: the dialect's, usually nearest-even]",
+    ),
+]
 ScaleRounding = Annotated[
     str | None,
     typer.Option(
@@ -159,6 +188,25 @@ Sort = Annotated[
 Top = Annotated[
     int | None,
     typer.Option("--top", min=0, metavar="N", help="Rows of the table to show; totals still cover all."),
+]
+By = Annotated[
+    str,
+    typer.Option(
+        "--by",
+        metavar="layer|role|kind",
+        help="What tensors are summed up by: the layer they are in, their role, or what they are in every layer, such "
+        "as mlp.down_proj.",
+    ),
+]
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-on",
+        metavar="EXPRESSION",
+        help="End with exit code 5, after the report, if a tensor's metrics are as in 'saturated_percent>0.1' or "
+        "'sqnr_db<20 and elements>1000': < <= > >= == != of metrics and numbers, and, or, parentheses. May be "
+        "repeated.",
+    ),
 ]
 Wide = Annotated[bool, typer.Option("--wide", help="Full names and all columns, whatever the width of the terminal.")]
 PerBlock = Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from mxcli.cli import options
 from mxcli.cli.arguments import repeatable
-from mxcli.cli.forms import Forms, check_forms, deliver_report
+from mxcli.cli.forms import Forms, check_dry_run, check_forms, deliver_report
 from mxcli.cli.machine import found_device, machine, open_backend
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import deliver, stdout_screen, talk_on_stderr
@@ -66,7 +66,8 @@ def quantize(
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
     where = machine(device, threads, max_memory)
     check_forms(forms, force=force)
-    _check_output(output, forms, dry_run=dry_run)
+    _check_output(output, dry_run=dry_run)
+    check_dry_run(forms, dry_run=dry_run)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
     asked = options.plan_options(
         format,
@@ -124,11 +125,9 @@ def _site(output: str | None, device: str, max_memory: int | None) -> Site:
     return Site(output, None if output is None else free_bytes(Path(output)), device, max_memory)
 
 
-def _check_output(output: str | None, forms: Forms, *, dry_run: bool) -> None:
+def _check_output(output: str | None, *, dry_run: bool) -> None:
     if output is None and not dry_run:
         raise UsageError("missing option '-o/--output DIR': name the directory to write, or use --dry-run.")
-    if dry_run and (forms.jsonl or forms.csv):
-        raise UsageError("--dry-run measures nothing, so there is no --jsonl and no --csv; --json gives the plan.")
 
 
 def _deliver_plan(

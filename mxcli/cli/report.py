@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from mxcli.cli import options
-from mxcli.cli.forms import Forms, check_forms, deliver_report, stream_layer
+from mxcli.cli.forms import Forms, check_forms, deliver_report, enforce_limits, stated_limits, stream_layer
 from mxcli.cli.machine import machine, open_backend
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import INTERRUPTED, talk_on_stderr
@@ -30,6 +30,7 @@ def report(
     jsonl: options.Jsonl = None,
     csv: options.Csv = None,
     per_block: options.PerBlock = None,
+    fail_on: options.FailOn = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     max_memory: options.MaxMemory = None,
@@ -50,12 +51,14 @@ def report(
     Examples:
       mxcli report samples/tiny-llama
       mxcli report samples/tiny-llama --format mxfp4 --scale-rounding floor --sort saturated_percent --top 5
+      mxcli report samples/tiny-llama --format nvfp4 --fail-on 'sqnr_db<15 or saturated_percent>5'
       mxcli report samples/tiny-llama-captures.safetensors --format nvfp4 --include @gradient
       mxcli report samples/tiny-llama --format e3m2:e8m0:1x16 --json | jq '.totals.sqnr_db'
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
     where = machine(device, threads, max_memory)
     check_forms(forms, force=force, beside=[per_block])
+    limits = stated_limits(fail_on)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
     asked = options.plan_options(
         format,
@@ -68,9 +71,10 @@ def report(
         analysis=True,
     )
     from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.measuring import memory_to_measure
     from mxcli.flows.memory import check_memory
     from mxcli.flows.plan import make_plan
-    from mxcli.flows.report import LayerReport, make_report, memory_to_measure
+    from mxcli.flows.report import LayerReport, make_report
 
     checkpoint = open_checkpoint(source)
     plan = make_plan(checkpoint, asked)
@@ -94,3 +98,4 @@ def report(
     deliver_report(result, forms, verb="report")
     if result.unfinished:
         raise typer.Exit(INTERRUPTED)
+    enforce_limits(limits, ((printable(layer.name), layer.metrics) for layer in result.layers), talk)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,33 +10,23 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
-import numpy as np
-
 from mxcli.backends import Backend
-from mxcli.errors import RefusedError, printable, together
-from mxcli.files.checkpoint import Checkpoint, read
-from mxcli.files.layouts import COLUMN, Entry
-from mxcli.files.tensors import DTYPES
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.layouts import Entry
 from mxcli.files.writer_shards import Shard, ShardFile, partial_path
 from mxcli.flows.arrange import Arrangement
 from mxcli.flows.inspect import Total, totals_by
-from mxcli.flows.memory import Need, need_of
+from mxcli.flows.measuring import PER_BLOCK, measure, not_finite, oddities, refuse, summed
 from mxcli.flows.plan import Options, Plan, Step
-from mxcli.numerics.blocks import Quantized, grid_shape
-from mxcli.numerics.formats import BlockFormat, find_format
+from mxcli.numerics.blocks import grid_shape
+from mxcli.numerics.formats import find_format
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Stats
 
 QUANTIZED, PADDED, KEPT, TIED = "quantized", "padded", "kept", "tied"
-_PER_BLOCK = {"amax": "F32", "decode": "F32", "saturated": "I32", "underflowed": "I32", "noise": "F64"}
 
-_ODDITIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
-    "with NaN or infinities": lambda m: m["nonfinite"],
-    "with blocks lost to a scale that became zero or was clamped": lambda m: m["scale_underflowed_blocks"],
-    "of zeros only": lambda m: m["amax"] == 0 and not m["nonfinite"],
-}
 Gathered = Iterable[tuple[Step, Stats | None]]
 
 
@@ -109,7 +98,7 @@ class Tally:
         plan, infos = self._plan, self._checkpoint.tensors.values()
         row = find_format(plan.options.format)
         roles = [layer.role for layer in self._layers]
-        by_role = {role: _summed(stats, row, roles.count(role)) for role, stats in self._sums.items()}
+        by_role = {role: summed(stats, row, roles.count(role)) for role, stats in self._sums.items()}
         whole = reduce(add, self._sums.values()) if self._sums else None
         decisions = [decision_of(step) for step in plan.steps]
         return Report(
@@ -120,10 +109,14 @@ class Tally:
             recipes=_recipes(plan),
             layers=tuple(self._layers),
             kept=tuple(_layer(step) for step in plan.steps if step.recipe is None),
-            sum=None if whole is None else _summed(whole, row, len(roles)),
+            sum=None if whole is None else summed(whole, row, len(roles)),
             by_role=by_role,
             counts={word: decisions.count(word) for word in (QUANTIZED, PADDED, KEPT, TIED)},
-            notes=(*self._checkpoint.notes, *plan.notes, *_layer_notes(self._layers)),
+            notes=(
+                *self._checkpoint.notes,
+                *plan.notes,
+                *oddities((layer.name, [layer.metrics]) for layer in self._layers),
+            ),
             unfinished=len(plan.quantized) - len(self._layers),
         )
 
@@ -140,11 +133,6 @@ def report_of(
     return tally.report()
 
 
-def memory_to_measure(plan: Plan, *, per_block: bool = False) -> Need:
-    """What `make_report` needs: a tensor, a copy of it where it is turned, and its arrays with a value per block."""
-    return need_of((step.tensor.name, _working_bytes(step, per_block)) for step in plan.quantized)
-
-
 def make_report(
     source: str,
     checkpoint: Checkpoint,
@@ -154,72 +142,34 @@ def make_report(
     on_layer: Callable[[LayerReport], None] | None = None,
     per_block: Path | None = None,
 ) -> Report:
-    """Measures every tensor that the plan quantizes, in one pass each (two where a tensor scale is shared).
+    """Measures every tensor that the plan quantizes, each read once.
 
     `on_layer` is told of each as it is done. `per_block` names a safetensors file for arrays with a value per
     block; it is replaced, and appears only when complete. An interruption ends the measuring and leaves a
     report on what was done. Raises RefusedError for values that are not finite, if the options refuse them.
     """
     tally = Tally(source, checkpoint, plan)
-    groups, amax = plan.groups, dict[str, float]()
     refusals: list[str] = []
     try:
         with _block_file(per_block, plan) as file:
-            for step in plan.quantized:
-                if step.group is not None and step.group not in amax:
-                    amax[step.group] = _amax(checkpoint, groups[step.group], backend)
-                q = _quantized(checkpoint, step, amax.get(step.group or ""), backend, file is not None)
+            for (step,), (q,) in measure(checkpoint, (plan,), backend, per_block=file is not None):
                 assert q.stats is not None
-                if plan.options.nonfinite == "error" and q.stats.nan + q.stats.infinite:
-                    refusals.append(_not_finite(step, q.stats))
+                refusals += not_finite(step, q.stats)
                 if file is not None:
-                    for array in _PER_BLOCK:
+                    for array in PER_BLOCK:
                         file.write(f"{step.tensor.name}.{array}", getattr(q.per_block, array))
                 layer = tally.add(step, q.stats)
                 if on_layer is not None:
                     on_layer(layer)
     except KeyboardInterrupt:
         pass
-    if refusals:
-        raise together(RefusedError, "Values that are not finite", refusals)
+    refuse(refusals)
     return tally.report()
-
-
-def _summed(stats: Stats, row: BlockFormat, tensors: int) -> dict[str, Value]:
-    return {"tensors": tensors, **measured(stats, row, tensors=tensors)}
 
 
 def _layer(step: Step, metrics: Mapping[str, Value] | None = None) -> LayerReport:
     info, decision = step.tensor, decision_of(step)
     return LayerReport(info.name, info.dtype, info.shape, info.role, decision, step.reason, step.recipe, metrics or {})
-
-
-def _quantized(checkpoint: Checkpoint, step: Step, amax: float | None, backend: Backend, per_block: bool) -> Quantized:
-    assert step.recipe is not None
-    x = read(checkpoint, step.tensor)
-    turned = np.swapaxes(x, -1, -2) if step.axis == COLUMN else x
-    return backend.quantize(turned, step.tensor.dtype, step.recipe, tensor_amax=amax, codes=False, per_block=per_block)
-
-
-def _working_bytes(step: Step, per_block: bool) -> int:
-    assert step.recipe is not None
-    block_bytes = sum(DTYPES[dtype].storage_bytes for dtype in _PER_BLOCK.values()) if per_block else 0
-    copies = 2 if step.axis == COLUMN else 1
-    return copies * step.tensor.nbytes + block_bytes * math.prod(grid_shape(step.recipe.format, step.shape))
-
-
-def _amax(checkpoint: Checkpoint, steps: Iterable[Step], backend: Backend) -> float:
-    return max(backend.amax(read(checkpoint, step.tensor), step.tensor.dtype).value for step in steps)
-
-
-def _not_finite(step: Step, stats: Stats) -> str:
-    place = [int(at) for at in np.unravel_index(stats.first_nonfinite, step.shape)]
-    if step.axis == COLUMN:
-        place[-2:] = place[:-3:-1]
-    return (
-        f"{printable(step.tensor.name)}: {stats.nan + stats.infinite:,} of {stats.elements:,} values are NaN "
-        f"or infinite, the first at {place}. Use --nonfinite saturate or nan-block to measure it all the same."
-    )
 
 
 @contextmanager
@@ -231,7 +181,7 @@ def _block_file(path: Path | None, plan: Plan) -> Iterator[ShardFile | None]:
     entries = tuple(
         Entry(f"{step.tensor.name}.{array}", dtype, grid_shape(step.recipe.format, step.shape))
         for step in plan.quantized
-        for array, dtype in _PER_BLOCK.items()
+        for array, dtype in PER_BLOCK.items()
         if step.recipe is not None
     )
     partial = partial_path(path)
@@ -251,12 +201,3 @@ def _recipes(plan: Plan) -> tuple[tuple[Recipe, int], ...]:
     used = [step.recipe for step in plan.quantized if step.recipe is not None]
     counts = [(recipe, used.count(recipe)) for at, recipe in enumerate(used) if used.index(recipe) == at]
     return tuple(sorted(counts, key=lambda pair: -pair[1]))
-
-
-def _layer_notes(layers: list[LayerReport]) -> Iterator[str]:
-    """A sentence for each oddity that some measured tensor has."""
-    for what, has in _ODDITIES.items():
-        found = [layer.name for layer in layers if has(layer.metrics)]
-        if found:
-            plural, more = ("s", ", …") if len(found) > 1 else ("", "")
-            yield f"{len(found):,} tensor{plural} ('{printable(found[0])}'{more}) {what}."

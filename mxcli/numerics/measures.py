@@ -10,6 +10,7 @@ from mxcli.numerics.floats import FP32, FloatFormat
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.stats import (
     RANGE_BINS_PER_OCTAVE,
+    SQNR_BINS,
     SQNR_BINS_PER_OCTAVE,
     SQNR_LOWEST_EXPONENT,
     Histogram,
@@ -177,18 +178,29 @@ def _bin_middle(at: int, per_octave: int, lowest_exponent: int) -> float:
     return octave + lowest_exponent + math.log2(1.0 + (part + 0.5) / per_octave)
 
 
+def _decibels(at: int) -> float | None:
+    """The middle of a bin of signal / noise in dB; None for that of blocks without noise."""
+    exact = at == SQNR_BINS - 1
+    return None if exact else 10.0 * math.log10(2.0) * _bin_middle(at, SQNR_BINS_PER_OCTAVE, SQNR_LOWEST_EXPONENT)
+
+
 def block_sqnr_db(m: Measurement) -> dict[str, float | None]:
     """Quantiles over blocks in dB: the middle of a bin, p0 exactly; None is a block without noise."""
-    bins, s = m.stats.sqnr_bins, m.stats
-
-    def decibels(at: int) -> float | None:
-        exact = at == len(bins) - 1
-        return None if exact else 10.0 * math.log10(2.0) * _bin_middle(at, SQNR_BINS_PER_OCTAVE, SQNR_LOWEST_EXPONENT)
-
-    quantiles = _quantiles(bins, decibels)
+    s = m.stats
+    quantiles = _quantiles(s.sqnr_bins, _decibels)
     if s.min_block_sqnr > 0:
         quantiles["p0"] = 10.0 * math.log10(s.min_block_sqnr)
     return _rising(quantiles)
+
+
+def block_sqnr_histogram(m: Measurement) -> dict[str, int]:
+    """Blocks by the whole dB below the middle of their bin; those without noise under `exact`."""
+    histogram = dict[str, int]()
+    for at, count in m.stats.sqnr_bins.counted:
+        decibels = _decibels(at)
+        key = "exact" if decibels is None else str(math.floor(decibels))
+        histogram[key] = histogram.get(key, 0) + count
+    return histogram
 
 
 def block_dynamic_range(m: Measurement) -> dict[str, float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mxcli.numerics import measures
@@ -16,7 +16,8 @@ from mxcli.numerics.stats import Stats
 class Metric:
     """A key of a report: its unit, meaning and formula, how to compute it, and which direction is better.
 
-    `of` returns None where the value does not exist (no elements, no signal, an exact result).
+    `of` returns None where the value does not exist (no elements, no signal, an exact result). `number` says that
+    it is one number, which tensors can be ordered, compared and judged by, and no histogram or list.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Metric:
     of: Callable[[Measurement], Value]
     better: str = "neither"
     source: str = "mxcli"
+    number: bool = True
 
 
 _B4 = "Pretraining Large Language Models with NVFP4, appendix B.4"
@@ -192,6 +194,7 @@ METRICS: dict[str, Metric] = {
             "blocks by exponent of their scale",
             "count by floor(log2 scale)",
             measures.scale_exponent_histogram,
+            number=False,
         ),
         Metric(
             "element_exponent_histogram",
@@ -199,6 +202,7 @@ METRICS: dict[str, Metric] = {
             "elements by binade of their code's value",
             "count by floor(log2 |code value|)",
             measures.element_exponent_histogram,
+            number=False,
         ),
         Metric(
             "code_use_percent",
@@ -215,6 +219,15 @@ METRICS: dict[str, Metric] = {
             "quantiles of 10 log10(sum x^2 / sum (y - x)^2)",
             measures.block_sqnr_db,
             "high",
+            number=False,
+        ),
+        Metric(
+            "block_sqnr_histogram",
+            "blocks",
+            "blocks by their SQNR in whole dB, to within 0.13 dB; `exact`: without noise",
+            "count by floor(10 log10(sum x^2 / sum (y - x)^2))",
+            measures.block_sqnr_histogram,
+            number=False,
         ),
         Metric(
             "block_dynamic_range",
@@ -222,6 +235,7 @@ METRICS: dict[str, Metric] = {
             "quantiles over blocks of largest over smallest nonzero magnitude, to within 0.17 binades (p0 exactly)",
             "quantiles of log2(amax / smallest nonzero)",
             measures.block_dynamic_range,
+            number=False,
         ),
         Metric(
             "worst_blocks",
@@ -229,16 +243,31 @@ METRICS: dict[str, Metric] = {
             "the blocks with most error: batch index, first row and column, sum of squared errors, share of the total",
             "largest sum (y - x)^2",
             measures.worst_blocks,
+            number=False,
         ),
     )
 }
 
 
+NUMBERS: dict[str, Metric] = {name: metric for name, metric in METRICS.items() if metric.number}
+"""The metrics that are one number."""
+
+
 def measured(
-    stats: Stats, row: BlockFormat, shape: tuple[int, ...] | None = None, tensors: int = 1
+    stats: Stats,
+    row: BlockFormat,
+    shape: tuple[int, ...] | None = None,
+    tensors: int = 1,
+    metrics: Mapping[str, Metric] = METRICS,
 ) -> dict[str, Value]:
-    """Every metric of one tensor, or of a sum of `tensors` (`shape` None); None where a value does not exist or is not
-    finite."""
+    """The metrics (all of them) of one tensor, or of a sum of `tensors` (`shape` None); None where a value does not
+    exist or is not finite."""
     m = Measurement(stats, row, shape, tensors)
-    values = {name: metric.of(m) for name, metric in METRICS.items()}
+    values = {name: metric.of(m) for name, metric in metrics.items()}
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+
+
+def number_of(metrics: Mapping[str, Value], name: str) -> float | None:
+    """A metric that is one number; None where it is absent or something else."""
+    value = metrics[name]
+    return value if isinstance(value, (int, float)) else None

@@ -19,6 +19,9 @@ from mxcli.numerics.rounding import (
 
 NONFINITE_POLICIES = ("error", "saturate", "nan-block")
 
+_BOTH: list[ScaleRounding | ScaleRecipe] = [*POWER_OF_TWO_ROUNDINGS.values(), *SCALE_RECIPES.values()]
+_RULES = {known: rule for rule in _BOTH for known in (rule.name, *rule.aliases)}
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -85,15 +88,17 @@ def scale_rules(row: BlockFormat) -> list[str]:
     return names + [recipe.name for recipe in SCALE_RECIPES.values() if recipe.scale == kind]
 
 
+def find_scale_rule(name: str) -> ScaleRounding | ScaleRecipe | None:
+    """The rule or recipe of that name, whichever format it serves; None: there is none."""
+    return _RULES.get(name.strip().lower())
+
+
 def _rule(row: BlockFormat, name: str) -> ScaleRounding | ScaleRecipe:
-    wanted = name.strip().lower()
-    both: list[ScaleRounding | ScaleRecipe] = [*POWER_OF_TWO_ROUNDINGS.values(), *SCALE_RECIPES.values()]
-    by_name = {known: rule for rule in both for known in (rule.name, *rule.aliases)}
-    rule = by_name.get(wanted)
+    rule = find_scale_rule(name)
     if rule is None:
         raise UsageError(
             f"unknown scale rounding '{printable(name)}': {row.name} takes {', '.join(scale_rules(row))}."
-            f"{did_you_mean(wanted, by_name)}"
+            f"{did_you_mean(name.strip(), _RULES)}"
         )
     if rule.name not in scale_rules(row):
         raise UsageError(

@@ -22,6 +22,12 @@ def significant(value: float | None) -> str:
     return f"{rounded:,.{max(2 - math.floor(math.log10(abs(rounded))), 0)}f}"
 
 
+def trimmed(value: float) -> str:
+    """Three significant digits without trailing zeros, as in a sentence: `0.2`, `1.35`, `12`."""
+    text = significant(value)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
 def power_of_two(value: float) -> str:
     """`2^-6` for an exact power of two other than 1, else the shortest decimal."""
     fraction, exponent = math.frexp(value)

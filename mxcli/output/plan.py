@@ -9,6 +9,7 @@ from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import CONFIG, RECORD
 from mxcli.flows.arrange import Arrangement, Task
+from mxcli.flows.memory import Need
 from mxcli.flows.report import Report, decision_of
 from mxcli.flows.sharding import INDEX
 from mxcli.output.export import json_text
@@ -61,12 +62,12 @@ def plan_text(
         "",
         *aligned(_COLUMNS, rows, screen),
         "",
-        *count_lines(report, screen),
+        *count_lines(report, report.sum, screen),
     ]
     files = output_files(checkpoint, arrangement)
     needs = [
         f"layout {arrangement.layout.name}: {arrangement.layout.meaning}",
-        f"final size {_sizes(report, arrangement)}; {_memory(arrangement, site)}",
+        f"final size {_sizes(report, arrangement)}; {memory_words(arrangement.need, site)}",
         f"would compute on {site.device}",
         f"would write {counted(len(files), 'file')}: {', '.join(map(printable, files))}",
     ]
@@ -152,8 +153,9 @@ def _row(task: Task) -> list[str]:
     ]
 
 
-def _memory(arrangement: Arrangement, site: Site) -> str:
-    peak = f"peak memory about {byte_size(arrangement.need.peak_bytes)}"
+def memory_words(need: Need, site: Site) -> str:
+    """The memory needed, and of how much that is allowed."""
+    peak = f"peak memory about {byte_size(need.peak_bytes)}"
     if site.max_memory is None:
         return peak
     allowed = f"{byte_size(site.max_memory)} allowed (--max-memory)"

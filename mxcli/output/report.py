@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Protocol, TypeVar
 
 from mxcli.errors import printable
+from mxcli.flows.inspect import Total
+from mxcli.flows.plan import Options
 from mxcli.flows.records import options_record, recipe_record
 from mxcli.flows.report import KEPT, LayerReport, Report
 from mxcli.numerics.measures import Value
-from mxcli.numerics.metrics import METRICS
+from mxcli.numerics.metrics import METRICS, number_of
 from mxcli.numerics.recipe import Recipe
 from mxcli.output.export import csv_text, json_line, json_text
 from mxcli.output.inspection import source_line
@@ -45,6 +48,57 @@ _LAYER_KEYS = (
 )
 RECORD_KEYS = (*_LAYER_KEYS, *METRICS)
 
+Metrics = Mapping[str, Value]
+T = TypeVar("T")
+
+
+class Decided(Protocol):
+    """A tensor of which it was decided what to do."""
+
+    @property
+    def role(self) -> str:
+        """What it is for."""
+
+    @property
+    def decision(self) -> str:
+        """What became of it."""
+
+
+class Measured(Protocol):
+    """What reports and comparisons have in common."""
+
+    @property
+    def source(self) -> str:
+        """What the user called the source."""
+
+    @property
+    def total(self) -> Total:
+        """How much it holds."""
+
+    @property
+    def by_dtype(self) -> Mapping[str, Total]:
+        """How much of each type."""
+
+    @property
+    def options(self) -> Options:
+        """What was asked for."""
+
+    @property
+    def layers(self) -> Sequence[Decided]:
+        """The tensors measured."""
+
+    @property
+    def kept(self) -> Sequence[Decided]:
+        """The others."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many there are of each decision."""
+
+    @property
+    def unfinished(self) -> int:
+        """How many an interruption left unmeasured."""
+
 
 def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: int | None = None) -> str:
     """Two headlines, the tensors with the worst first, totals by role, and what was decided, counted.
@@ -60,22 +114,31 @@ def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: i
         if len(report.by_role) > 1:
             rows += [_sum_row(f"{role} ({total['tensors']:,})", total) for role, total in report.by_role.items()]
     lines += aligned(_COLUMNS, rows, screen)
-    lines.append("")
-    if len(shown) < len(layers):
-        lines.append(f"{len(shown):,} of {counted(len(layers), 'tensor')} shown, worst {sort} first")
-    lines += count_lines(report, screen)
-    if report.unfinished:
-        lines.append(f"interrupted: {counted(report.unfinished, 'tensor')} not measured")
+    lines += ["", *ending_lines(report, report.sum, screen, len(shown), sort)]
     return "\n".join(lines)
+
+
+def ending_lines(result: Measured, total: Metrics | None, screen: Screen, shown: int, sort: str) -> list[str]:
+    """How many tensors are shown, what was decided about how many, and whether an interruption left some out."""
+    lines, layers = [], len(result.layers)
+    if shown < layers:
+        order = "in order of name" if sort == "name" else f"worst {sort} first"
+        lines.append(f"{shown:,} of {counted(layers, 'tensor')} shown, {order}")
+    lines += count_lines(result, total, screen)
+    if result.unfinished:
+        lines.append(f"interrupted: {counted(result.unfinished, 'tensor')} not measured")
+    return lines
 
 
 def headlines(report: Report, screen: Screen) -> list[str]:
     """What the source is, the rules in force and the policies."""
-    source = source_line(report.source, report.total, report.by_dtype, dialect=None)
-    policies = f"non-finite input: {report.options.nonfinite}; indivisible lengths: {report.options.on_indivisible}"
-    lines = [
-        line for text in (source, *map(_rule_line, report.recipes), policies) for line in folded_lines(text, screen)
-    ]
+    return headed(report, map(recipe_line, report.recipes), screen)
+
+
+def headed(result: Measured, rules: Iterable[str], screen: Screen) -> list[str]:
+    """What the source is, the rules given, and the policies."""
+    source = source_line(result.source, result.total, result.by_dtype, dialect=None)
+    lines = [line for text in (source, *rules, policy_line(result.options)) for line in folded_lines(text, screen)]
     return [bold(lines[0], screen), *lines[1:]]
 
 
@@ -124,7 +187,13 @@ def layer_line(layer: LayerReport) -> str:
     return json_line(layer_record(layer))
 
 
-def _rule_line(counted_recipe: tuple[Recipe, int]) -> str:
+def policy_line(options: Options) -> str:
+    """What is done about values and lengths that do not fit."""
+    return f"non-finite input: {options.nonfinite}; indivisible lengths: {options.on_indivisible}"
+
+
+def recipe_line(counted_recipe: tuple[Recipe, int]) -> str:
+    """A recipe in words, and how many tensors have it."""
     recipe, count = counted_recipe
     row = recipe.format
     tensor = f", {row.tensor_scale.name} tensor scale" if row.tensor_scale else ""
@@ -145,49 +214,53 @@ def _sum_row(title: str, metrics: Mapping[str, Value]) -> list[str]:
 
 def _metric_cells(metrics: Mapping[str, Value]) -> list[str]:
     low, high = metrics["scale_exponent_min"], metrics["scale_exponent_max"]
-    used, available = _number(metrics, "binades_used"), _number(metrics, "binades_available")
+    used, available = number_of(metrics, "binades_used"), number_of(metrics, "binades_available")
     return [
-        _noise_cell(metrics, "sqnr_db"),
-        _noise_cell(metrics, "relative_error"),
-        significant(_number(metrics, "saturated_percent")),
-        significant(_number(metrics, "underflowed_percent")),
+        noise_cell(metrics, "sqnr_db"),
+        noise_cell(metrics, "relative_error"),
+        number_cell(metrics, "saturated_percent"),
+        number_cell(metrics, "underflowed_percent"),
         ABSENT if low is None else f"{low}..{high}",
         f"{ABSENT if used is None else f'{used:.1f}'}/{available:.1f}",
     ]
 
 
-def _noise_cell(metrics: Mapping[str, Value], name: str) -> str:
+def noise_cell(metrics: Metrics, name: str) -> str:
     """A measure of noise; `exact` where there is none."""
-    return EXACT if metrics["mse"] == 0 else significant(_number(metrics, name))
+    return EXACT if metrics["mse"] == 0 else number_cell(metrics, name)
 
 
-def _number(metrics: Mapping[str, Value], name: str) -> float | None:
-    value = metrics[name]
-    return value if isinstance(value, (int, float)) else None
+def number_cell(metrics: Metrics, name: str) -> str:
+    """Three significant digits of a metric."""
+    return significant(number_of(metrics, name))
+
+
+def worst_first(layers: Iterable[T], sort: str, metrics: Callable[[T], Sequence[Metrics]]) -> list[T]:
+    """Ordered by a metric, the worst under any of a tensor's recipes deciding; exact and absent ones last."""
+    sign = 1 if METRICS[sort].better == "high" else -1
+
+    def harm(layer: T) -> tuple[bool, float]:
+        known = [sign * value for each in metrics(layer) if (value := number_of(each, sort)) is not None]
+        return not known, min(known, default=0.0)
+
+    return sorted(layers, key=harm)
 
 
 def _sorted(layers: Sequence[LayerReport], sort: str) -> list[LayerReport]:
-    """Worst first by a metric, exact and absent ones last; or by name."""
     if sort == "name":
         return sorted(layers, key=lambda layer: layer.name)
-    sign = 1 if METRICS[sort].better == "high" else -1
-
-    def worst_first(layer: LayerReport) -> tuple[bool, float]:
-        value = _number(layer.metrics, sort)
-        return value is None, sign * (value or 0)
-
-    return sorted(layers, key=worst_first)
+    return worst_first(layers, sort, lambda layer: [layer.metrics])
 
 
-def count_lines(report: Report, screen: Screen) -> list[str]:
-    """What was decided about how many tensors, and which kinds were kept."""
-    kinds = Counter(layer.role for layer in report.kept if layer.decision == KEPT)
+def count_lines(result: Measured, total: Metrics | None, screen: Screen) -> list[str]:
+    """What was decided about how many tensors, which kinds were kept, and what was not finite in the `total`."""
+    kinds = Counter(layer.role for layer in result.kept if layer.decision == KEPT)
     kept = ", ".join(f"{role} {count:,}" for role, count in kinds.most_common())
     words = [
-        f"{word} {count:,}" + (f" ({kept})" if word == KEPT and kept else "") for word, count in report.counts.items()
+        f"{word} {count:,}" + (f" ({kept})" if word == KEPT and kept else "") for word, count in result.counts.items()
     ]
     lines = folded_lines(", ".join(words), screen)
-    if report.sum and report.sum["nonfinite"]:
-        met = f"non-finite input: {report.sum['nonfinite']:,} elements, {report.sum['nan_blocks']:,} blocks became NaN"
+    if total and total["nonfinite"]:
+        met = f"non-finite input: {total['nonfinite']:,} elements, {total['nan_blocks']:,} blocks became NaN"
         lines += folded_lines(met, screen)
     return lines

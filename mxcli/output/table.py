@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from mxcli.output.screen import Screen, bold, cells, folded_lines, shortened, spelled
 
@@ -15,12 +16,14 @@ NARROWEST = 24
 class Column:
     """A heading of one or two lines, its alignment, and when a narrow screen loses it: highest `drop` first.
 
-    A column with `drop` 0 always stays.
+    A column with `drop` 0 always stays. Columns beside each other with the same `group` have it, of as many lines as
+    it takes, as a heading above theirs.
     """
 
     title: str
     right: bool = True
     drop: int = 0
+    group: str = ""
 
 
 Row = Sequence[str] | None
@@ -32,13 +35,8 @@ def aligned(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> l
 
     Columns that do not fit are left out, and the last line says which.
     """
-    filled = [row for row in rows if row is not None]
-    texts = [[spelled(row[at], screen) for row in filled] for at in range(len(columns))]
-    widths = [
-        max(map(cells, (*column.title.split("\n"), *column_texts)))
-        for column, column_texts in zip(columns, texts, strict=True)
-    ]
-    shown = _fitting(columns, widths, screen)
+    texts = _texts(columns, rows, screen)
+    shown, widths = _fitting(columns, _widths(columns, texts), screen)
     if screen.width is not None:
         widths[0] = min(widths[0], max(min(NARROWEST, widths[0]), screen.width - _total(widths, shown, 0)))
         texts[0] = [shortened(text, widths[0], screen) for text in texts[0]]
@@ -49,24 +47,82 @@ def aligned(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> l
 
     waiting = iter(lines_of(texts))
     across = "-" * _total(widths, shown, widths[0])
-    lines = [bold(line, screen) for line in lines_of(_headings(columns))]
+    headings = [*_group_lines(columns, widths, shown), *lines_of(_headings(columns))]
+    lines = [bold(line, screen) for line in headings]
     lines += [across if row is None else next(waiting) for row in rows]
-    hidden = [" ".join(columns[at].title.split()) for at in range(len(columns)) if at not in shown]
+    hidden = dict.fromkeys(" ".join(columns[at].title.split()) for at in range(len(columns)) if at not in shown)
     if hidden:
         lines += folded_lines(f"Too narrow for: {', '.join(hidden)}. Use --wide.", screen)
     return lines
 
 
-def _fitting(columns: Sequence[Column], widths: Sequence[int], screen: Screen) -> list[int]:
-    """The columns that fit when names are as short as they may be."""
+def least_width(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> int:
+    """The columns of a screen that the table needs when all that may be left out is left out."""
+    widths = _widths(columns, _texts(columns, rows, screen))
+    shown = [at for at, column in enumerate(columns) if not column.drop]
+    return _total(_under_groups(columns, widths, shown), shown, min(NARROWEST, widths[0]))
+
+
+def _texts(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> list[list[str]]:
+    """The cells of each column."""
+    filled = [row for row in rows if row is not None]
+    return [[spelled(row[at], screen) for row in filled] for at in range(len(columns))]
+
+
+def _widths(columns: Sequence[Column], texts: Sequence[Sequence[str]]) -> list[int]:
+    return [
+        max(map(cells, (*column.title.split("\n"), *column_texts)))
+        for column, column_texts in zip(columns, texts, strict=True)
+    ]
+
+
+def _fitting(columns: Sequence[Column], widths: list[int], screen: Screen) -> tuple[list[int], list[int]]:
+    """The columns that fit when names are as short as they may be, and the widths they take then.
+
+    Of columns with the same `drop` all go at once.
+    """
     shown = list(range(len(columns)))
     least = min(NARROWEST, widths[0])
-    while screen.width is not None and _total(widths, shown, least) > screen.width:
-        droppable = [at for at in shown if columns[at].drop]
-        if not droppable:
+    taken = _under_groups(columns, widths, shown)
+    while screen.width is not None and _total(taken, shown, least) > screen.width:
+        highest = max(columns[at].drop for at in shown)
+        if not highest:
             break
-        shown.remove(max(droppable, key=lambda at: columns[at].drop))
-    return shown
+        shown = [at for at in shown if columns[at].drop != highest]
+        taken = _under_groups(columns, widths, shown)
+    return shown, taken
+
+
+def _groups(columns: Sequence[Column], shown: Sequence[int]) -> list[tuple[str, list[int]]]:
+    """Runs of shown columns under one group heading."""
+    runs = groupby(shown, key=lambda at: columns[at].group)
+    return [(group, list(places)) for group, places in runs]
+
+
+def _under_groups(columns: Sequence[Column], widths: Sequence[int], shown: Sequence[int]) -> list[int]:
+    """The widths, with columns widened where their group's heading needs more."""
+    taken = list(widths)
+    for group, places in _groups(columns, shown):
+        needed = max(map(cells, group.split("\n")))
+        taken[places[0]] += max(0, needed - _span(taken, places))
+    return taken
+
+
+def _span(widths: Sequence[int], places: Sequence[int]) -> int:
+    return sum(widths[at] for at in places) + len(GAP) * (len(places) - 1)
+
+
+def _group_lines(columns: Sequence[Column], widths: Sequence[int], shown: Sequence[int]) -> list[str]:
+    """Lines with the headings of groups over all their columns; none where there are no groups."""
+    parts = []
+    for group, places in _groups(columns, shown):
+        width = _span(widths, places)
+        *above, last = group.split("\n")
+        framed = f" {last} ".center(width, "-") if last and width - cells(last) > 3 else last
+        parts.append([line.center(width) for line in (*above, framed)])
+    height = max(map(len, parts)) if any(column.group for column in columns) else 0
+    filled = [[" " * len(lines[0])] * (height - len(lines)) + lines for lines in parts]
+    return [GAP.join(line).rstrip() for line in zip(*filled, strict=True)] if height else []
 
 
 def _total(widths: Sequence[int], shown: Sequence[int], first: int) -> int:

@@ -18,7 +18,7 @@ from odd_files import many_tensors, odd_checkpoint, one_tensor
 
 from mxcli.errors import LimitError
 
-VERBS = ("inspect", "quantize", "report", "dequantize", "formats", "explain", "doctor")
+VERBS = ("inspect", "quantize", "report", "compare", "dequantize", "formats", "explain", "doctor")
 
 
 def test_help_and_version(mxcli: Callable[..., Any]) -> None:
@@ -48,6 +48,9 @@ def test_without_a_verb_help_goes_to_stderr(mxcli: Callable[..., Any]) -> None:
         ["report", "x", "--max-memory", "much"],
         ["report", "x", "--format", "mxfp9"],
         ["report", "x", "--sort", "snr"],
+        ["report", "x", "--fail-on", "snr<3"],
+        ["compare", "x", "--formats", "mxfp8,mxfp9"],
+        ["compare", "x", "--formats", "mxfp8", "--fail-on", "sqnr_db<"],
         ["quantize", "x", "--format", "mxfp8", "--scale-rounding", "flor", "-o", "y"],
         ["dequantize", "x"],
         ["formats"],
@@ -63,7 +66,12 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments: list[str]) -> Non
 
 @pytest.mark.parametrize(
     "arguments",
-    [["inspect", SAMPLE], ["report", SAMPLE, "--json"], ["quantize", SAMPLE, "--format", "nvfp4", "-o", "out"]],
+    [
+        ["inspect", SAMPLE],
+        ["report", SAMPLE, "--json"],
+        ["compare", SAMPLE, "--formats", "mxfp8"],
+        ["quantize", SAMPLE, "--format", "nvfp4", "-o", "out"],
+    ],
 )
 def test_torch_is_not_imported_for_safetensors(arguments: list[object], tmp_path: Path) -> None:
     program = "import sys; from mxcli.cli.app import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
@@ -105,6 +113,24 @@ def test_help_is_quick() -> None:
         (["report", SAMPLE, "--json", "--csv", "-"], 2, "--json and --csv both ask for stdout"),
         (["report", SAMPLE, "extra"], 2, "unexpected extra argument"),
         (["report", f"{SAMPLE}x"], 3, "no such file or directory. Did you mean tiny-llama?"),
+        (["report", SAMPLE, "--fail-on", "sqnr_bd<20"], 2, "Did you mean sqnr_db"),
+        (["compare", SAMPLE], 2, "missing option '--formats'"),
+        (["compare", SAMPLE, "--formats", "mxfp8,mxpf4"], 2, "Did you mean mxfp4"),
+        (["compare", SAMPLE, "--formats", "mxfp8,"], 2, "a name is missing; give names separated by single commas"),
+        (
+            ["compare", SAMPLE, "--formats", "mxfp8", "--scale-roundings", "rceil"],
+            2,
+            "is one combination. Name another",
+        ),
+        (
+            ["compare", SAMPLE, "--formats", "mxfp8", "--scale-roundings", "rceil,te"],
+            2,
+            "te serves none of the formats",
+        ),
+        (["compare", SAMPLE, "--formats", "mxfp8", "--scale-roundings", "flor,rceil"], 2, "Did you mean floor?"),
+        (["compare", SAMPLE, "--formats", "mxfp8", "--roundings", "nearest"], 2, "Did you mean nearest-even?"),
+        (["compare", SAMPLE, "--formats", "mxfp8", "--by", "layers"], 2, "Did you mean layer?"),
+        (["compare", SAMPLE, "--formats", "mxfp8", "--dry-run", "--csv", "-"], 2, "no --jsonl and no --csv"),
         (["quantize", SAMPLE, "--format", "nvfp4"], 2, "missing option '-o/--output DIR'"),
         (["quantize", SAMPLE, "-o", "x"], 2, "missing option '--format'"),
         (["quantize", SAMPLE, "--format", "nvfp4", "-o", SAMPLE], 4, "holds the source itself"),
@@ -163,10 +189,23 @@ def test_every_exception_has_a_code(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["report", SAMPLE], ["inspect", SAMPLE], ["report", SAMPLE, "--jsonl"], ["explain"]]
+    "arguments",
+    [
+        ["report", SAMPLE],
+        ["inspect", SAMPLE],
+        ["report", SAMPLE, "--jsonl"],
+        ["compare", SAMPLE, "--formats", "mxfp8", "--jsonl"],
+        ["explain"],
+    ],
 )
 def test_a_closed_pipe_is_silent(arguments: list[object]) -> None:
-    words = [sys.executable, "-m", "mxcli", *map(str, arguments), *(["-q"] if "report" in arguments else [])]
+    words = [
+        sys.executable,
+        "-m",
+        "mxcli",
+        *map(str, arguments),
+        *(["-q"] if "report" in arguments or "compare" in arguments else []),
+    ]
     with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -210,7 +249,16 @@ def test_interrupted_report_still_has_its_table(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [source.name]
 
 
-@pytest.mark.parametrize("arguments", [["report", SAMPLE, "--top", "3"], ["inspect", SAMPLE], ["formats"], ["doctor"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", SAMPLE, "--top", "3"],
+        ["compare", SAMPLE, "--formats", "mxfp8,nvfp4", "--top", "3"],
+        ["inspect", SAMPLE],
+        ["formats"],
+        ["doctor"],
+    ],
+)
 @pytest.mark.parametrize(
     "env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}, {"LC_ALL": "C"}, {"COLUMNS": "40"}, {"COLUMNS": "0"}]
 )
@@ -289,6 +337,7 @@ def test_names_complete() -> None:
     assert completed("mxcli", "report", "--format", "nv") == ["nvfp4", "nvfp4_2d"]
     assert completed("mxcli", "report", "--as", "modelopt") == ["modelopt", "modelopt-bf16"]
     assert completed("mxcli", "report", "--sort", "cos") == ["cosine"]
+    assert completed("mxcli", "compare", "--formats", "mxfp8,nv") == ["mxfp8,nvfp4", "mxfp8,nvfp4_2d"]
     assert completed("mxcli", "explain", "rc") == ["rceil"]
     assert completed("mxcli", "quantize", "--layout", "comp") == ["compressed-tensors"]
 

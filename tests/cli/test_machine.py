@@ -80,6 +80,8 @@ def test_outputs_do_not_tell_where_they_were_computed(mxcli: Callable[..., Any],
 def verbs(tmp_path: Path) -> list[list[object]]:
     return [
         ["report", SAMPLE, *FORMAT],
+        ["compare", SAMPLE, "--formats", "mxfp4,nvfp4"],
+        ["compare", SAMPLE, "--formats", "mxfp4,nvfp4", "--dry-run"],
         ["quantize", SAMPLE, *FORMAT, "-o", tmp_path / "new"],
         ["quantize", SAMPLE, *FORMAT, "--dry-run"],
         ["dequantize", tmp_path / "q", "-o", tmp_path / "new"],

@@ -13,10 +13,10 @@ from mxcli.errors import EnvironmentFailure
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.arrange import arrange
 from mxcli.flows.dequantize import memory_to_dequantize
+from mxcli.flows.measuring import memory_to_measure
 from mxcli.flows.memory import PROGRAM_BYTES, Need, check_memory, need_of
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import quantize_checkpoint
-from mxcli.flows.report import memory_to_measure
 
 SMALL, LARGE = 64 * 64 * 2, 128 * 256 * 2
 

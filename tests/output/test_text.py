@@ -10,9 +10,9 @@ from typing import TextIO
 import pytest
 
 from mxcli.output.export import csv_text, json_line, json_text
-from mxcli.output.numbers import byte_size, decimal, duration, power_of_two, quantity, shape_text, significant
+from mxcli.output.numbers import byte_size, decimal, duration, power_of_two, quantity, shape_text, significant, trimmed
 from mxcli.output.screen import Screen, cells, detect, folded_lines, shortened, spelled
-from mxcli.output.table import Column, aligned
+from mxcli.output.table import Column, aligned, least_width
 
 NAME = "model.layers.13.self_attn.q_proj.weight"
 
@@ -48,6 +48,7 @@ def test_other_numbers() -> None:
     assert [quantity(n) for n in (0, 9999, 853120, 1_240_000_000)] == ["0", "9,999", "853 k", "1.24 B"]
     assert [power_of_two(x) for x in (2.0**-9, 1.0, 448.0, 2.0)] == ["2^-9", "1", "448", "2^1"]
     assert [decimal(x) for x in (127 / 64, 57344.0)] == ["1.984375", "57344"]
+    assert [trimmed(x) for x in (0.2, 1.35, 12.04, 1e-9, 0.0)] == ["0.2", "1.35", "12", "1.00e-09", "0"]
     assert [duration(s) for s in (41.6, 190, 7500)] == ["42 s", "3 min 10 s", "2 h 5 min"]
     assert [shape_text(shape) for shape in ((), (3,), (2, 0))] == ["scalar", "3", "2x0"]
 
@@ -125,6 +126,32 @@ def test_a_table_loses_columns_before_it_breaks() -> None:
     ]
     assert aligned(columns, [[NAME, "1", "22"]], Screen(32, unicode=True))[2] == "m….l….13.s….q_proj.w…          1"
     assert aligned(columns, [], Screen(60))[-1].split() == ["name", "number", "second"]
+
+
+def test_columns_stand_under_the_heading_of_their_group() -> None:
+    headings = [("short", ""), ("of two\nlines", "."), ("much_longer", "")]
+    columns = [Column("name", right=False), *(Column(f"{a}{b}", group=group) for group, b in headings for a in "xy")]
+    rows = [["layers.1.q_proj.weight", *"123456"], None, ["all", "77777", *"89012"]]
+    assert aligned(columns, rows, Screen()) == [
+        "                                  of two",
+        "                         short    lines   much_longer",
+        "name                        x  y  x.  y.         x  y",
+        "layers.1.q_proj.weight      1  2   3   4         5  6",
+        "-----------------------------------------------------",
+        "all                     77777  8   9   0         1  2",
+    ]
+
+
+def test_a_table_gives_up_the_same_column_of_every_group() -> None:
+    shown = [Column("a", group=group, drop=drop) for group in ("one", "other") for drop in (0, 2)]
+    columns, row = [Column("name", right=False), *shown], ["layers.1.q_proj.weight", *"1234"]
+    assert aligned(columns, [row], Screen(34)) == [
+        "                        one  other",
+        "name                      a      a",
+        "layers.1.q_proj.weight    1      3",
+        "Too narrow for: a. Use --wide.",
+    ]
+    assert least_width(columns, [row], Screen(20)) == 34
 
 
 def test_paragraphs_fold() -> None:

@@ -1,0 +1,151 @@
+"""`mxcli compare`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from mxcli.cli import options
+from mxcli.cli.arguments import STDOUT, listed
+from mxcli.cli.forms import Forms, check_dry_run, check_forms, deliver_forms, enforce_limits, stated_limits
+from mxcli.cli.machine import found_device, machine, open_backend
+from mxcli.cli.progress import progress
+from mxcli.cli.streams import INTERRUPTED, deliver, stdout_screen, talk_on_stderr
+from mxcli.errors import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mxcli.flows.compare import Compared, Comparison, Metrics
+
+
+def compare(
+    source: options.Source,
+    formats: options.Formats,
+    scale_roundings: options.ScaleRoundings = None,
+    roundings: options.Roundings = None,
+    dialect: options.Dialect = None,
+    selectors: options.Selectors = None,
+    nonfinite: options.Nonfinite = "saturate",
+    on_indivisible: options.OnIndivisible = "pad",
+    by: options.By = "role",
+    sort: options.Sort = "sqnr_db",
+    top: options.Top = None,
+    wide: options.Wide = False,
+    json: options.Json = None,
+    jsonl: options.Jsonl = None,
+    csv: options.Csv = None,
+    fail_on: options.FailOn = None,
+    dry_run: options.DryRun = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    max_memory: options.MaxMemory = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure several formats and rules side by side.
+
+    Every format is combined with every scale rule that serves it and every rounding; the first combination is what
+    the others are held against. Each tensor is read once. The best SQNR of a tensor is marked; of several as good
+    to within 0.01 dB the one with the fewest bits, then the one named first. Totals add up the tensors'
+    statistics, and a few sentences say what follows from them. JSON has the metrics that are one number, by
+    combination; CSV has a row per tensor and combination.
+
+    \b
+    Examples:
+      mxcli compare samples/tiny-llama --formats mxfp8
+      mxcli compare samples/tiny-llama --formats mxfp4 --scale-roundings floor,rceil --by kind --top 5
+      mxcli compare samples/tiny-llama --formats mxfp8,mxfp6,mxfp4,nvfp4 --top 0
+      mxcli compare samples/tiny-llama-captures.safetensors --formats mxfp4,nvfp4 --include @gradient
+      mxcli compare samples/tiny-llama --formats nvfp4 --scale-roundings te,ct --json | jq -r '.conclusion[]'
+    """
+    forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
+    where = machine(device, threads, max_memory)
+    check_dry_run(forms, dry_run=dry_run)
+    check_forms(forms, force=force)
+    limits = stated_limits(fail_on)
+    talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
+    from mxcli.numerics.combinations import combine
+
+    combinations = combine(
+        listed(formats, "--formats"),
+        listed(scale_roundings, "--scale-roundings"),
+        listed(roundings, "--roundings"),
+        dialect=dialect,
+        nonfinite=nonfinite,
+    )
+    first = combinations.recipes[0]
+    asked = options.plan_options(
+        first.format.name,
+        first.scale_rule.name,
+        first.rounding.name,
+        dialect,
+        selectors,
+        nonfinite=nonfinite,
+        on_indivisible=on_indivisible,
+        analysis=True,
+    )
+    from mxcli.flows.grouping import check_grouping
+
+    check_grouping(by)
+    from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.compare import make_comparison, plan_comparison
+    from mxcli.flows.measuring import memory_to_measure
+    from mxcli.flows.memory import check_memory
+    from mxcli.output.comparison import compared_line, comparison_csv, comparison_json, comparison_text
+    from mxcli.output.comparison_plan import PlannedComparison, comparison_plan_json, comparison_plan_text
+    from mxcli.output.plan import Site
+
+    checkpoint = open_checkpoint(source)
+    planned = plan_comparison(checkpoint, combinations, asked)
+    for layer in planned.decided:
+        talk.detail(f"{printable(layer.name)}: {layer.reason}")
+    need = memory_to_measure(*planned.plans)
+    if dry_run:
+        talk.notes([*checkpoint.notes, *planned.notes])
+        site = Site(None, None, found_device(where, talk), where.max_memory)
+        check_memory(need, site.max_memory, site.device)
+        plan = PlannedComparison(source, checkpoint, planned, need, site)
+        if forms.json is not None:
+            deliver(comparison_plan_json(plan), forms.json)
+        if not forms.takes_stdout:
+            deliver(comparison_plan_text(plan, stdout_screen(no_color=no_color, wide=wide)))
+        return
+    backend = open_backend(where, talk)
+    check_memory(need, where.max_memory, backend.name)
+    sizes = {steps[0].tensor.name: steps[0].tensor.nbytes for steps in planned.compared}
+    total, done = sum(sizes.values()), 0
+    with progress("compare", talk) as show:
+
+        def on_layer(layer: Compared) -> None:
+            nonlocal done
+            done += sizes[layer.name]
+            show(done, total, layer.name)
+            if forms.jsonl == STDOUT:
+                deliver(compared_line(layer, combinations))
+
+        result = make_comparison(source, checkpoint, planned, backend=backend, by=by, on_layer=on_layer)
+    talk.notes(result.notes)
+    deliver_forms(
+        forms,
+        json=lambda: comparison_json(result),
+        csv=lambda: comparison_csv(result),
+        lines=lambda streamed: (
+            compared_line(layer, combinations)
+            for layer in (result.kept if streamed else (*result.layers, *result.kept))
+        ),
+        text=lambda screen: comparison_text(result, screen, sort, top),
+    )
+    if result.unfinished:
+        raise typer.Exit(INTERRUPTED)
+    enforce_limits(limits, _measured(result), talk)
+
+
+def _measured(result: Comparison) -> Iterator[tuple[str, Metrics]]:
+    for layer in result.layers:
+        for name, metrics in zip(result.combinations.names, layer.metrics, strict=True):
+            yield f"{printable(layer.name)} under {name}", metrics

@@ -1,0 +1,269 @@
+"""The same tensors under several recipes side by side; writes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+
+from mxcli.backends import Backend
+from mxcli.errors import RefusedError, together
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.flows.grouping import labels
+from mxcli.flows.inspect import Total, totals_by
+from mxcli.flows.measuring import Steps, measure, measured_steps, not_finite, oddities, refuse, summed
+from mxcli.flows.plan import Options, Plan, Step, make_plan
+from mxcli.flows.report import KEPT, PADDED, QUANTIZED, TIED, decision_of
+from mxcli.numerics.blocks import grid_shape, packed_columns
+from mxcli.numerics.combinations import Combinations
+from mxcli.numerics.measures import Value
+from mxcli.numerics.metrics import NUMBERS, measured, number_of
+from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.stats import Stats
+
+Metrics = Mapping[str, Value]
+
+EQUAL_DB = 0.01
+"""A smaller difference is no reason to prefer one of two combinations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One tensor: what was decided about it and why, its metrics that are numbers under each combination, and which of
+    them is best (None: none is, for want of a signal). Without metrics it was not compared."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    decision: str
+    reason: str
+    metrics: tuple[Metrics, ...] = ()
+    best: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonPlan:
+    """A plan for each combination. What all of them quantize is compared, so that every total is of the same tensors;
+    a tensor that one of them keeps is kept."""
+
+    combinations: Combinations
+    options: Options
+    plans: tuple[Plan, ...]
+
+    @property
+    def compared(self) -> list[Steps]:
+        """The steps of each tensor that is compared."""
+        return measured_steps(self.plans)
+
+    @property
+    def decided(self) -> list[Compared]:
+        """What becomes of every tensor, nothing of it being measured yet."""
+        return [_compared(steps) for steps in zip(*(plan.steps for plan in self.plans), strict=True)]
+
+    @property
+    def quantized_bytes(self) -> list[int]:
+        """What the tensors compared take under each combination, scales included."""
+        return [sum(map(_stored_bytes, steps)) for steps in zip(*self.compared, strict=True)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say about the combinations and the plans, each once."""
+        return tuple(dict.fromkeys([*self.combinations.notes, *(note for plan in self.plans for note in plan.notes)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was compared of a source, in the order of its tensors, and what was decided about the others.
+
+    `sums` holds all metrics of everything compared under each combination (none: nothing was), `groups` those of the
+    tensors `by` layer, role or kind, each with their number as `tensors`. `unfinished` is how many tensors an
+    interruption left out.
+    """
+
+    source: str
+    total: Total
+    by_dtype: Mapping[str, Total]
+    options: Options
+    combinations: Combinations
+    layers: tuple[Compared, ...]
+    kept: tuple[Compared, ...]
+    sums: tuple[Metrics, ...]
+    by: str
+    groups: Mapping[str, tuple[Metrics, ...]]
+    counts: Mapping[str, int]
+    notes: tuple[str, ...]
+    unfinished: int
+
+
+def plan_comparison(checkpoint: Checkpoint, combinations: Combinations, options: Options) -> ComparisonPlan:
+    """The plans of all combinations, with everything but format and rules from `options`.
+
+    Raises like `make_plan`, with the refusals of all formats at once.
+    """
+    of_format, refusals = dict[str, Plan](), list[str]()
+    for recipe in combinations.recipes:
+        format = recipe.format.name
+        if format in of_format:
+            continue
+        rule, rounding = recipe.scale_rule.name, recipe.rounding.name
+        try:
+            of_format[format] = make_plan(
+                checkpoint, replace(options, format=format, scale_rounding=rule, rounding=rounding)
+            )
+        except RefusedError as refused:
+            refusals += refused.reasons
+    if refusals:
+        raise together(RefusedError, "What cannot be compared as it is", list(dict.fromkeys(refusals)))
+    plans = tuple(_under(recipe, of_format[recipe.format.name]) for recipe in combinations.recipes)
+    planned = ComparisonPlan(combinations, options, plans)
+    if not planned.compared:
+        raise RefusedError(
+            "nothing to compare: no tensor is quantized under all of the formats. Use --on-indivisible pad, or other "
+            "formats."
+        )
+    return planned
+
+
+def make_comparison(
+    source: str,
+    checkpoint: Checkpoint,
+    planned: ComparisonPlan,
+    *,
+    backend: Backend,
+    by: str = "role",
+    on_layer: Callable[[Compared], None] | None = None,
+) -> Comparison:
+    """Measures every tensor under every combination, each tensor read once.
+
+    `on_layer` is told of each as it is done. An interruption ends the measuring and leaves a comparison of what was
+    done. Raises RefusedError for values that are not finite, if the options refuse them.
+    """
+    layers: list[Compared] = []
+    by_role = _Sums(planned, "role")
+    groups = by_role if by == "role" else _Sums(planned, by)
+    refusals: list[str] = []
+    try:
+        for steps, made in measure(checkpoint, planned.plans, backend):
+            stats = [q.stats for q in made if q.stats is not None]
+            refusals += not_finite(steps[0], stats[0])
+            layers.append(_compared(steps, stats))
+            for sums in {by_role, groups}:
+                sums.add(steps, stats)
+            if on_layer is not None:
+                on_layer(layers[-1])
+    except KeyboardInterrupt:
+        pass
+    refuse(refusals)
+    infos, decided = checkpoint.tensors.values(), planned.decided
+    return Comparison(
+        source=source,
+        total=Total.of(infos),
+        by_dtype=totals_by(lambda info: info.dtype, infos),
+        options=planned.options,
+        combinations=planned.combinations,
+        layers=tuple(layers),
+        kept=tuple(layer for layer in decided if layer.decision in (KEPT, TIED)),
+        sums=by_role.total,
+        by=by,
+        groups=groups.groups,
+        counts=counts_of(decided),
+        notes=(*checkpoint.notes, *planned.notes, *oddities((layer.name, layer.metrics) for layer in layers)),
+        unfinished=len(planned.compared) - len(layers),
+    )
+
+
+def counts_of(layers: Sequence[Compared]) -> dict[str, int]:
+    """How many tensors there are of each decision."""
+    decisions = [layer.decision for layer in layers]
+    return {word: decisions.count(word) for word in (QUANTIZED, PADDED, KEPT, TIED)}
+
+
+def best_of(metrics: Sequence[Metrics]) -> int | None:
+    """Which combination `best` says is best."""
+    return best([(sqnr_or_infinity(each), number_of(each, "bits_per_element") or 0.0) for each in metrics])
+
+
+def best(standings: Sequence[tuple[float | None, float]]) -> int | None:
+    """The best of SQNRs in dB (infinite: exact, None: there is none) with bits per element: the highest; of those that
+    are as good to within EQUAL_DB the one with the fewest bits, then the first. None where there is no SQNR."""
+    highest = max((sqnr for sqnr, _ in standings if sqnr is not None), default=None)
+    if highest is None:
+        return None
+    as_good = [at for at, (sqnr, _) in enumerate(standings) if sqnr is not None and is_as_good(sqnr, highest)]
+    return min(as_good, key=lambda at: standings[at][1])
+
+
+def is_as_good(sqnr_db: float, other_db: float) -> bool:
+    """Whether an SQNR is not less than another by a difference worth a word."""
+    return sqnr_db == other_db or other_db - sqnr_db < EQUAL_DB
+
+
+def sqnr_or_infinity(metrics: Metrics) -> float | None:
+    """SQNR in dB, infinite where the result is exact; None where there is none."""
+    return math.inf if metrics["mse"] == 0 else number_of(metrics, "sqnr_db")
+
+
+def _under(recipe: Recipe, plan: Plan) -> Plan:
+    """The plan for the recipe's format with the recipe itself: rules have no say in what is quantized."""
+    steps = tuple(replace(step, recipe=recipe) if step.recipe else step for step in plan.steps)
+    return replace(plan, steps=steps)
+
+
+class _Sums:
+    """Running sums of statistics: over everything, and over the groups of tensors."""
+
+    def __init__(self, planned: ComparisonPlan, by: str) -> None:
+        self._rows = [recipe.format for recipe in planned.combinations.recipes]
+        self._label = labels(by, (steps[0].tensor for steps in planned.compared))
+        self._groups: dict[str, list[Stats]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, steps: Steps, stats: list[Stats]) -> None:
+        """Counts a tensor in."""
+        label = self._label[steps[0].tensor.name]
+        known = self._groups.get(label)
+        self._groups[label] = [a + b for a, b in zip(known, stats, strict=True)] if known else stats
+        self._counts[label] = self._counts.get(label, 0) + 1
+
+    @property
+    def groups(self) -> dict[str, tuple[Metrics, ...]]:
+        """Metrics of each group under each combination."""
+        return {label: self._metrics(stats, self._counts[label]) for label, stats in self._groups.items()}
+
+    @property
+    def total(self) -> tuple[Metrics, ...]:
+        """Metrics of everything under each combination."""
+        columns = list(zip(*self._groups.values(), strict=True))
+        return self._metrics([reduce(add, column) for column in columns], sum(self._counts.values()))
+
+    def _metrics(self, stats: Sequence[Stats], tensors: int) -> tuple[Metrics, ...]:
+        return tuple(summed(each, row, tensors) for each, row in zip(stats, self._rows, strict=False))
+
+
+def _compared(steps: Steps, stats: Sequence[Stats] = ()) -> Compared:
+    metrics = tuple(
+        measured(each, step.recipe.format, step.shape, metrics=NUMBERS)
+        for step, each in zip(steps, stats, strict=False)
+        if step.recipe is not None
+    )
+    decision = _decision(steps)
+    info, reason = steps[0].tensor, next(step.reason for step in steps if decision_of(step) == decision)
+    return Compared(info.name, info.dtype, info.shape, info.role, decision, reason, metrics, best_of(metrics))
+
+
+def _decision(steps: Steps) -> str:
+    """What becomes of a tensor: kept if any combination keeps it, padded if any pads it."""
+    decisions = {decision_of(step) for step in steps}
+    return next(word for word in (TIED, KEPT, PADDED, QUANTIZED) if word in decisions)
+
+
+def _stored_bytes(step: Step) -> int:
+    """Bytes of the codes and scales of a tensor."""
+    assert step.recipe is not None
+    row, shape = step.recipe.format, step.shape
+    codes = math.prod(shape[:-1]) * packed_columns(row, shape[-1])
+    tensor_scale = row.tensor_scale.bits if row.tensor_scale else 0
+    return codes + (math.prod(grid_shape(row, shape)) * row.scale.bits + tensor_scale) // 8

@@ -1,0 +1,147 @@
+"""The one measuring path: each tensor is read once and quantized under every plan, without keeping its codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from mxcli.backends import Backend
+from mxcli.errors import RefusedError, printable, together
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.layouts import COLUMN
+from mxcli.files.tensors import DTYPES, Array
+from mxcli.flows.memory import Need, need_of
+from mxcli.flows.plan import Plan, Step
+from mxcli.numerics.blocks import Quantized, grid_shape
+from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.measures import Value
+from mxcli.numerics.metrics import measured
+from mxcli.numerics.stats import Stats
+
+PER_BLOCK = {"amax": "F32", "decode": "F32", "saturated": "I32", "underflowed": "I32", "noise": "F64"}
+"""Arrays with a value per block, and their types."""
+
+_ODDITIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
+    "with NaN or infinities": lambda m: m["nonfinite"],
+    "with blocks lost to a scale that became zero or was clamped": lambda m: m["scale_underflowed_blocks"],
+    "of zeros only": lambda m: m["amax"] == 0 and not m["nonfinite"],
+}
+
+Steps = tuple[Step, ...]
+"""What every plan does with one tensor."""
+
+
+def measured_steps(plans: Sequence[Plan]) -> list[Steps]:
+    """The tensors that every plan quantizes, in the order of the source."""
+    return [steps for steps in zip(*(plan.steps for plan in plans), strict=True) if all(s.recipe for s in steps)]
+
+
+def measure(
+    checkpoint: Checkpoint, plans: Sequence[Plan], backend: Backend, *, per_block: bool = False
+) -> Iterator[tuple[Steps, tuple[Quantized, ...]]]:
+    """Every tensor that all plans quantize, with what each plan makes of it, in the order of the source.
+
+    Tensors that share a tensor scale are read together; what comes of the later ones waits for its turn.
+    """
+    turns = iter([steps[0].tensor.name for steps in measured_steps(plans)])
+    waiting: dict[str, tuple[Steps, tuple[Quantized, ...]]] = {}
+    turn = next(turns, None)
+    for unit in _units(plans):
+        for steps, made in _measured_unit(checkpoint, unit, backend, per_block):
+            waiting[steps[0].tensor.name] = steps, made
+            while turn in waiting:
+                yield waiting.pop(turn)
+                turn = next(turns, None)
+
+
+def memory_to_measure(*plans: Plan, per_block: bool = False) -> Need:
+    """What `measure` needs: tensors that are read together, a copy where one is turned, and arrays per block."""
+    return need_of(_working_bytes(unit, per_block) for unit in _units(plans))
+
+
+def summed(stats: Stats, row: BlockFormat, tensors: int) -> dict[str, Value]:
+    """The metrics of several tensors taken together, with their number."""
+    return {"tensors": tensors, **measured(stats, row, tensors=tensors)}
+
+
+def not_finite(step: Step, stats: Stats) -> list[str]:
+    """The refusal of a tensor with values that are not finite, if its recipe refuses them."""
+    if step.recipe is None or step.recipe.nonfinite != "error" or not stats.nan + stats.infinite:
+        return []
+    place = [int(at) for at in np.unravel_index(stats.first_nonfinite, step.shape)]
+    if step.axis == COLUMN:
+        place[-2:] = place[:-3:-1]
+    return [
+        f"{printable(step.tensor.name)}: {stats.nan + stats.infinite:,} of {stats.elements:,} values are NaN "
+        f"or infinite, the first at {place}. Use --nonfinite saturate or nan-block to measure it all the same."
+    ]
+
+
+def refuse(refusals: Sequence[str]) -> None:
+    """Raises RefusedError with all that `not_finite` found."""
+    if refusals:
+        raise together(RefusedError, "Values that are not finite", refusals)
+
+
+def oddities(measured_as: Iterable[tuple[str, Sequence[Mapping[str, Value]]]]) -> Iterator[str]:
+    """A sentence for each oddity that some tensor has under some recipe, given the metrics under each."""
+    tensors = list(measured_as)
+    for what, has in _ODDITIES.items():
+        found = [name for name, metrics in tensors if any(map(has, metrics))]
+        if found:
+            plural, more = ("s", ", …") if len(found) > 1 else ("", "")
+            yield f"{len(found):,} tensor{plural} ('{printable(found[0])}'{more}) {what}."
+
+
+def _units(plans: Sequence[Plan]) -> list[list[Steps]]:
+    """The tensors to be measured, those together that share a tensor scale in some plan."""
+    wanted = {steps[0].tensor.name for steps in measured_steps(plans)}
+    units: dict[tuple[bool, str], list[Steps]] = {}
+    for steps in zip(*(plan.steps for plan in plans), strict=True):
+        group = next((step.group for step in steps if step.group is not None), None)
+        key = (True, group) if group is not None else (False, steps[0].tensor.name)
+        units.setdefault(key, []).append(steps)
+    return [unit for unit in units.values() if any(steps[0].tensor.name in wanted for steps in unit)]
+
+
+def _measured_unit(
+    checkpoint: Checkpoint, unit: Iterable[Steps], backend: Backend, per_block: bool
+) -> Iterator[tuple[Steps, tuple[Quantized, ...]]]:
+    arrays = [(steps, read(checkpoint, steps[0].tensor)) for steps in unit]
+    shared = _amax(backend, arrays) if any(step.group for steps, _ in arrays for step in steps) else None
+    while arrays:
+        steps, x = arrays.pop(0)
+        if not all(step.recipe for step in steps):
+            continue
+        # Several recipes with a tensor scale of the tensor's own need the same amax.
+        alone = sum(1 for step in steps if _has_tensor_scale(step) and step.group is None)
+        own = _amax(backend, [(steps, x)]) if alone > 1 else None
+        x = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if steps[0].axis == COLUMN else x
+        yield steps, tuple(_quantized(backend, x, s, shared if s.group else own, per_block) for s in steps)
+
+
+def _quantized(backend: Backend, x: Array, step: Step, amax: float | None, per_block: bool) -> Quantized:
+    assert step.recipe is not None
+    tensor_amax = amax if _has_tensor_scale(step) else None
+    dtype = step.tensor.dtype
+    return backend.quantize(x, dtype, step.recipe, tensor_amax=tensor_amax, codes=False, per_block=per_block)
+
+
+def _has_tensor_scale(step: Step) -> bool:
+    return step.recipe is not None and step.recipe.format.tensor_scale is not None
+
+
+def _amax(backend: Backend, arrays: Iterable[tuple[Steps, Array]]) -> float:
+    return max(backend.amax(x, steps[0].tensor.dtype).value for steps, x in arrays)
+
+
+def _working_bytes(unit: Sequence[Steps], per_block: bool) -> tuple[str, int]:
+    """The largest tensor of a unit, and the bytes that all of it takes."""
+    infos = [steps[0].tensor for steps in unit]
+    largest = max(infos, key=lambda info: info.nbytes)
+    block_bytes = sum(DTYPES[dtype].storage_bytes for dtype in PER_BLOCK.values()) if per_block else 0
+    blocks = sum(math.prod(grid_shape(s.recipe.format, s.shape)) for steps in unit for s in steps if s.recipe)
+    turned = max((steps[0].tensor.nbytes for steps in unit if steps[0].axis == COLUMN), default=0)
+    return largest.name, sum(info.nbytes for info in infos) + turned + block_bytes * blocks

@@ -1,0 +1,305 @@
+"""A comparison as tables and sentences, as JSON, as JSON lines and as CSV."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+
+from mxcli.errors import printable
+from mxcli.flows.compare import Compared, Comparison, best_of, sqnr_or_infinity
+from mxcli.flows.plan import Options
+from mxcli.flows.records import options_record, recipe_record
+from mxcli.numerics.combinations import Combinations
+from mxcli.numerics.measures import Value
+from mxcli.numerics.metrics import NUMBERS, number_of
+from mxcli.output.conclusion import Standing, conclusion
+from mxcli.output.export import csv_text, json_line, json_text
+from mxcli.output.numbers import ABSENT, counted, shape_text, significant
+from mxcli.output.report import ending_lines, headed, noise_cell, number_cell, worst_first
+from mxcli.output.screen import Screen, bold, folded_lines
+from mxcli.output.table import Column, Row, aligned, least_width
+
+DELTAS = ("sqnr_db", "saturated_percent", "underflowed_percent")
+"""Metrics of which the difference from the first combination is told, as NAME_delta."""
+BEST, TINY = "*", "~0"
+_LAYER_KEYS = ("name", "dtype", "shape", "role", "decision", "reason", "best")
+_RECIPE_KEYS = ("format", "scale_rounding", "rounding", "dialect")
+RECORD_KEYS = (
+    *_LAYER_KEYS, "combination", *_RECIPE_KEYS, *(f"{name}_delta" for name in DELTAS), *NUMBERS
+)  # fmt: skip
+
+Metrics = Mapping[str, Value]
+
+_SHARED = (Column("tensor", right=False), Column("shape", right=False, drop=4))
+_DELTA = Column("+/-\ndB", drop=2)
+_PER_COMBINATION = (Column("SQNR \ndB "), _DELTA, Column("sat.\n%", drop=1), Column("und.\n%", drop=3))
+_TOTALS = (
+    Column("", right=False),
+    Column("bits per\nelement", drop=3),
+    Column("SQNR \ndB "),
+    Column("+/-\ndB"),
+    Column("relative\nerror", drop=5),
+    Column("saturated\n% of elements", drop=2),
+    Column("saturated\n% of blocks", drop=4),
+    Column("underflowed\n% of elements", drop=2),
+    Column("best on\ntensors", drop=1),
+)
+
+
+def comparison_text(comparison: Comparison, screen: Screen, sort: str = DELTAS[0], top: int | None = None) -> str:
+    """Headlines, the tensors with the worst first, groups, totals of each combination, and what follows in words.
+
+    Combinations stand side by side; those that do not fit the screen follow in further tables. `top` limits the
+    tensors shown, never what the totals cover.
+    """
+    layers = _sorted(comparison.layers, sort)
+    shown = layers if top is None else layers[:top]
+    lines = [*headed(comparison, rule_lines(comparison.combinations), screen), ""]
+    if comparison.sums:
+        for band in _bands(comparison, shown, screen):
+            lines += [*aligned(_columns(comparison, band), _rows(comparison, shown, band), screen), ""]
+        lines += folded_lines(_legend(comparison), screen)
+        lines += ["", *aligned(_TOTALS, _total_rows(comparison), screen), ""]
+        for sentence in concluded(comparison):
+            first, *rest = folded_lines(sentence, screen, "  ")
+            lines += [bold(first, screen), *(bold(line, screen) for line in rest)]
+        lines.append("")
+    lines += ending_lines(comparison, next(iter(comparison.sums), None), screen, len(shown), sort)
+    return "\n".join(lines)
+
+
+def comparison_json(comparison: Comparison) -> str:
+    """The whole comparison as one object."""
+    names, wins = comparison.combinations.names, _wins(comparison)
+    content: dict[str, object] = {
+        "source": comparison.source,
+        "elements": comparison.total.elements,
+        "bytes": comparison.total.bytes,
+        "by_dtype": {dtype: asdict(total) for dtype, total in comparison.by_dtype.items()},
+        "options": shared_options(comparison.options),
+        "combinations": [
+            {"name": name, **recipe_record(recipe), "best_on_tensors": won}
+            for name, recipe, won in zip(names, comparison.combinations.recipes, wins, strict=True)
+        ],
+        "counts": dict(comparison.counts),
+        "unfinished": comparison.unfinished,
+        "totals": _named(comparison.combinations, comparison.sums) or None,
+        "by": comparison.by,
+        "groups": {label: _named(comparison.combinations, group) for label, group in comparison.groups.items()},
+        "conclusion": concluded(comparison),
+        "notes": list(comparison.notes),
+        "layers": [compared_record(layer, comparison.combinations) for layer in comparison.layers],
+        "kept": [compared_record(layer, comparison.combinations) for layer in comparison.kept],
+    }
+    return json_text("compare", content)
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """One row per tensor and combination, and one per tensor that was kept, under the names of the JSON records."""
+    layers = (*comparison.layers, *comparison.kept)
+    return csv_text((row for layer in layers for row in _csv_rows(layer, comparison.combinations)), RECORD_KEYS)
+
+
+def compared_record(layer: Compared, combinations: Combinations) -> dict[str, object]:
+    """A tensor for JSON and JSON lines: `best` names a combination, `metrics` holds those of each by its name."""
+    return {**_layer_record(layer, combinations), "metrics": _named(combinations, layer.metrics)}
+
+
+def compared_line(layer: Compared, combinations: Combinations) -> str:
+    """The record of a tensor on one line."""
+    return json_line(compared_record(layer, combinations))
+
+
+def shared_options(options: Options) -> dict[str, object]:
+    """The options that all combinations have in common."""
+    apart = {"format", "scale_rounding", "rounding", "layout", "overrides"}
+    return {name: value for name, value in options_record(options).items() if name not in apart}
+
+
+def concluded(comparison: Comparison) -> list[str]:
+    """The comparison in words; nothing was said of nothing."""
+    if not comparison.sums:
+        return []
+    standings = [
+        Standing(
+            format=recipe.format.name,
+            rule=name.removeprefix(f"{recipe.format.name} "),
+            bits=number_of(total, "bits_per_element") or 0.0,
+            saturated_blocks_percent=number_of(total, "saturated_blocks_percent") or 0.0,
+            underflowed_percent=number_of(total, "underflowed_percent") or 0.0,
+            overall_db=sqnr_or_infinity(total),
+            sqnr_db=tuple(sqnr_or_infinity(layer.metrics[at]) for layer in comparison.layers),
+            wins=won,
+        )
+        for at, (name, recipe, total, won) in enumerate(
+            zip(
+                comparison.combinations.names,
+                comparison.combinations.recipes,
+                comparison.sums,
+                _wins(comparison),
+                strict=True,
+            )
+        )
+    ]
+    return conclusion(standings)
+
+
+def rule_lines(combinations: Combinations) -> list[str]:
+    """A line per format with everything it is compared under."""
+    rows = {recipe.format.name: recipe.format for recipe in combinations.recipes}
+    lines = []
+    for name, row in rows.items():
+        recipes = [recipe for recipe in combinations.recipes if recipe.format.name == name]
+        tensor = f", {row.tensor_scale.name} tensor scale" if row.tensor_scale else ""
+        lines.append(
+            f"{name}: {row.element.name} elements, {row.scale.name} scales by {row.block_name}{tensor}; scale rounding "
+            f"{_listed(recipe.scale_rule.name for recipe in recipes)}; element rounding "
+            f"{_listed(recipe.rounding.name for recipe in recipes)}; as {recipes[0].dialect.name}"
+        )
+    return lines
+
+
+def titles(combinations: Combinations) -> list[str]:
+    """What tells combinations apart: their names without the parts that all have in common."""
+    parts = [name.split(" ") for name in combinations.names]
+    differ = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
+    return [" ".join(part for part, kept in zip(each, differ, strict=True) if kept) for each in parts]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _columns(comparison: Comparison, band: range) -> list[Column]:
+    names = titles(comparison.combinations)
+    return [
+        *_SHARED,
+        *(
+            replace(column, group=names[at].replace(" ", "\n"))
+            for at in band
+            for column in _PER_COMBINATION
+            if at or column is not _DELTA
+        ),
+    ]
+
+
+def _rows(comparison: Comparison, shown: Sequence[Compared], band: range) -> list[Row]:
+    """The tensors, everything together, and the groups."""
+    tensors = len(comparison.layers)
+    rows: list[Row] = [
+        [printable(layer.name), shape_text(layer.shape), *_cells(layer.metrics, band, layer.best)] for layer in shown
+    ]
+    total = comparison.sums
+    rows += [None, [f"all {counted(tensors, 'tensor')}", "", *_cells(total, band, best_of(total))]]
+    if len(comparison.groups) > 1:
+        rows += [
+            [f"{printable(label)} ({group[0]['tensors']:,})", "", *_cells(group, band, best_of(group))]
+            for label, group in comparison.groups.items()
+        ]
+    return rows
+
+
+def _cells(metrics: Sequence[Metrics], band: range, best: int | None = None) -> list[str]:
+    """The cells of some combinations in a row; the best one is marked."""
+    cells = []
+    for at in band:
+        each = metrics[at]
+        cells.append(noise_cell(each, "sqnr_db") + (BEST if at == best else " "))
+        if at:
+            cells.append(_delta_cell(each, metrics[0]))
+        cells += [number_cell(each, "saturated_percent"), number_cell(each, "underflowed_percent")]
+    return cells
+
+
+def _delta_cell(metrics: Metrics, first: Metrics) -> str:
+    delta = _delta("sqnr_db", metrics, first)
+    if delta is None:
+        return ABSENT
+    return TINY if 0 < abs(delta) < 0.001 else f"{'+' if delta > 0 else ''}{significant(delta)}"
+
+
+def _bands(comparison: Comparison, shown: Sequence[Compared], screen: Screen) -> list[range]:
+    """The combinations in as few runs as fit the screen, with nothing but their SQNR, and about equally long."""
+    count = len(comparison.combinations.names)
+    for length in (-(-count // runs) for runs in range(1, count)):
+        bands = [range(start, min(start + length, count)) for start in range(0, count, length)]
+        if screen.width is None or all(
+            least_width(_columns(comparison, band), _rows(comparison, shown, band), screen) <= screen.width
+            for band in bands
+        ):
+            return bands
+    return [range(at, at + 1) for at in range(count)]
+
+
+def _total_rows(comparison: Comparison) -> list[Row]:
+    """Everything together, a row per combination."""
+    rows: list[Row] = []
+    best = best_of(comparison.sums)
+    for at, (name, total, won) in enumerate(
+        zip(comparison.combinations.names, comparison.sums, _wins(comparison), strict=True)
+    ):
+        rows.append(
+            [
+                name,
+                number_cell(total, "bits_per_element"),
+                noise_cell(total, "sqnr_db") + (BEST if at == best else " "),
+                _delta_cell(total, comparison.sums[0]) if at else "",
+                noise_cell(total, "relative_error"),
+                number_cell(total, "saturated_percent"),
+                number_cell(total, "saturated_blocks_percent"),
+                number_cell(total, "underflowed_percent"),
+                f"{won:,}",
+            ]
+        )
+    return rows
+
+
+def _legend(comparison: Comparison) -> str:
+    first = titles(comparison.combinations)[0]
+    return f"{BEST} best SQNR; +/- against {first}; sat., und.: saturated, underflowed % of elements"
+
+
+def _sorted(layers: Sequence[Compared], sort: str) -> list[Compared]:
+    if sort == "name":
+        return sorted(layers, key=lambda layer: layer.name)
+    return worst_first(layers, sort, lambda layer: layer.metrics)
+
+
+def _wins(comparison: Comparison) -> list[int]:
+    """On how many tensors each combination is best."""
+    best = Counter(layer.best for layer in comparison.layers)
+    return [best[at] for at in range(len(comparison.combinations.names))]
+
+
+def _delta(name: str, metrics: Metrics, first: Metrics) -> float | None:
+    value, start = number_of(metrics, name), number_of(first, name)
+    return None if value is None or start is None else value - start
+
+
+def _named(combinations: Combinations, metrics: Sequence[Metrics]) -> dict[str, Metrics]:
+    """Metrics by the name of their combination, with the differences from the first."""
+    return {
+        name: {**each, **{f"{key}_delta": _delta(key, each, metrics[0]) for key in DELTAS}}
+        for name, each in zip(combinations.names, metrics, strict=False)
+    }
+
+
+def _layer_record(layer: Compared, combinations: Combinations) -> dict[str, object]:
+    return {
+        "name": layer.name,
+        "dtype": layer.dtype,
+        "shape": list(layer.shape),
+        "role": layer.role,
+        "decision": layer.decision,
+        "reason": layer.reason,
+        "best": None if layer.best is None else combinations.names[layer.best],
+    }
+
+
+def _csv_rows(layer: Compared, combinations: Combinations) -> Iterator[dict[str, object]]:
+    record = _layer_record(layer, combinations)
+    if not layer.metrics:
+        yield record
+    for recipe, (name, metrics) in zip(combinations.recipes, _named(combinations, layer.metrics).items(), strict=False):
+        yield {**record, "combination": name, **recipe_record(recipe), **metrics}

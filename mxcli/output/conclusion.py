@@ -1,0 +1,162 @@
+"""A comparison in words: what each rule does against the first of its format, each format against the first, and
+which combination is best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mxcli.flows.compare import EQUAL_DB, best, is_as_good
+from mxcli.output.numbers import significant, trimmed
+
+SPOKEN_UNDERFLOW, SPOKEN_CHANGE = 0.1, 0.05
+"""Percent of elements from which underflow is spoken of, and the share of the larger by which that and saturation must
+differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one combination did to the tensors compared.
+
+    `rule` is all of its name but the format. Percentages are of all blocks and elements; `overall_db` is the SQNR of
+    everything, `sqnr_db` that of each tensor, in the same order for all combinations (infinite: exact, None: there is
+    none). `wins` is the number of tensors on which it is best.
+    """
+
+    format: str
+    rule: str
+    bits: float
+    saturated_blocks_percent: float
+    underflowed_percent: float
+    overall_db: float | None
+    sqnr_db: tuple[float | None, ...]
+    wins: int = 0
+
+    @property
+    def name(self) -> str:
+        """The whole name."""
+        return f"{self.format} {self.rule}"
+
+
+def conclusion(standings: Sequence[Standing]) -> list[str]:
+    """Sentences on two combinations or more, the first being what the others are held against."""
+    formats = list(dict.fromkeys(each.format for each in standings))
+    of_format = [[each for each in standings if each.format == name] for name in formats]
+    sentences = []
+    for first, *others in of_format:
+        context = f"{first.format}: against" if len(formats) > 1 else "Against"
+        sentences += [f"{context} {first.rule}, {each.rule} {_joined(_rule_clauses(first, each))}." for each in others]
+    first, *others = [_best(each) for each in of_format]
+    for each in others:
+        clauses = [_bits(first, each), *(_decibels(first, each) or [_unchanged(first, each)])]
+        sentences.append(f"Against {first.name}, {each.name} {_joined(clauses)}.")
+    if len(standings) > 2 and any(each.wins for each in standings):
+        sentences.append(_winner(standings, alone=len(formats) == 1))
+    return sentences
+
+
+def _best(standings: Sequence[Standing]) -> Standing:
+    """The best overall; the first where nothing has an SQNR."""
+    return standings[best([(each.overall_db, each.bits) for each in standings]) or 0]
+
+
+def _winner(standings: Sequence[Standing], *, alone: bool) -> str:
+    """Which combination is best overall, which are as good, and on how many tensors which one is best."""
+    chosen = _best(standings)
+    called = {id(each): each.rule if alone else each.name for each in standings}
+    tensors = sum(each.wins for each in standings)
+    equals = [called[id(each)] for each in standings if each is not chosen and not _differ(each, chosen)]
+    beside = f", with {_joined(equals)} as good" if equals else ""
+    others = sorted((each for each in standings if each.wins and each is not chosen), key=lambda each: -each.wins)
+    listed = "".join(f", {called[id(each)]} on {each.wins:,}" for each in others)
+    on = _of_all(chosen.wins, tensors, last=True) if chosen.wins else "none"
+    return f"Best SQNR overall: {called[id(chosen)]}{_db(chosen)}{beside}; best on {on}{listed}."
+
+
+def _differ(one: Standing, other: Standing) -> bool:
+    both = (one.overall_db, other.overall_db)
+    return None in both or not is_as_good(min(both), max(both))  # type: ignore[type-var,arg-type]
+
+
+def _db(standing: Standing) -> str:
+    if standing.overall_db is None:
+        return ""
+    return " (exact)" if math.isinf(standing.overall_db) else f" ({significant(standing.overall_db)} dB)"
+
+
+def _rule_clauses(first: Standing, other: Standing) -> list[str]:
+    aside = [*_saturation(first, other), *_underflow(first, other)]
+    return [*aside, *(_decibels(first, other) or [_unchanged(first, other)])]
+
+
+def _saturation(first: Standing, other: Standing) -> Iterator[str]:
+    before, after = first.saturated_blocks_percent, other.saturated_blocks_percent
+    if before and not after:
+        yield f"removes all saturation ({trimmed(before)} % of blocks)"
+    elif after and not before:
+        yield f"saturates {trimmed(after)} % of blocks"
+    elif abs(after - before) > SPOKEN_CHANGE * max(before, after):
+        yield f"{_way(before, after)} saturation from {trimmed(before)} % to {trimmed(after)} % of blocks"
+
+
+def _underflow(first: Standing, other: Standing) -> Iterator[str]:
+    before, after = first.underflowed_percent, other.underflowed_percent
+    larger = max(before, after)
+    if larger >= SPOKEN_UNDERFLOW and abs(after - before) > SPOKEN_CHANGE * larger:
+        yield f"{_way(before, after)} underflow from {trimmed(before)} % to {trimmed(after)} % of elements"
+
+
+def _way(before: float, after: float) -> str:
+    return "lowers" if after < before else "raises"
+
+
+def _bits(first: Standing, other: Standing) -> str:
+    difference = other.bits - first.bits
+    if abs(difference) < 0.001:
+        return "takes as many bits per element"
+    return f"takes {trimmed(abs(difference))} bits {'more' if difference > 0 else 'fewer'} per element"
+
+
+def _decibels(first: Standing, other: Standing) -> list[str]:
+    """What is gained and lost on how many tensors; nothing where no difference is worth a word."""
+    changes = _changes(first, other)
+    gains = [change for change in changes if change >= EQUAL_DB]
+    losses = [-change for change in changes if change <= -EQUAL_DB]
+    clauses = [(verb, found) for verb, found in (("gains", gains), ("costs", losses)) if found]
+    tensors = [_of_all(len(found), len(changes), last=at == len(clauses) - 1) for at, (_, found) in enumerate(clauses)]
+    return [f"{verb} {_range(found)} on {on}" for (verb, found), on in zip(clauses, tensors, strict=True)]
+
+
+def _changes(first: Standing, other: Standing) -> list[float]:
+    """Differences in dB on the tensors that have an SQNR under both; of two exact results none."""
+    pairs = zip(first.sqnr_db, other.sqnr_db, strict=True)
+    return [0.0 if a == b else b - a for a, b in pairs if a is not None and b is not None]
+
+
+def _of_all(count: int, tensors: int, *, last: bool) -> str:
+    if count == tensors:
+        return {1: "the only tensor", 2: "both tensors"}.get(tensors, f"all {tensors:,} tensors")
+    return f"{count:,} of {tensors:,} tensors" if last else f"{count:,}"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (trimmed(value) for value in (min(values), max(values)))
+    if high == "inf":
+        return "an exact result" if low == high else f"{low} dB to an exact result"
+    return f"{low} dB" if low == high else f"{low} to {high} dB"
+
+
+def _unchanged(first: Standing, other: Standing) -> str:
+    changes = _changes(first, other)
+    if not changes:
+        return "has no SQNR to compare"
+    if not any(changes):
+        return f"gives the same SQNR on {_of_all(len(changes), len(changes), last=True)}"
+    return f"changes the SQNR of no tensor by {EQUAL_DB} dB"
+
+
+def _joined(clauses: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *before, last = clauses
+    return f"{', '.join(before)} and {last}" if before else last

@@ -1,0 +1,169 @@
+"""`mxcli compare`: its forms, its plan, its refusals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import CAPTURES, SAMPLE, command, environment, strict_json
+from odd_files import many_tensors, odd_checkpoint, one_tensor
+
+WORDS = ("compare", SAMPLE, "--formats", "mxfp4,nvfp4", "--scale-roundings", "floor,rceil")
+NAMES = ["mxfp4_e2m1 floor", "mxfp4_e2m1 rceil", "nvfp4 te"]
+
+
+def test_the_numbers_are_those_of_reports(mxcli: Callable[..., Any]) -> None:
+    compared = strict_json(mxcli(*WORDS, "--json").out)
+    assert compared["schema"] == "mxcli.compare/1"
+    for name in NAMES:
+        format, rule = name.split(" ")
+        alone = strict_json(mxcli("report", SAMPLE, "--format", format, "--scale-rounding", rule, "--json").out)
+        for layer, reported in zip(compared["layers"], alone["layers"], strict=True):
+            own = {key: value for key, value in layer["metrics"][name].items() if not key.endswith("_delta")}
+            assert own == {key: reported[key] for key in own}
+        total = {key: value for key, value in compared["totals"][name].items() if not key.endswith("_delta")}
+        assert total == alone["totals"]
+    assert len(compared["kept"]) == 11
+
+
+def test_floor_saturates_957_and_rceil_does_not(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    words = ("compare", one_tensor(tmp_path, 957.0), "--formats", "mxfp8", "--scale-roundings", "floor,rceil")
+    compared = strict_json(mxcli(*words, "--json").out)
+    floor, rceil = compared["layers"][0]["metrics"].values()
+    assert (floor["saturated"], rceil["saturated"]) == (1, 0)
+    assert compared["layers"][0]["best"] == "mxfp8_e4m3 rceil"
+    assert compared["conclusion"] == [
+        "Against floor, rceil removes all saturation (100 % of blocks) and gains 26.2 dB on the only tensor."
+    ]
+
+
+def test_captures_are_told_apart_by_role(mxcli: Callable[..., Any]) -> None:
+    words = ("compare", CAPTURES, "--formats", "mxfp4,nvfp4", "--json")
+    assert set(strict_json(mxcli(*words).out)["groups"]) == {"activation", "gradient"}
+    by_layer = strict_json(mxcli(*words, "--by", "layer").out)["groups"]
+    assert list(by_layer)[:3] == ["outside layers activation", "outside layers gradient", "model.layers.0 activation"]
+    gradients = strict_json(mxcli(*words, "--include", "@gradient", "--by", "kind").out)["groups"]
+    assert "mlp.down_proj" in gradients
+
+
+def test_forms_go_to_files_beside_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    files = {form: tmp_path / f"r.{form}" for form in ("json", "jsonl", "csv")}
+    table = mxcli(*WORDS).out
+    options = [word for form, file in files.items() for word in (f"--{form}", str(file))]
+    assert mxcli(*WORDS, *options).out == table
+    assert files["json"].read_text() == mxcli(*WORDS, "--json").out
+    assert files["jsonl"].read_text() == mxcli(*WORDS, "--jsonl").out
+    assert files["csv"].read_text() == mxcli(*WORDS, "--csv", "-").out
+    content = strict_json(files["json"].read_text())
+    lines = [strict_json(line) for line in files["jsonl"].read_text().splitlines()]
+    assert lines == [*content["layers"], *content["kept"]]
+    rows = list(csv.DictReader(io.StringIO(files["csv"].read_text())))
+    assert len(rows) == 3 * 28 + 11
+    assert {row["combination"] for row in rows} == {*NAMES, ""}
+
+
+def test_nothing_odd_breaks_a_comparison(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    source = odd_checkpoint(tmp_path)
+    code, out, err = mxcli("compare", source, "--formats", "mxfp8,nvfp4", "--json", "-v")
+    assert code == 0
+    compared = strict_json(out)
+    assert compared["counts"] == {"quantized": 6, "padded": 1, "kept": 2, "tied": 0}
+    best = {layer["name"]: layer["best"] for layer in compared["layers"]}
+    assert best["zero.weight"] == "nvfp4 te"
+    assert best["all_nan.weight"] is None
+    assert err.count("note: 1 tensor ('zero.weight') of zeros only.") == 1
+    assert "norm.weight: kept: norm" in err
+    table = mxcli("compare", source, "--formats", "mxfp8,nvfp4").out
+    assert "evil\\x1b[31m.weight" in table
+    assert "non-finite input: 34 elements" in table
+    code, out, err = mxcli("compare", source, "--formats", "mxfp8,nvfp4", "--nonfinite", "error")
+    assert (code, out) == (4, "")
+    assert err.count("values are NaN or infinite") == 2
+
+
+def test_notes_are_not_repeated_and_can_be_silenced(mxcli: Callable[..., Any]) -> None:
+    err = mxcli(*WORDS).err
+    assert err.count("note: nvfp4 takes none of floor, rceil: it is compared under te, its own.") == 1
+    assert err.count("8 fused sets") == 1
+    assert mxcli(*WORDS, "-q").err == ""
+
+
+def test_a_plan(mxcli: Callable[..., Any]) -> None:
+    out = mxcli(*WORDS, "--dry-run", "--device", "cpu", "--max-memory", "1G").out
+    assert "\nwould measure 28 tensors under 3 combinations: 84 measurements, 1.57 MB read once\n" in out
+    assert "peak memory about 67.3 MB of 1.07 GB allowed (--max-memory)\n" in out
+    assert "\nwould compute on cpu\n" in out
+    plan = strict_json(mxcli(*WORDS, "--dry-run", "--json").out)
+    assert plan["schema"] == "mxcli.compare.plan/1"
+    assert (plan["measurements"], plan["bytes_read"]) == (84, 1_572_864)
+    assert [each["quantized_bytes"] for each in plan["combinations"][:2]] == [417_792, 417_792]
+    assert len(plan["tensors"]) == 39
+    assert plan["counts"] == strict_json(mxcli(*WORDS, "--json").out)["counts"]
+
+
+def test_a_device_changes_nothing(mxcli: Callable[..., Any]) -> None:
+    out = mxcli(*WORDS, "--json").out
+    assert mxcli(*WORDS, "--json", "--device", "cpu", "--threads", "1", "--max-memory", "1G").out == out
+
+
+def test_refusals_of_all_formats_come_at_once(mxcli: Callable[..., Any]) -> None:
+    words = ("compare", SAMPLE, "--formats", "e4m3:e8m0:1x100,e4m3:e8m0:1x48", "--on-indivisible", "error")
+    code, out, err = mxcli(*words)
+    assert (code, out) == (4, "")
+    assert "52 problems" in err
+
+
+@pytest.mark.parametrize("width", [48, 80])
+def test_lines_follow_the_width(width: int) -> None:
+    narrow = command(*WORDS, "--by", "kind", env={"COLUMNS": str(width)}).stdout.splitlines()
+    assert max(map(len, narrow)) <= width
+    wide = command(*WORDS, "--wide", env={"COLUMNS": str(width)}).stdout
+    assert wide == command(*WORDS).stdout
+
+
+def test_an_interrupted_comparison_still_has_its_lines(tmp_path: Path) -> None:
+    source = many_tensors(tmp_path, 10_000)
+    words = [sys.executable, "-m", "mxcli", "compare", str(source), "--formats", "mxfp8,nvfp4", "--jsonl"]
+    with subprocess.Popen(
+        words,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job, such as a test run may be, hands on that interrupts are ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert strict_json(first)["best"] == "nvfp4 te"
+    assert all(strict_json(line) for line in out.splitlines())
+    assert len(out.splitlines()) < 9_000
+    assert err.endswith("interrupted\n")
+
+
+def test_an_interruption_leaves_the_table(mxcli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from mxcli.backends.cpu import Cpu
+
+    calls, quantize = iter(range(1000)), Cpu.quantize
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == 20:
+            raise KeyboardInterrupt
+        return quantize(*arguments, **options)
+
+    monkeypatch.setattr(Cpu, "quantize", interrupted)
+    code, out, err = mxcli(*WORDS, "--device", "cpu", "-q", "--fail-on", "sqnr_db>0")
+    assert code == 130
+    assert "\nall 4 tensors" in out
+    assert "interrupted: 24 tensors not measured" in out
+    assert err == "interrupted\n"

@@ -1,0 +1,96 @@
+"""Which recipes a comparison compares, from the names typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from mxcli.errors import UsageError
+from mxcli.numerics.combinations import combine
+from mxcli.numerics.recipe import resolve
+
+
+@pytest.mark.parametrize(
+    ("formats", "rules", "roundings", "names"),
+    [
+        ("mxfp8", "", "", "mxfp8_e4m3 floor, mxfp8_e4m3 ceil, mxfp8_e4m3 rceil, mxfp8_e4m3 even"),
+        ("e3m2:e8m0:1x16", "", "", ", ".join(f"e3m2:e8m0:1x16 {rule}" for rule in ("floor", "ceil", "rceil", "even"))),
+        (
+            "nvfp4",
+            "",
+            "",
+            ", ".join(f"nvfp4 {r}" for r in ("te", "paper", "torchao", "modelopt", "ct", "ct-bf16", "vllm")),
+        ),
+        ("mxfp8,mxfp4,nvfp4,fp8_e4m3", "", "", "mxfp8_e4m3 rceil, mxfp4_e2m1 rceil, nvfp4 te, fp8_e4m3 amax"),
+        ("mxfp4", "rceil,floor", "", "mxfp4_e2m1 rceil, mxfp4_e2m1 floor"),
+        ("mxfp4, mxfp8", "ue8m0 ,CEIL", "", "mxfp4_e2m1 rceil, mxfp4_e2m1 ceil, mxfp8_e4m3 rceil, mxfp8_e4m3 ceil"),
+        (
+            "mxfp4",
+            "",
+            "nearest-even,toward-zero",
+            "mxfp4_e2m1 rceil nearest-even, mxfp4_e2m1 rceil toward-zero",
+        ),
+        ("fp8_e4m3", "rceil,amax", "", "fp8_e4m3 rceil, fp8_e4m3 amax"),
+    ],
+)
+def test_every_format_meets_every_rule_that_serves_it(formats: str, rules: str, roundings: str, names: str) -> None:
+    found = combine(*(text.split(",") if text else [] for text in (formats, rules, roundings)))
+    assert ", ".join(found.names) == names
+    assert found.notes == ()
+    for name, recipe in zip(found.names, found.recipes, strict=True):
+        format, rule, *rounding = name.split(" ")
+        assert recipe == resolve(format, scale_rounding=rule, rounding=rounding[0] if rounding else None)
+
+
+def test_the_dialect_decides_what_is_not_named() -> None:
+    found = combine(["mxfp8", "mxfp4", "nvfp4"], dialect="modelopt", nonfinite="nan-block")
+    assert found.names == (
+        "mxfp8_e4m3 rceil nearest-even", "mxfp4_e2m1 rceil half-toward-zero", "nvfp4 modelopt nearest-even"
+    )  # fmt: skip
+    assert {recipe.dialect.name for recipe in found.recipes} == {"modelopt"}
+    assert {recipe.nonfinite for recipe in found.recipes} == {"nan-block"}
+
+
+def test_what_is_left_out_is_said_once() -> None:
+    assert combine(["mxint8"]).notes == ("Left out, since the rule does not serve the format: mxint8 even.",)
+    found = combine(["mxfp8", "mxint8", "fp8_e4m3"], ["even", "rceil", "amax"])
+    assert found.names == (
+        "mxfp8_e4m3 even", "mxfp8_e4m3 rceil", "mxint8 rceil", "fp8_e4m3 even", "fp8_e4m3 rceil", "fp8_e4m3 amax"
+    )  # fmt: skip
+    assert found.notes == (
+        "Left out, since the rule does not serve the format: mxfp8_e4m3 amax, mxint8 even, mxint8 amax.",
+    )
+
+
+def test_a_format_that_no_named_rule_serves_is_compared_all_the_same() -> None:
+    found = combine(["mxfp4", "nvfp4"], ["floor", "rceil"])
+    assert found.names == ("mxfp4_e2m1 floor", "mxfp4_e2m1 rceil", "nvfp4 te")
+    assert found.notes == ("nvfp4 takes none of floor, rceil: it is compared under te, its own.",)
+
+
+def test_what_is_named_twice_is_compared_once() -> None:
+    found = combine(["mxfp8", "mxfp8_e4m3", "e4m3:e8m0:1x32", "nvfp4"], ["rceil", "ue8m0"])
+    assert found.names == ("mxfp8_e4m3 rceil", "nvfp4 te")
+    assert found.notes[:3] == (
+        "--formats names mxfp8_e4m3 twice; it is compared once.",
+        "--formats names mxfp8_e4m3 twice; it is compared once.",
+        "--scale-roundings names rceil twice; it is compared once.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((["mxfp9"],), "unknown format 'mxfp9'"),
+        ((["mxfp8"], ["flor"]), "unknown scale rounding 'flor': mxfp8_e4m3 takes floor, .* Did you mean floor?"),
+        ((["mxfp8", "mxfp4"], [], ["nearest"]), "unknown element rounding 'nearest'"),
+        ((["mxfp8"], ["rceil", "te"]), "te serves none of the formats named: mxfp8_e4m3 takes floor, ceil"),
+        ((["mxfp8"], ["te", "paper"]), "Rules that serve no format: 2 problems"),
+        ((["mxfp8"], ["rceil"]), "mxfp8_e4m3 under rceil is one combination. Name another format"),
+        ((["mxfp8", "mxfp8"], ["rceil"]), "is one combination"),
+    ],
+)
+def test_what_means_nothing_is_refused(arguments: tuple[list[str], ...], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        combine(*arguments)
+    with pytest.raises(UsageError, match="gguf has no rule for mxfp8_e4m3"):
+        combine(["mxfp4", "mxfp8"], dialect="gguf")
