@@ -203,9 +203,13 @@ MX_FN void mx_count_code(mx_u32 code, int i, bool is_whole, bool exists, mx_u32&
 // ---------------------------------------------------------------------------------------------------- relative errors
 
 // A relative error is worth a division only above this. An element lost to underflow has an error of exactly 1, which is
-// the largest so far in most tensors: it is not above itself.
-MX_FN float mx_relative_bound(const MxTally& tally, const MxCounts& counts) {
+// the largest so far in most tensors: it is not above itself. Where elements are so small that the product of one and its
+// bound may be subnormal, which rounds to whole multiples of 2^-149, half of it is never too much.
+MX_FN float mx_relative_bound(const MxTally& tally, const MxCounts& counts, const MxScale<float, mx_u32>& s,
+                              MxEncoder e) {
   const float known = mx_greater(mx_float(*(const volatile mx_u32*)&counts.max_rel), tally.max_rel);
+  const mx_i32 scale = (mx_i32)(mx_bits(s.decode) >> 23 & 0xFFu) - 127;
+  if (scale + e.element.emin - e.element.mantissa_bits - 1 < -100) return known * 0.5f;
   return known == 1.0f ? known : known * 0.999999f;
 }
 
@@ -271,7 +275,7 @@ MX_FN void mx_end_span(float off, mx_u32 underflowed, MxTally& tally, MxCounts& 
 MX_FN void mx_measure_steps(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 width, int lane, mx_u32 amax, MxRecipe r,
                             MxEncoder e, MxBlock& b, MxTerms (&own)[4], MxSpan& span, MxTally& tally, MxCounts& counts,
                             mx_u64* totals) {
-  const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts);
+  const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts, b.scale, e);
 #pragma unroll
   for (int i = 0; i < 4; ++i) own[i] = MxTerms();
 #pragma unroll 1

@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
       const bool is_scaled = r.scale_kind == MX_POWER_OF_TWO;
       double back = 1.0 / (double)mx_unit(amax);
       if (is_active && b.amax < MX_INFINITY_BITS && (!is_scaled || mx_is_ordinary(b, least))) {
-        const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts);
+        const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts, b.scale, e);
         const bool counts_zeros = mx_loses_many(e);
         mx_u32 pair = 0;
         auto add = [&](int i, MxTerms& p) {

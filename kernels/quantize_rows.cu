@@ -13,7 +13,7 @@
 // Blocks of 1 x MX_WIDTH of a tensor [rows, columns], of which a thread takes one, several or a part; or, MX_WIDTH 0,
 // elements of a tensor that is one block. `tensor_amax`: bits of the tensor's largest finite magnitude, where the recipe
 // scales the tensor; `whole_amax`: bits of its largest magnitude of any kind, where the tensor is the block.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
     mx_quantize_rows(const MxSource* x, mx_i64 rows, mx_i64 columns, const mx_u32* tensor_amax,
                      const mx_u32* whole_amax, mx_u8* codes, void* scales) {
   constexpr int elements = MX_ELEMENTS, width = MX_BLOCK;

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 from kernel_oracle import recipe_of
 
@@ -54,15 +57,16 @@ def reductions(dtype: str) -> list[Kernel]:
 
 
 def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
-    """All of them by what they do. Those that measure take seconds each: for 9.0 there are all, for other GPUs those of
-    one row of each kind, under its own rule, with codes."""
+    """All of them by what they do. Those that measure take seconds each: for other GPUs than 9.0, and without codes, they
+    are here for one row of each kind under its own rule; without codes for 9.0 alone."""
     found: dict[str, Kernel] = {}
     for name, row in FORMATS.items():
         for rule in (None, "best") if "best" in scale_rules(row) else (None,):
             what = f"{name} {rule or ''}".rstrip()
             found[f"codes of {what}"] = codes(name, rule, capability)
             for with_codes in (True, False):
-                if capability == (9, 0) or (name in ONE_OF_EACH_KIND and rule is None and with_codes):
+                is_example = name in ONE_OF_EACH_KIND and rule is None
+                if (with_codes or is_example) if capability == (9, 0) else (with_codes and is_example):
                     for kernel in statistics(name, rule, capability, with_codes=with_codes):
                         found[f"statistics of {what}, {'with' if with_codes else 'without'} codes, {kernel.name}"] = (
                             kernel
@@ -77,14 +81,24 @@ def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
 
 
 def remarks(kernel: Kernel, capability: tuple[int, int]) -> str:
-    """What NVRTC says about a kernel's file: nothing, if all is well."""
+    """What NVRTC says about a kernel's file: nothing, if all is well. That much is remembered for the same texts."""
     compiler = Compiler(capability)
     text, headers, definitions = compiler.text(kernel)
+    everything = (nvrtc.version(), compiler.architecture, kernel.name, text, headers, sorted(definitions.items()))
+    folder = Path(tempfile.gettempdir()) / f"mxcli-compiled-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    silent = folder / hashlib.sha256(repr(everything).encode()).hexdigest()
+    if silent.exists():
+        return ""
     try:
         build = nvrtc.build(kernel.file, text, headers, compiler.architecture, definitions)
     except MxcliError as error:
         return str(error)
-    return build.log if kernel.name in build.ptx else f"there is no {kernel.name} in it"
+    if kernel.name not in build.ptx:
+        return f"there is no {kernel.name} in it"
+    if not build.log:
+        silent.touch()
+    return build.log
 
 
 def compile_all(capability: tuple[int, int]) -> dict[str, str]:

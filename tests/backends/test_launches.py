@@ -343,7 +343,7 @@ def test_grids_of_huge_tensors(name: str, shape: tuple[int, ...]) -> None:
 def test_offsets_of_huge_tensors() -> None:
     """The last piece of 2^33 bfloat16 elements: rows 130,560 on, 2^17 bytes each, begins 17,112,760,320 bytes in."""
     job = Job((1 << 17, 1 << 16), "BF16", recipe_of("mxfp4"))
-    *_, piece = job.pieces(PIECE_BYTES)
+    *_, piece = job.pieces(64 << 20)
     assert (piece.rows, piece.blocks) == ((130_560, 131_072), (267_386_880, 268_435_456))
     places = Addresses(at(9) - 130_560 * 131_072, at(2), at(3) - 130_560 * 32_768, at(4) - 267_386_880)
     assert job.quantize(piece, places, 1).arguments == (at(9), 1, 512 << 16, at(2), 0, at(3), at(4))
