@@ -36,6 +36,7 @@ def compare(
     json: options.Json = None,
     jsonl: options.Jsonl = None,
     csv: options.Csv = None,
+    markdown: options.Markdown = None,
     fail_on: options.FailOn = None,
     dry_run: options.DryRun = False,
     device: options.Device = "auto",
@@ -63,7 +64,7 @@ def compare(
       mxcli compare samples/tiny-llama-captures.safetensors --formats mxfp4,nvfp4 --include @gradient
       mxcli compare samples/tiny-llama --formats nvfp4 --scale-roundings te,ct --json | jq -r '.conclusion[]'
     """
-    forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
+    forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
     check_dry_run(forms, dry_run=dry_run)
     check_forms(forms, force=force)

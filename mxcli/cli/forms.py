@@ -28,16 +28,17 @@ class Forms:
     top: int | None
     wide: bool
     no_color: bool
+    markdown: str | None = None
 
     @property
     def takes_stdout(self) -> bool:
         """Whether a machine-readable form goes to stdout instead of the table."""
-        return STDOUT in (self.json, self.jsonl, self.csv)
+        return STDOUT in (self.json, self.jsonl, self.csv, self.markdown)
 
 
 def check_forms(forms: Forms, *, force: bool, beside: Iterable[str | None] = ()) -> None:
     """Before any work: raises if two forms ask for stdout, a file exists, or the table cannot be so sorted."""
-    asked = {"--json": forms.json, "--jsonl": forms.jsonl, "--csv": forms.csv}
+    asked = {"--json": forms.json, "--jsonl": forms.jsonl, "--csv": forms.csv, "--markdown": forms.markdown}
     taking = [option for option, file in asked.items() if file == STDOUT]
     if len(taking) > 1:
         raise UsageError(f"{' and '.join(taking)} both ask for stdout: give all but one of them a FILE.")
@@ -47,8 +48,10 @@ def check_forms(forms: Forms, *, force: bool, beside: Iterable[str | None] = ())
 
 def check_dry_run(forms: Forms, *, dry_run: bool) -> None:
     """Raises UsageError where a form is asked for that only what was measured can have."""
-    if dry_run and (forms.jsonl or forms.csv):
-        raise UsageError("--dry-run measures nothing, so there is no --jsonl and no --csv; --json gives the plan.")
+    if dry_run and (forms.jsonl or forms.csv or forms.markdown):
+        raise UsageError(
+            "--dry-run measures nothing, so there is no --jsonl, no --csv and no --markdown; --json gives the plan."
+        )
 
 
 def stream_layer(layer: LayerReport, forms: Forms) -> None:
@@ -95,6 +98,10 @@ def deliver_forms(
         left = list(lines(forms.jsonl == STDOUT))
         if left or forms.jsonl != STDOUT:
             deliver("\n".join(left), forms.jsonl)
+    if forms.markdown is not None:
+        from mxcli.output.markdown import MARKDOWN, page
+
+        deliver(page(text(MARKDOWN)), forms.markdown)
     if not forms.takes_stdout:
         deliver(text(stdout_screen(no_color=forms.no_color, wide=forms.wide)))
 

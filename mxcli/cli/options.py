@@ -176,6 +176,12 @@ Csv = Annotated[
         "--csv", metavar="FILE", help="One CSV row per tensor, in FILE (- is stdout); same names as the JSON."
     ),
 ]
+Markdown = Annotated[
+    str | None,
+    typer.Option(
+        "--markdown", metavar="FILE", help="The table as Markdown, for model cards and issues, in FILE (- is stdout)."
+    ),
+]
 Sort = Annotated[
     str,
     typer.Option(

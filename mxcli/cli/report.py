@@ -29,6 +29,7 @@ def report(
     json: options.Json = None,
     jsonl: options.Jsonl = None,
     csv: options.Csv = None,
+    markdown: options.Markdown = None,
     per_block: options.PerBlock = None,
     fail_on: options.FailOn = None,
     device: options.Device = "auto",
@@ -55,7 +56,7 @@ def report(
       mxcli report samples/tiny-llama-captures.safetensors --format nvfp4 --include @gradient
       mxcli report samples/tiny-llama --format e3m2:e8m0:1x16 --json | jq '.totals.sqnr_db'
     """
-    forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
+    forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
     check_forms(forms, force=force, beside=[per_block])
     limits = stated_limits(fail_on)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 ABSENT = "-"
 
@@ -76,3 +77,24 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+BARS = "▁▂▃▄▅▆▇█"
+MOST_BARS = 12
+
+
+def sparkline(counts: Mapping[int, int]) -> str:
+    """Bars for counts by consecutive numbers, none for a number that has none; the highest is full.
+
+    More than twelve numbers share bars.
+    """
+    known = {number: count for number, count in counts.items() if count}
+    if not known:
+        return ""
+    first, last = min(known), max(known)
+    each = -(-(last - first + 1) // MOST_BARS)
+    sums = [0] * (-(-(last - first + 1) // each))
+    for number, count in known.items():
+        sums[(number - first) // each] += count
+    highest = max(sums)
+    return "".join(BARS[-(-count * len(BARS) // highest) - 1] if count else " " for count in sums)

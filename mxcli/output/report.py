@@ -17,7 +17,7 @@ from mxcli.numerics.metrics import METRICS, number_of
 from mxcli.numerics.recipe import Recipe
 from mxcli.output.export import csv_text, json_line, json_text
 from mxcli.output.inspection import source_line
-from mxcli.output.numbers import ABSENT, counted, shape_text, significant
+from mxcli.output.numbers import ABSENT, counted, shape_text, significant, sparkline
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
 
@@ -25,14 +25,15 @@ DEFAULT_SORT = "sqnr_db"
 EXACT = "exact"
 _COLUMNS = (
     Column("tensor", right=False),
-    Column("shape", right=False, drop=5),
+    Column("shape", right=False, drop=6),
     Column("SQNR\ndB"),
     Column("relative\nerror", drop=2),
     Column("saturated\n% of elements", drop=1),
     Column("underflowed\n% of elements", drop=3),
     Column("scale\nexponents", drop=4),
-    Column("binades\nused/available", drop=6),
-    Column("decision", right=False, drop=7),
+    Column("blocks\nby them", right=False, drop=5),
+    Column("binades\nused/available", drop=7),
+    Column("decision", right=False, drop=8),
 )
 _LAYER_KEYS = (
     "name",
@@ -108,11 +109,13 @@ def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: i
     lines = [*headlines(report, screen), ""]
     layers = _sorted(report.layers, sort)
     shown = layers if top is None else layers[:top]
-    rows: list[Row] = [_layer_row(layer) for layer in shown]
+    rows: list[Row] = [_layer_row(layer, screen) for layer in shown]
     if report.sum is not None:
-        rows += [None, _sum_row(f"all {counted(len(layers), 'tensor')}", report.sum)]
+        rows += [None, _sum_row(f"all {counted(len(layers), 'tensor')}", report.sum, screen)]
         if len(report.by_role) > 1:
-            rows += [_sum_row(f"{role} ({total['tensors']:,})", total) for role, total in report.by_role.items()]
+            rows += [
+                _sum_row(f"{role} ({total['tensors']:,})", total, screen) for role, total in report.by_role.items()
+            ]
     lines += aligned(_COLUMNS, rows, screen)
     lines += ["", *ending_lines(report, report.sum, screen, len(shown), sort)]
     return "\n".join(lines)
@@ -204,25 +207,39 @@ def recipe_line(counted_recipe: tuple[Recipe, int]) -> str:
     )
 
 
-def _layer_row(layer: LayerReport) -> list[str]:
-    return [printable(layer.name), shape_text(layer.shape), *_metric_cells(layer.metrics), layer.decision]
+def _layer_row(layer: LayerReport, screen: Screen) -> list[str]:
+    return [printable(layer.name), shape_text(layer.shape), *_metric_cells(layer.metrics, screen), layer.decision]
 
 
-def _sum_row(title: str, metrics: Mapping[str, Value]) -> list[str]:
-    return [title, "", *_metric_cells(metrics), ""]
+def _sum_row(title: str, metrics: Metrics, screen: Screen) -> list[str]:
+    return [title, "", *_metric_cells(metrics, screen), ""]
 
 
-def _metric_cells(metrics: Mapping[str, Value]) -> list[str]:
-    low, high = metrics["scale_exponent_min"], metrics["scale_exponent_max"]
+def _metric_cells(metrics: Metrics, screen: Screen) -> list[str]:
     used, available = number_of(metrics, "binades_used"), number_of(metrics, "binades_available")
     return [
         noise_cell(metrics, "sqnr_db"),
         noise_cell(metrics, "relative_error"),
         number_cell(metrics, "saturated_percent"),
         number_cell(metrics, "underflowed_percent"),
-        ABSENT if low is None else f"{low}..{high}",
-        f"{ABSENT if used is None else f'{used:.1f}'}/{available:.1f}",
+        *_exponent_cells(metrics, screen),
+        ABSENT if available is None else f"{ABSENT if used is None else f'{used:.1f}'}/{available:.1f}",
     ]
+
+
+def _exponent_cells(metrics: Metrics, screen: Screen) -> list[str]:
+    """From which to which scale exponent, and how blocks lie between them where bars can be shown."""
+    low, high = metrics["scale_exponent_min"], metrics["scale_exponent_max"]
+    if low is None:
+        return [ABSENT, ""]
+    histogram = metrics["scale_exponent_histogram"]
+    assert isinstance(histogram, Mapping)
+    counts = {int(exponent): int(count or 0) for exponent, count in histogram.items() if _is_whole(exponent)}
+    return [f"{low}..{high}", sparkline(counts) if screen.unicode else ""]
+
+
+def _is_whole(text: object) -> bool:
+    return str(text).lstrip("-").isdecimal()
 
 
 def noise_cell(metrics: Metrics, name: str) -> str:

@@ -14,11 +14,13 @@ ELLIPSIS = "…"
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Columns (None: as many as a line needs), whether colour may be used, and characters beyond ASCII."""
+    """Columns (None: as many as a line needs), whether colour may be used, and characters beyond ASCII; or a page of
+    Markdown."""
 
     width: int | None = None
     color: bool = False
     unicode: bool = False
+    markdown: bool = False
 
 
 def detect(stream: TextIO, environ: Mapping[str, str], *, no_color: bool = False) -> Screen:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from mxcli.output.markdown import table_lines
 from mxcli.output.screen import Screen, bold, cells, folded_lines, shortened, spelled
 
 GAP = "  "
@@ -36,6 +37,8 @@ def aligned(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> l
     Columns that do not fit are left out, and the last line says which.
     """
     texts = _texts(columns, rows, screen)
+    if screen.markdown:
+        return table_lines([_one_line(column) for column in columns], [column.right for column in columns], texts)
     shown, widths = _fitting(columns, _widths(columns, texts), screen)
     if screen.width is not None:
         widths[0] = min(widths[0], max(min(NARROWEST, widths[0]), screen.width - _total(widths, shown, 0)))
@@ -54,6 +57,10 @@ def aligned(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> l
     if hidden:
         lines += folded_lines(f"Too narrow for: {', '.join(hidden)}. Use --wide.", screen)
     return lines
+
+
+def _one_line(column: Column) -> str:
+    return " ".join(f"{column.group} {column.title}".split())
 
 
 def least_width(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> int:

@@ -57,8 +57,8 @@ def reductions(dtype: str) -> list[Kernel]:
 
 
 def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
-    """All of them by what they do. Those that measure take seconds each: for other GPUs than 9.0, and without codes, they
-    are here for one row of each kind under its own rule; without codes for 9.0 alone."""
+    """All of them by what they do. Those that measure take seconds each: for other GPUs than 9.0, and without codes,
+    there is one row of each kind under its own rule; without codes for 9.0 alone."""
     found: dict[str, Kernel] = {}
     for name, row in FORMATS.items():
         for rule in (None, "best") if "best" in scale_rules(row) else (None,):

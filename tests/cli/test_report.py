@@ -61,13 +61,13 @@ def test_the_table(tmp_path: Path) -> None:
     )
     assert lines[2] == "non-finite input: saturate; indivisible lengths: pad"
     assert lines[5].split() == [
-        "tensor", "shape", "dB", "error", "%", "of", "elements", "%", "of", "elements", "exponents", "used/available",
-        "decision",
+        "tensor", "shape", "dB", "error", "%", "of", "elements", "%", "of", "elements", "exponents", "by", "them",
+        "used/available", "decision",
     ]  # fmt: skip
     assert lines[6].split() == [
-        "layer.weight", "1x32", "23.9", "0.0637", "3.12", "0", "1..1", "17.8/17.8", "quantized"
+        "layer.weight", "1x32", "23.9", "0.0637", "3.12", "0", "1..1", "█", "17.8/17.8", "quantized"
     ]  # fmt: skip
-    assert lines[8].split() == ["all", "1", "tensor", "23.9", "0.0637", "3.12", "0", "1..1", "17.8/17.8"]
+    assert lines[8].split() == ["all", "1", "tensor", "23.9", "0.0637", "3.12", "0", "1..1", "█", "17.8/17.8"]
     assert lines[-1] == "quantized 1, padded 0, kept 0, tied 0"
 
 

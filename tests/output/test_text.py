@@ -10,7 +10,17 @@ from typing import TextIO
 import pytest
 
 from mxcli.output.export import csv_text, json_line, json_text
-from mxcli.output.numbers import byte_size, decimal, duration, power_of_two, quantity, shape_text, significant, trimmed
+from mxcli.output.numbers import (
+    byte_size,
+    decimal,
+    duration,
+    power_of_two,
+    quantity,
+    shape_text,
+    significant,
+    sparkline,
+    trimmed,
+)
 from mxcli.output.screen import Screen, cells, detect, folded_lines, shortened, spelled
 from mxcli.output.table import Column, aligned, least_width
 
@@ -168,3 +178,18 @@ def test_exports_know_no_nan() -> None:
     assert json_line({"a": math.nan}) == '{"a": null}'
     records = [{"name": 'a,"b', "x": math.nan, "h": {"k": 1}}, {"name": "c", "x": 0.1}]
     assert csv_text(records, ["name", "x", "h"]) == 'name,x,h\n"a,""b",,"{""k"": 1}"\nc,0.1,'
+
+
+@pytest.mark.parametrize(
+    ("counts", "bars"),
+    [
+        ({}, ""),
+        ({-3: 0}, ""),
+        ({-3: 7}, "█"),
+        ({-3: 1, -2: 4, -1: 8}, "▁▄█"),
+        ({0: 1, 2: 1000}, "▁ █"),
+        ({at: 1 for at in range(24)}, "█" * 12),
+    ],
+)
+def test_sparklines(counts: dict[int, int], bars: str) -> None:
+    assert sparkline(counts) == bars
