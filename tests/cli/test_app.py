@@ -130,7 +130,11 @@ def test_help_is_quick() -> None:
         (["compare", SAMPLE, "--formats", "mxfp8", "--scale-roundings", "flor,rceil"], 2, "Did you mean floor?"),
         (["compare", SAMPLE, "--formats", "mxfp8", "--roundings", "nearest"], 2, "Did you mean nearest-even?"),
         (["compare", SAMPLE, "--formats", "mxfp8", "--by", "layers"], 2, "Did you mean layer?"),
-        (["compare", SAMPLE, "--formats", "mxfp8", "--dry-run", "--csv", "-"], 2, "no --jsonl, no --csv and no --markdown"),
+        (
+            ["compare", SAMPLE, "--formats", "mxfp8", "--dry-run", "--csv", "-"],
+            2,
+            "no --jsonl, no --csv and no --markdown",
+        ),
         (["quantize", SAMPLE, "--format", "nvfp4"], 2, "missing option '-o/--output DIR'"),
         (["quantize", SAMPLE, "-o", "x"], 2, "missing option '--format'"),
         (["quantize", SAMPLE, "--format", "nvfp4", "-o", SAMPLE], 4, "holds the source itself"),

@@ -188,7 +188,7 @@ def test_exports_know_no_nan() -> None:
         ({-3: 7}, "█"),
         ({-3: 1, -2: 4, -1: 8}, "▁▄█"),
         ({0: 1, 2: 1000}, "▁ █"),
-        ({at: 1 for at in range(24)}, "█" * 12),
+        (dict.fromkeys(range(24), 1), "█" * 12),
     ],
 )
 def test_sparklines(counts: dict[int, int], bars: str) -> None:
