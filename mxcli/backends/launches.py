@@ -18,6 +18,8 @@ THREADS = 256
 VECTOR = 8
 """Elements that a thread of `quantize_blocks.cu` takes at once."""
 MOST_HELD = 8
+MOST_BLOCKS = 2**31 - 1
+"""Blocks of threads that one launch can have."""
 WHOLE_ROWS = 16
 WORST, WORST_OF = 8, 4096
 """`mx_worst` finds so many of so many blocks."""
@@ -144,10 +146,10 @@ class Job:
         arguments = (
             _pointer(at.x),
             np.int64(self.all_rows if self.whole else self.rows),
-            *map(np.int64, (self.columns, self.block_rows, self.block_columns, piece.blocks[0])),
+            *map(np.int64, (self.columns, self.block_rows, self.block_columns, *piece.blocks)),
             *map(_pointer, (at.found, at.codes, at.scales)),
         )
-        return Launch(kernel, piece.blocks[1] - piece.blocks[0], threads, arguments)
+        return Launch(kernel, min(piece.blocks[1] - piece.blocks[0], MOST_BLOCKS), threads, arguments)
 
     def _elements_per_thread(self) -> int:
         """How many neighbours a thread of `quantize_rows.cu` takes; 0 where that kernel does not serve."""

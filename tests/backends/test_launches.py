@@ -257,9 +257,9 @@ def test_arguments_for_codes_in_blocks() -> None:
     """Counted from where the tensor would begin: 280,012 bytes a row, 70,003 codes, 4 bytes a scale."""
     shape = (3, 70_003, 1, 70_003)
     assert [launch.arguments for launch in recorded("fp8_e4m3_channel", stats=False)] == [
-        (at(3), *shape, 0, at(1), at(4), at(5)),
-        (at(6, -280_012), *shape, 1, at(2), at(7, -70_003), at(8, -4)),
-        (at(9, -560_024), *shape, 2, at(1), at(10, -140_006), at(11, -8)),
+        (at(3), *shape, 0, 1, at(1), at(4), at(5)),
+        (at(6, -280_012), *shape, 1, 2, at(2), at(7, -70_003), at(8, -4)),
+        (at(9, -560_024), *shape, 2, 3, at(1), at(10, -140_006), at(11, -8)),
     ]
 
 
@@ -352,3 +352,11 @@ def test_offsets_of_huge_tensors() -> None:
     below = Addresses(at(1) - 130_560 * 131_072)  # where the tensor would begin lies below 0: modulo 2^64
     x, *_ = job.measure(piece, below, 1, conversions=1, codes=False).arguments
     assert x == np.uint64(2**64 + 4_294_967_296 - 17_112_760_320)
+
+
+def test_more_blocks_than_a_launch_has() -> None:
+    """A row of tiny blocks: blocks of threads take turns."""
+    job = Job((2, 2**33), "BF16", recipe_of("e4m3:fp32:2x1"))
+    piece = next(job.pieces(PIECE_BYTES))
+    launch = job.quantize(piece, Addresses(*[1 << 40] * 9), conversions=0)
+    assert (piece.blocks, launch.grid) == ((0, 2**33), 2**31 - 1)
