@@ -10,8 +10,10 @@ MX_FN int mx_offset(int i, int lane) {
 }
 
 // Whether a block's values in units of its scale give sums of the same bits as in units of its amax's power of two: where
-// none of them is so small or so large that a product or a difference leaves the range of normal numbers.
-MX_FN bool mx_is_ordinary(const MxBlock& b, mx_u32 least) {
+// none of them is so small or so large that a product or a difference leaves the range of normal numbers. Elements reach
+// 2^emax in that unit, and their squares are added.
+MX_FN bool mx_is_ordinary(const MxBlock& b, mx_u32 least, mx_i32 emax) {
+  if (emax < 0 || emax > 40) return false;
   const mx_u32 scale = mx_bits(b.scale.decode) >> 23, smallest = 0u - least;
   return least != 0u && (b.amax >> 23) - (smallest >> 23) <= 35u && scale >= 27u && scale <= 227u;
 }
@@ -122,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
       const mx_u32 least = mx_lanes_max<lanes>(span.least);
       const bool is_scaled = r.scale_kind == MX_POWER_OF_TWO;
       double back = 1.0 / (double)mx_unit(amax);
-      if (is_active && b.amax < MX_INFINITY_BITS && (!is_scaled || mx_is_ordinary(b, least))) {
+      if (is_active && b.amax < MX_INFINITY_BITS && (!is_scaled || mx_is_ordinary(b, least, e.element.emax))) {
         const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts, b.scale, e);
         const bool counts_zeros = mx_loses_many(e);
         mx_u32 pair = 0;

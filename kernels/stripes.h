@@ -211,12 +211,12 @@ struct Loops {
       w.counts.stats.measured += n - set_aside;
       b.largest[i] = std::max(b.largest[i], amax[i]);
     }
-    const float bound = w.counts.max_rel * 0.999999f;
     SpanSums s;
     for (int i = 0; i < blocks; ++i) {
       if (b.is_nan[i]) continue;
       const int at = i * width, n = std::min(width, span.width - at);
       const SpanView v{w.x + at, w.values + at, w.wide_codes + at};
+      const float bound = relative_bound(w.counts.max_rel, b.decode[i], job.r.element);
       if (N && n == N) measure(v, N, amax[i], mask, bound, s, b, i);
       else measure(v, n, amax[i], mask, bound, s, b, i);
       if (b.saturates[i]) b.saturated[i] += count_saturated(at, n, b.factor[i]);

@@ -79,6 +79,14 @@ struct SpanSums {
   SpanSums() { std::memset(this, 0, sizeof *this); }
 };
 
+// What a relative error must be above to be worth a division, the largest so far being `known`. Where elements are so
+// small that the product of one and this may be subnormal, which rounds to whole multiples of 2^-149, half of it is never
+// too much.
+inline float relative_bound(float known, float decode, const MxFloat& element) {
+  const int scale = int(mx_bits(decode) >> 23 & 0xFF) - 127;
+  return known * (scale + element.emin - element.mantissa_bits - 1 < -100 ? 0.5f : 0.999999f);
+}
+
 inline float unit_of(uint32_t amax_bits) { return mx_power_of_two(-std::clamp(int(amax_bits >> 23) - 127, -126, 126)); }
 
 // What one span adds: `x` and `values` in, `codes` with signs.

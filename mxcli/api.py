@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mxcli.backends import AUTO, CPU, Backend, check_device, choose_backend, open_resident, unpacked
+from mxcli.backends import AUTO, CPU, CUDA, Backend, choose_backend, open_resident, unpacked
 from mxcli.errors import RefusedError, UsageError
 from mxcli.files import packing
 from mxcli.numerics.blocks import Quantized, divides
@@ -134,6 +134,8 @@ def swizzle(scales: Tensor) -> Tensor:
     """One-byte scales [rows, blocks] in the 128x4 order of block-scaled matrix products, flat and padded with zeros."""
     if isinstance(scales, np.ndarray):
         return packing.swizzle(scales)
+    if _torch_tensor(scales) is None:
+        raise UsageError(f"{type(scales).__name__} is neither a torch tensor nor a numpy array")
     import torch
 
     swizzled = packing.swizzle(scales.view(torch.uint8).cpu().numpy())
@@ -154,11 +156,18 @@ def _resident(device: str) -> Backend:
 
 def _backend_for(x: Tensor, device: str | None, threads: int | None) -> Backend:
     """Where the tensor lies if that is a GPU, else what the words say."""
+    if device is not None and not isinstance(device, str):
+        if "torch" not in sys.modules or not isinstance(device, sys.modules["torch"].device):
+            raise UsageError(f"device {device!r} is neither a word such as 'cuda:0' nor a torch device")
+        device = str(device)
+    if threads is not None and not isinstance(threads, int):
+        raise UsageError(f"threads {threads!r} is not a whole number")
     torch_tensor = _torch_tensor(x)
     if torch_tensor is None or torch_tensor.device.type == CPU:
         return _backend(device, threads)
     where = str(torch_tensor.device)
-    check_device(where)
+    if torch_tensor.device.type != CUDA:
+        raise UsageError(f"a tensor on {where}: only tensors in memory and on CUDA devices are read; pass x.cpu()")
     if device not in (None, AUTO, torch_tensor.device.type, where):
         raise UsageError(f"device '{device}' for a tensor on {where}: pass x.to('{device}'), or leave device out")
     return _resident(where)
@@ -178,7 +187,9 @@ def _array(x: Tensor) -> tuple[Any, str]:
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in _DTYPES:
             raise UsageError(f"a tensor of type {name} is not one of {', '.join(_DTYPES)}")
-        data = tensor.detach().contiguous()
+        if tensor.layout is not torch.strided:
+            raise UsageError(f"a tensor of layout {tensor.layout}: pass x.to_dense()")
+        data = tensor.detach().resolve_neg().contiguous()
         bits = data.view(torch.uint16) if name == "bfloat16" else data
         return bits if tensor.is_cuda else bits.numpy(), _DTYPES[name]
     if not isinstance(x, np.ndarray):

@@ -173,7 +173,12 @@ def test_swizzle_is_the_order_of_128x4_tiles() -> None:
         (lambda: mxcli.quantize(X, "mxfp8", nonfinite="ignore"), UsageError, "unknown policy 'ignore'"),
         (lambda: mxcli.quantize(X, "mxfp8", threads=0), UsageError, "--threads 0 is not a positive number"),
         (lambda: mxcli.quantize(X, "mxfp8", device="gpu"), UsageError, "unknown device 'gpu'"),
-        (lambda: mxcli.quantize(X.to("meta"), "mxfp8"), UsageError, "unknown device 'meta'"),
+        (lambda: mxcli.quantize(X.to("meta"), "mxfp8"), UsageError, "a tensor on meta: only tensors in memory and on"),
+        (lambda: mxcli.quantize(X.to_sparse(), "mxfp8"), UsageError, "pass x.to_dense()"),
+        (lambda: mxcli.quantize(X, "mxfp8", device=0), UsageError, "device 0 is neither a word such as 'cuda:0'"),
+        (lambda: mxcli.quantize(X, "mxfp8", device=""), UsageError, "unknown device ''"),
+        (lambda: mxcli.quantize(X, "mxfp8", threads=1.5), UsageError, "threads 1.5 is not a whole number"),
+        (lambda: mxcli.swizzle([1]), UsageError, "list is neither a torch tensor nor a numpy array"),
     ],
 )
 def test_refusals(call: Callable[[], object], kind: type[MxcliError], sentence: str) -> None:

@@ -15,10 +15,17 @@ import pytest
 
 import mxcli
 from mxcli.backends import library
+from mxcli.backends.kernels import FILES, HEADERS
 from mxcli.errors import EnvironmentFailure
 
 ROOT = Path(__file__).parents[1]
-MODULES = {path.relative_to(ROOT).as_posix() for path in (ROOT / "mxcli").rglob("*.py")}
+BUILT = {"__pycache__", "kernels"}
+MODULES = {
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "mxcli").rglob("*")
+    if path.is_file() and not BUILT & set(path.parts[len(ROOT.parts) :])
+}
+"""The modules, and what lies beside them to be read."""
 KERNEL = "libmxcli_cpu.dylib" if sys.platform == "darwin" else "libmxcli_cpu.so"
 COMPILERS = (os.environ.get("CXX", "c++"), "c++", "g++", "clang++")
 
@@ -86,10 +93,8 @@ def test_wheel_holds_one_package(wheel: Path) -> None:
         files = {name for name in archive.namelist() if not name.endswith("/")}
     info = f"mxcli-{mxcli.__version__}.dist-info"
     assert {name.split("/")[0] for name in files} == {"mxcli", info}
-    assert {name for name in files if name.startswith("mxcli/")} == MODULES | {
-        f"mxcli/kernels/{KERNEL}",
-        "mxcli/kernels/numerics.h",
-    }
+    gpu = {f"mxcli/kernels/{name}" for name in (*FILES, *HEADERS)}
+    assert {name for name in files if name.startswith("mxcli/")} == MODULES | gpu | {f"mxcli/kernels/{KERNEL}"}
     assert {name.removeprefix(f"{info}/") for name in files if name.startswith(info)} == {
         "METADATA",
         "RECORD",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mxcli.numerics.stats import Amax
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+_OR_CPU = " Or use --device cpu."
 _DEVICE = re.compile(r"auto|cpu|cuda(?::([0-9]{1,4}))?")
 
 
@@ -81,7 +82,7 @@ def choose_backend(
         except EnvironmentFailure as failure:
             if device not in (None, AUTO):
                 raise
-            on_note(_unused(failure.message))
+            on_note(_unused(failure.message.removeprefix(f"--device {found}: ").removesuffix(_OR_CPU)))
     from mxcli.backends import cpu
 
     return cpu.Cpu(threads)
@@ -93,7 +94,7 @@ def find_device(device: str | None, on_note: Callable[[str], object] = lambda no
     Nothing is opened. Raises UsageError for other words, and EnvironmentFailure with everything that stands in the
     way of a GPU that was asked for.
     """
-    word = device or AUTO
+    word = AUTO if device is None else device
     check_device(word)
     if word == CPU:
         return CPU
@@ -178,9 +179,10 @@ def _cupy_or_failure(device: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise EnvironmentFailure(
-            f"--device {device}: {printable(error)}; `mxcli doctor` says what to install. Or use --device cpu."
+            f"--device {device}: {printable(error)}; `mxcli doctor` says what to install.{_OR_CPU}"
         ) from error
 
 
 def _unused(why: str) -> str:
-    return f"GPU present but not used: {why.rstrip('.')}; see mxcli doctor"
+    end = "" if "mxcli doctor" in why else "; see mxcli doctor"
+    return f"GPU present but not used: {why.rstrip('.')}{end}"

@@ -7,13 +7,21 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import cupy
 import numpy as np
 
 from mxcli.backends import nvrtc
 from mxcli.backends.device import Buffer, Launch
 from mxcli.backends.kernels import Compiler
 from mxcli.errors import EnvironmentFailure
+
+try:
+    import cupy
+
+    _OutOfMemory = cupy.cuda.memory.OutOfMemoryError
+except ImportError:
+    raise
+except Exception as error:  # one built for another numpy or another CUDA breaks in any way
+    raise ImportError(f"CuPy is broken ({type(error).__name__}: {error})") from error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +36,7 @@ def _in_words(method: Callable[P, R]) -> Callable[P, R]:
     def careful(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(*args, **kwargs)
-        except cupy.cuda.memory.OutOfMemoryError as error:
+        except _OutOfMemory as error:
             raise EnvironmentFailure(f"the GPU's memory is full: {error} {_WAY_OUT}") from error
         except RuntimeError as error:
             if type(error).__name__ not in ("CUDARuntimeError", "CUDADriverError"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,9 +16,13 @@ Load: TypeAlias = Callable[[str], Any]
 
 LOWEST_CAPABILITY: Version = (8, 0)
 """What the kernels are compiled for at least."""
+LOWEST_CUPY = 14
 CUPY_PACKAGES = {"cupy-cuda11x": 11, "cupy-cuda12x": 12, "cupy-cuda13x": 13, "cupy": None}
 """CuPy by the names it is installed under, with the major version of CUDA that each needs (None: not told)."""
-EXTRAS = {13: "cuda13", 12: "cuda12"}
+PACKAGES = {
+    13: "'cupy-cuda13x>=14' nvidia-cuda-nvrtc",
+    12: "'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'",
+}
 """Our extras by the major version of CUDA that they bring, newest first; it is the least the driver must serve."""
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76
@@ -103,7 +107,7 @@ def examine(load: Load = ctypes.CDLL) -> GpuState:
         (
             *problems,
             *filter(None, map(_incapable, gpus)),
-            *_package_problems(driver, tuple(cupy), nvrtc),
+            *_package_problems(driver, cupy, nvrtc),
         ),
         init_error,
     )
@@ -216,7 +220,7 @@ def _nvrtc() -> Version | str:
         return f"{what} ({printable(details)})" if details else what
 
 
-def _package_problems(driver: Version | None, cupy: Sequence[str], nvrtc: Version | str) -> Iterator[str]:
+def _package_problems(driver: Version | None, cupy: Mapping[str, str], nvrtc: Version | str) -> Iterator[str]:
     """What is wrong with the packages; none of it where the driver is missing is the driver's fault."""
     install = _install(driver)
     if not cupy:
@@ -225,6 +229,9 @@ def _package_problems(driver: Version | None, cupy: Sequence[str], nvrtc: Versio
         yield (
             f"{' and '.join(cupy)} are installed and break each other: pip uninstall {' '.join(cupy)}, then {install}"
         )
+    for name, version in cupy.items():
+        if int(version.partition(".")[0]) < LOWEST_CUPY:
+            yield f"{name} {version} is too old, {LOWEST_CUPY} is needed: pip uninstall {name}, then {install}"
     if isinstance(nvrtc, str):
         yield f"{nvrtc}: {install}"
     needed = {name: major for name in cupy if (major := CUPY_PACKAGES[name]) is not None}
@@ -232,7 +239,7 @@ def _package_problems(driver: Version | None, cupy: Sequence[str], nvrtc: Versio
         needed["NVRTC"] = nvrtc[0]
     newer = {name: major for name, major in needed.items() if driver is not None and driver < (major, 0)}
     if newer and driver is not None:
-        update = "update the driver, or " if driver >= (min(EXTRAS), 0) else ""
+        update = "update the driver, or " if driver >= (min(PACKAGES), 0) else ""
         yield (
             f"the NVIDIA driver serves CUDA {_dotted(driver)}, and {' and '.join(newer)} "
             f"need{'s' * (len(newer) == 1)} {max(newer.values())}.0: {update}{install}"
@@ -241,10 +248,10 @@ def _package_problems(driver: Version | None, cupy: Sequence[str], nvrtc: Versio
 
 def _install(driver: Version | None) -> str:
     """How to get the packages that fit a driver; without one, those that fit most drivers."""
-    oldest = min(EXTRAS)
-    fitting = next((major for major in EXTRAS if driver is not None and driver >= (major, 0)), oldest)
+    oldest = min(PACKAGES)
+    fitting = next((major for major in PACKAGES if driver is not None and driver >= (major, 0)), oldest)
     update = "" if driver is None or driver >= (oldest, 0) else f"update the driver to one for CUDA {oldest}.0, then "
-    return f"{update}pip install 'mxcli[{EXTRAS[fitting]}]'"
+    return f"{update}pip install {PACKAGES[fitting]}"
 
 
 def _dotted(version: Version) -> str:

@@ -22,7 +22,10 @@ from mxcli.errors import EnvironmentFailure, MxcliError
 
 _SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _PACKAGES = ("nvidia.cu13", "nvidia.cuda_nvrtc")
-_INSTALL = "pip install 'mxcli[cuda12]' or 'mxcli[cuda13]', as the driver allows, or use --device cpu"
+_INSTALL = (
+    "pip install 'nvidia-cuda-nvrtc-cu12>=12.8' for a driver of CUDA 12, nvidia-cuda-nvrtc for one of CUDA 13, or use "
+    "--device cpu"
+)
 _FIRST_WITH_OWN_CODE = 90
 """From this architecture on there is also code for one GPU alone, such as sm_90a."""
 _OUT_OF_MEMORY, _COMPILATION, _BUILTINS = 1, 6, 7
@@ -177,7 +180,7 @@ def _check_architecture(architecture: str) -> None:
         raise EnvironmentFailure(f"{knows}: the GPU is too old, use --device cpu")
     raise EnvironmentFailure(
         f"{knows}: install a newer one (sm_100 and sm_120 need 12.8 or newer: pip install --upgrade "
-        "'nvidia-cuda-nvrtc-cu12>=12.8', or 'mxcli[cuda13]' as the driver allows), or use --device cpu"
+        "'nvidia-cuda-nvrtc-cu12>=12.8', or nvidia-cuda-nvrtc, as the driver allows), or use --device cpu"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mxcli.cli import bench, compare, dequantize, doctor, explain, formats, inspect, quantize, report
+from mxcli.cli import bench, compare, dequantize, doctor, explain, formats, inspect, quantize, recommend, report
 from mxcli.cli.arguments import normalized
 from mxcli.cli.streams import INTERRUPTED, silence, tell
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, UsageError, printable
@@ -29,6 +29,7 @@ for verb in (
     quantize.quantize,
     report.report,
     compare.compare,
+    recommend.recommend,
     dequantize.dequantize,
     formats.formats,
     explain.explain,
@@ -70,6 +71,7 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line (of this process by default) and exits with its code."""
+    _open_closed_streams()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -88,6 +90,13 @@ def run(arguments: Sequence[str]) -> int:
         tell(f"error: {failure}")
         _flush_or_silence()
         return failure.exit_code
+
+
+def _open_closed_streams() -> None:
+    """A shell's `>&-` leaves no stream at all: what is said there goes nowhere, and is not an error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
 def _flush_or_silence() -> None:

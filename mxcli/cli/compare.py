@@ -10,6 +10,7 @@ from mxcli.cli import options
 from mxcli.cli.arguments import STDOUT, listed
 from mxcli.cli.forms import Forms, check_dry_run, check_forms, deliver_forms, enforce_limits, stated_limits
 from mxcli.cli.machine import found_device, machine, open_backend
+from mxcli.cli.pages import Pages, check_pages, deliver_pages
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import INTERRUPTED, deliver, stdout_screen, talk_on_stderr
 from mxcli.errors import printable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def compare(
+    context: typer.Context,
     source: options.Source,
     formats: options.Formats,
     scale_roundings: options.ScaleRoundings = None,
@@ -37,6 +39,8 @@ def compare(
     jsonl: options.Jsonl = None,
     csv: options.Csv = None,
     markdown: options.Markdown = None,
+    html: options.Html = None,
+    plots: options.Plots = None,
     fail_on: options.FailOn = None,
     dry_run: options.DryRun = False,
     device: options.Device = "auto",
@@ -66,8 +70,10 @@ def compare(
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
-    check_dry_run(forms, dry_run=dry_run)
+    pages = Pages(html, plots)
+    check_dry_run(forms, dry_run=dry_run, limits=bool(fail_on))
     check_forms(forms, force=force)
+    check_pages(pages, force=force, dry_run=dry_run)
     limits = stated_limits(fail_on)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
     from mxcli.numerics.combinations import combine
@@ -100,6 +106,7 @@ def compare(
     from mxcli.output.comparison import compared_line, comparison_csv, comparison_json, comparison_text
     from mxcli.output.comparison_plan import PlannedComparison, comparison_plan_json, comparison_plan_text
     from mxcli.output.plan import Site
+    from mxcli.output.study import study_of_comparison
 
     checkpoint = open_checkpoint(source)
     planned = plan_comparison(checkpoint, combinations, asked)
@@ -141,6 +148,7 @@ def compare(
         ),
         text=lambda screen: comparison_text(result, screen, sort, top),
     )
+    deliver_pages(pages, lambda: study_of_comparison(result), checkpoint, context.obj)
     if result.unfinished:
         raise typer.Exit(INTERRUPTED)
     enforce_limits(limits, _measured(result), talk)

@@ -22,7 +22,7 @@ def formats(
             help="One format, named or spelled ELEMENT:SCALE:BLOCK[:TENSOR_SCALE]; lists all without it.",
         ),
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
+    markdown: options.Markdown = None,
     json: options.Json = None,
     wide: options.Wide = False,
     force: options.Force = False,
@@ -45,14 +45,14 @@ def formats(
     from mxcli.output.export import json_text
     from mxcli.output.formats import format_markdown, format_page, format_record, format_table
 
-    if markdown and json == STDOUT:
-        raise UsageError("--markdown and --json both ask for stdout: give --json a FILE.")
-    refuse_existing([json], force=force)
+    if markdown == json == STDOUT:
+        raise UsageError("--markdown and --json both ask for stdout: give one of them a FILE.")
+    refuse_existing([json, markdown], force=force)
     rows = [find_format(name)] if name else list(FORMATS.values())
     screen = stdout_screen(no_color=no_color, wide=wide)
     if json is not None:
         deliver(json_text("formats", {"formats": [format_record(row) for row in rows]}), json)
-    if markdown:
-        deliver(format_markdown(rows))
-    elif json != STDOUT:
+    if markdown is not None:
+        deliver(format_markdown(rows), markdown)
+    if STDOUT not in (json, markdown):
         deliver("\n".join(format_page(rows[0], screen)) if name else format_table(rows, screen))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mxcli.cli.arguments import STDOUT
@@ -43,11 +44,19 @@ def check_forms(forms: Forms, *, force: bool, beside: Iterable[str | None] = ())
     if len(taking) > 1:
         raise UsageError(f"{' and '.join(taking)} both ask for stdout: give all but one of them a FILE.")
     _check_sort(forms.sort)
+    files = [file for file in (*asked.values(), *beside) if file not in (None, STDOUT)]
+    twice = [
+        file for file in files if [Path(str(other)).absolute() for other in files].count(Path(str(file)).absolute()) > 1
+    ]
+    if twice:
+        raise UsageError(f"{printable(twice[0])} is named for two things: give each its own file.")
     refuse_existing([*asked.values(), *beside], force=force)
 
 
-def check_dry_run(forms: Forms, *, dry_run: bool) -> None:
-    """Raises UsageError where a form is asked for that only what was measured can have."""
+def check_dry_run(forms: Forms, *, dry_run: bool, limits: bool = False) -> None:
+    """Raises UsageError where a form, or with `limits` a judgement, is asked for that needs measuring."""
+    if dry_run and limits:
+        raise UsageError("--dry-run measures nothing that --fail-on could judge: leave one of them out.")
     if dry_run and (forms.jsonl or forms.csv or forms.markdown):
         raise UsageError(
             "--dry-run measures nothing, so there is no --jsonl, no --csv and no --markdown; --json gives the plan."
@@ -134,11 +143,14 @@ def enforce_limits(conditions: Sequence[Condition], measured: Iterable[tuple[str
 
 
 def _check_sort(sort: str) -> None:
-    from mxcli.numerics.metrics import METRICS
+    from mxcli.numerics.metrics import METRICS, NUMBERS
 
-    sortable = ["name", *METRICS]
-    if sort not in sortable:
-        raise UsageError(
-            f"--sort {printable(sort)}: no such metric; `mxcli explain` lists them, and name sorts by name."
-            f"{did_you_mean(sort, sortable)}"
-        )
+    sortable = ["name", *NUMBERS]
+    if sort in sortable:
+        return
+    if sort in METRICS:
+        raise UsageError(f"--sort {printable(sort)}: it is no single number that tensors could be ordered by.")
+    raise UsageError(
+        f"--sort {printable(sort)}: no such metric; `mxcli explain` lists them, and name sorts by name."
+        f"{did_you_mean(sort, sortable)}"
+    )

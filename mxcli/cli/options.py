@@ -9,6 +9,7 @@ import typer
 from mxcli.cli import arguments, completion
 
 if TYPE_CHECKING:
+    from mxcli.files.selection import Rule
     from mxcli.flows.plan import Options as PlanOptions
 
 Source = Annotated[
@@ -24,13 +25,29 @@ Output = Annotated[
     str | None,
     typer.Option("--output", "-o", metavar="DIR", help="Directory to write; it must be new or empty (or --force)."),
 ]
-Format = Annotated[
-    str,
+_FORMAT = typer.Option(
+    "--format",
+    metavar="FORMAT",
+    autocompletion=completion.formats,
+    help="A name that `mxcli formats` lists, or ELEMENT:SCALE:BLOCK[:TENSOR_SCALE] as in e3m2:e8m0:1x16.",
+)
+Format = Annotated[str, _FORMAT]
+FormatOrRecipe = Annotated[str | None, _FORMAT]
+Recipe = Annotated[
+    str | None,
     typer.Option(
-        "--format",
-        metavar="FORMAT",
-        autocompletion=completion.formats,
-        help="A name that `mxcli formats` lists, or ELEMENT:SCALE:BLOCK[:TENSOR_SCALE] as in e3m2:e8m0:1x16.",
+        "--recipe",
+        metavar="FILE",
+        help="A TOML file that says what the options say, and more of single tensors. Options given beside it win; "
+        "--include and --exclude come after its own.",
+    ),
+]
+SaveRecipe = Annotated[
+    str | None,
+    typer.Option(
+        "--save-recipe",
+        metavar="FILE",
+        help="Write what was decided as a recipe for --recipe, every rule named.",
     ),
 ]
 Formats = Annotated[
@@ -39,7 +56,7 @@ Formats = Annotated[
         "--formats",
         metavar="FORMAT[,FORMAT...]",
         autocompletion=completion.listed_formats,
-        help="Formats to compare, separated by commas, each as --format takes it.",
+        help="Formats, separated by commas, each as --format takes it.",
     ),
 ]
 ScaleRoundings = Annotated[
@@ -182,6 +199,23 @@ Markdown = Annotated[
         "--markdown", metavar="FILE", help="The table as Markdown, for model cards and issues, in FILE (- is stdout)."
     ),
 ]
+Html = Annotated[
+    str | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Also a page with findings, plots, the worst blocks and a table to search and sort: one file that needs "
+        "nothing else.",
+    ),
+]
+Plots = Annotated[
+    str | None,
+    typer.Option(
+        "--plots",
+        metavar="DIR",
+        help="Also the plots of that page as PNG and SVG files, in a directory that is new or empty (or --force).",
+    ),
+]
 Sort = Annotated[
     str,
     typer.Option(
@@ -255,10 +289,8 @@ def plan_options(
     from mxcli.numerics.recipe import resolve
 
     resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-    from mxcli.files.selection import Rule
     from mxcli.flows.plan import Options
 
-    rules = (Rule(marked.startswith(arguments.INCLUDE), marked[1:]) for marked in selectors or ())
     return Options(
         format=format,
         scale_rounding=scale_rounding,
@@ -266,7 +298,14 @@ def plan_options(
         dialect=dialect,
         nonfinite=nonfinite,
         on_indivisible=on_indivisible,
-        selection=tuple(rules),
+        selection=selection_rules(selectors),
         layout=layout,
         analysis=analysis,
     )
+
+
+def selection_rules(selectors: list[str] | None) -> tuple[Rule, ...]:
+    """The rules as typed, in their order: each is marked + or -."""
+    from mxcli.files.selection import Rule
+
+    return tuple(Rule(marked.startswith(arguments.INCLUDE), marked[1:]) for marked in selectors or ())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mxcli.cli import options
+from mxcli.cli import options, recipes
 from mxcli.cli.arguments import repeatable
 from mxcli.cli.forms import Forms, check_dry_run, check_forms, deliver_report
 from mxcli.cli.machine import found_device, machine, open_backend
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 def quantize(
     context: typer.Context,
     source: options.Source,
-    format: options.Format,
+    format: options.FormatOrRecipe = None,
     output: options.Output = None,
     layout: options.Layout = None,
     scale_rounding: options.ScaleRounding = None,
     rounding: options.Rounding = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
+    recipe: options.Recipe = None,
+    save_recipe: options.SaveRecipe = None,
     nonfinite: options.Nonfinite = "error",
     on_indivisible: options.OnIndivisible = "error",
     dry_run: options.DryRun = False,
@@ -62,19 +64,23 @@ def quantize(
       mxcli quantize samples/tiny-llama --format mxfp8_e4m3 --dry-run
       mxcli quantize samples/tiny-llama --format mxfp8_e4m3 -o tiny-llama-mxfp8
       mxcli quantize samples/tiny-llama --format nvfp4 -o tiny-llama-mixed --exclude '*.down_proj' --top 5
+      mxcli quantize samples/tiny-llama --format nvfp4 --dry-run --save-recipe tiny-llama.toml
+      mxcli quantize samples/tiny-llama --recipe tiny-llama.toml -o tiny-llama-by-recipe
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
     where = machine(device, threads, max_memory)
-    check_forms(forms, force=force)
+    check_forms(forms, force=force, beside=[save_recipe])
     _check_output(output, dry_run=dry_run)
     check_dry_run(forms, dry_run=dry_run)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
-    asked = options.plan_options(
-        format,
-        scale_rounding,
-        rounding,
-        dialect,
+    asked, content = recipes.merged_options(
+        context,
+        recipe,
         selectors,
+        format=format,
+        scale_rounding=scale_rounding,
+        rounding=rounding,
+        dialect=dialect,
         nonfinite=nonfinite,
         on_indivisible=on_indivisible,
         layout=layout,
@@ -88,6 +94,7 @@ def quantize(
     from mxcli.output.plan import written_line, written_record
 
     checkpoint = open_checkpoint(source)
+    recipes.check_recipe(content, checkpoint)
     plan = make_plan(checkpoint, asked)
     arrangement = arrange(checkpoint, plan)
     for task in arrangement.tasks:
@@ -97,6 +104,7 @@ def quantize(
         talk.notes(result.notes)
         site = _site(output, found_device(where, talk), where.max_memory)
         check_memory(arrangement.need, site.max_memory, site.device)
+        recipes.save_recipe(save_recipe, checkpoint, plan, f"mxcli quantize {printable(source)}")
         _deliver_plan(result, checkpoint, arrangement, site, forms, force=force)
         return
     backend = open_backend(where, talk)
@@ -111,6 +119,7 @@ def quantize(
             on_progress=show,
             command=repeatable(context.obj or ()),
         )
+    recipes.save_recipe(save_recipe, checkpoint, plan, f"mxcli quantize {printable(source)}")
     result = report_of(source, checkpoint, plan, arrangement, written.layers)
     talk.notes(result.notes)
     ending = written_line(result, checkpoint, arrangement, output)

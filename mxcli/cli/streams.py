@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from mxcli.cli.arguments import STDOUT
-from mxcli.errors import InputError, RefusedError, printable
+from mxcli.errors import InputError, RefusedError, UsageError, printable
 from mxcli.output.screen import Screen, detect, spelled
 
 INTERRUPTED = 130
@@ -50,10 +50,10 @@ def stdout_screen(*, no_color: bool = False, wide: bool = False) -> Screen:
 
 
 def tell(text: str) -> None:
-    """A line on stderr; a stderr that is closed is no error."""
+    """A line on stderr; a stderr that is closed or full is no error."""
     try:
         print(spelled(text, detect(sys.stderr, os.environ)), file=sys.stderr, flush=True)
-    except BrokenPipeError:
+    except OSError:
         silence(sys.stderr.fileno())
 
 
@@ -77,6 +77,8 @@ def refuse_existing(files: Iterable[str | None], *, force: bool) -> None:
     for file in files:
         if file is None or file == STDOUT:
             continue
+        if not file:
+            raise UsageError("a FILE is asked for by an empty name: give it one.")
         path = Path(file)
         if not path.parent.is_dir():
             raise InputError(f"{printable(file)}: its directory does not exist; create it first.")

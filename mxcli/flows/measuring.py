@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -23,6 +26,9 @@ from mxcli.numerics.stats import Stats
 PER_BLOCK = {"amax": "F32", "decode": "F32", "saturated": "I32", "underflowed": "I32", "noise": "F64"}
 """Arrays with a value per block, and their types."""
 
+_OF_ONE_FORMAT = ("subnormal_percent", "binades_available", "binades_used", "code_use_percent")
+"""Metrics that say nothing of several element formats together."""
+
 _ODDITIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
     "with NaN or infinities": lambda m: m["nonfinite"],
     "with blocks lost to a scale that became zero or was clamped": lambda m: m["scale_underflowed_blocks"],
@@ -39,17 +45,23 @@ def measured_steps(plans: Sequence[Plan]) -> list[Steps]:
 
 
 def measure(
-    checkpoint: Checkpoint, plans: Sequence[Plan], backend: Backend, *, per_block: bool = False
+    checkpoint: Checkpoint,
+    plans: Sequence[Plan],
+    backend: Backend,
+    *,
+    per_block: bool = False,
+    codes: bool = False,
 ) -> Iterator[tuple[Steps, tuple[Quantized, ...]]]:
     """Every tensor that all plans quantize, with what each plan makes of it, in the order of the source.
 
-    Tensors that share a tensor scale are read together; what comes of the later ones waits for its turn.
+    Tensors that share a tensor scale are read together; what comes of the later ones waits for its turn. Codes are
+    kept only if asked for.
     """
     turns = iter([steps[0].tensor.name for steps in measured_steps(plans)])
     waiting: dict[str, tuple[Steps, tuple[Quantized, ...]]] = {}
     turn = next(turns, None)
     for unit in _units(plans):
-        for steps, made in _measured_unit(checkpoint, unit, backend, per_block):
+        for steps, made in _measured_unit(checkpoint, unit, backend, per_block=per_block, codes=codes):
             waiting[steps[0].tensor.name] = steps, made
             while turn in waiting:
                 yield waiting.pop(turn)
@@ -64,6 +76,38 @@ def memory_to_measure(*plans: Plan, per_block: bool = False) -> Need:
 def summed(stats: Stats, row: BlockFormat, tensors: int) -> dict[str, Value]:
     """The metrics of several tensors taken together, with their number."""
     return {"tensors": tensors, **measured(stats, row, tensors=tensors)}
+
+
+def summed_formats(parts: Mapping[BlockFormat, tuple[Stats, int]]) -> dict[str, Value]:
+    """The metrics of tensors in several formats taken together, given the sum and the number of those in each.
+
+    Bits are averaged over elements and histograms by exponent added up; what only one element format has is absent.
+    """
+    if len(parts) == 1:
+        ((row, (stats, tensors)),) = parts.items()
+        return summed(stats, row, tensors)
+    each = [summed(stats, row, tensors) for row, (stats, tensors) in parts.items()]
+    whole = reduce(add, (stats for stats, _ in parts.values()))
+    together = summed(whole, next(iter(parts)), sum(tensors for _, tensors in parts.values()))
+    together |= dict.fromkeys(_OF_ONE_FORMAT, None)
+    bits = sum(stored_bits(stats.elements, stats.blocks, row, tensors) for row, (stats, tensors) in parts.items())
+    together["bits_per_element"] = bits / whole.elements if whole.elements else None
+    for name, pick in (("scale_exponent_min", min), ("scale_exponent_max", max)):
+        known = [value for metrics in each if isinstance(value := metrics[name], int)]
+        together[name] = pick(known, default=None)
+    for name in ("scale_exponent_histogram", "element_exponent_histogram"):
+        counts: Counter[str] = Counter()
+        for metrics in each:
+            histogram = metrics[name]
+            counts.update(histogram if isinstance(histogram, dict) else {})
+        together[name] = dict(counts)
+    return together
+
+
+def stored_bits(elements: int, blocks: int, row: BlockFormat, tensors: int = 1) -> int:
+    """Bits that codes and all scales take; rows that end within a byte are not counted as longer."""
+    tensor_scale = row.tensor_scale.bits if row.tensor_scale else 0
+    return elements * row.element.stored_bits + blocks * row.scale.bits + tensors * tensor_scale
 
 
 def not_finite(step: Step, stats: Stats) -> list[str]:
@@ -107,7 +151,7 @@ def _units(plans: Sequence[Plan]) -> list[list[Steps]]:
 
 
 def _measured_unit(
-    checkpoint: Checkpoint, unit: Iterable[Steps], backend: Backend, per_block: bool
+    checkpoint: Checkpoint, unit: Iterable[Steps], backend: Backend, *, per_block: bool, codes: bool
 ) -> Iterator[tuple[Steps, tuple[Quantized, ...]]]:
     arrays = [(steps, read(checkpoint, steps[0].tensor)) for steps in unit]
     shared = _amax(backend, arrays) if any(step.group for steps, _ in arrays for step in steps) else None
@@ -119,14 +163,21 @@ def _measured_unit(
         alone = sum(1 for step in steps if _has_tensor_scale(step) and step.group is None)
         own = _amax(backend, [(steps, x)]) if alone > 1 else None
         x = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if steps[0].axis == COLUMN else x
-        yield steps, tuple(_quantized(backend, x, s, shared if s.group else own, per_block) for s in steps)
+        yield (
+            steps,
+            tuple(
+                _quantized(backend, x, s, shared if s.group else own, per_block=per_block, codes=codes) for s in steps
+            ),
+        )
 
 
-def _quantized(backend: Backend, x: Array, step: Step, amax: float | None, per_block: bool) -> Quantized:
+def _quantized(
+    backend: Backend, x: Array, step: Step, amax: float | None, *, per_block: bool, codes: bool
+) -> Quantized:
     assert step.recipe is not None
     tensor_amax = amax if _has_tensor_scale(step) else None
     dtype = step.tensor.dtype
-    return backend.quantize(x, dtype, step.recipe, tensor_amax=tensor_amax, codes=False, per_block=per_block)
+    return backend.quantize(x, dtype, step.recipe, tensor_amax=tensor_amax, codes=codes, per_block=per_block)
 
 
 def _has_tensor_scale(step: Step) -> bool:

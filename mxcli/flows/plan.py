@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mxcli.errors import RefusedError, UsageError, printable, together
@@ -12,6 +12,7 @@ from mxcli.files.orientation import LAST, reduction_axis, stores_conv1d
 from mxcli.files.selection import Choice, Rule, select
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.fused import fused_sets
+from mxcli.flows.overrides import Asked, Override, asked_for, serves
 from mxcli.flows.reasons import already_quantized, misfit, nothing_to_quantize, refused_length, why_kept
 from mxcli.numerics.blocks import divides
 from mxcli.numerics.floats import FP32
@@ -21,14 +22,6 @@ from mxcli.numerics.recipe import Recipe, resolve
 INDIVISIBLE_POLICIES = ("error", "pad", "keep")
 AXES = (ROW, COLUMN)
 BFLOAT16_RULE = "amax-bf16-scale"
-
-
-@dataclass(frozen=True, slots=True)
-class Override:
-    """Another format (None: keep as it is) for the tensors a selector takes; of several the last one decides."""
-
-    selector: str
-    format: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +44,11 @@ class Options:
     layout: str | None = None
     axis: str | None = None
     analysis: bool = False
+
+    @property
+    def usual(self) -> Asked:
+        """What is asked for a tensor that no override takes."""
+        return Asked(find_format(self.format), self.scale_rounding, self.rounding, self.dialect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
     if checkpoint.dialect is not None:
         raise RefusedError(already_quantized(checkpoint.where, checkpoint.dialect))
     choices = select(checkpoint.tensors, options.selection).choices
-    formats = _formats(checkpoint, options)
+    asked, taken = asked_for(checkpoint.tensors, options.usual, options.overrides)
     conv1d = stores_conv1d(checkpoint.tensors)
     steps, problems = [], []
     for name, info in checkpoint.tensors.items():
@@ -119,7 +117,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
             steps.append(Step(info, None, f"tied: the same as '{printable(tied_to)}', stored once", tied_to=tied_to))
             continue
         axis = options.axis or (ROW if reduction_axis(info, checkpoint.config, conv1d=conv1d) == LAST else COLUMN)
-        step = _step(info, choices[name], formats[name], axis, options)
+        step = _step(info, choices[name], asked[name], axis, options)
         if step.padded and step.recipe and options.on_indivisible == "error":
             problems.append(refused_length(info, step.recipe.format, step.shape))
         steps.append(step)
@@ -129,7 +127,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
         infos, reasons = [step.tensor for step in steps], [step.reason for step in steps]
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
     grouped, notes = _grouped(steps)
-    return Plan(options, grouped, tuple(notes))
+    return Plan(options, grouped, (*notes, *_override_notes(options, grouped, taken)))
 
 
 def _check_names(options: Options) -> None:
@@ -149,21 +147,12 @@ def _check_names(options: Options) -> None:
         find_layout(options.layout)
 
 
-def _formats(checkpoint: Checkpoint, options: Options) -> Mapping[str, BlockFormat | None]:
-    """The format of each tensor, overrides applied; None keeps it."""
-    formats: dict[str, BlockFormat | None] = dict.fromkeys(checkpoint.tensors, find_format(options.format))
-    for override in options.overrides:
-        row = None if override.format is None else find_format(override.format)
-        taken = select(checkpoint.tensors, (Rule(True, override.selector),)).taken
-        formats.update(dict.fromkeys(taken, row))
-    return formats
-
-
-def _step(info: TensorInfo, choice: Choice, row: BlockFormat | None, axis: str, options: Options) -> Step:
+def _step(info: TensorInfo, choice: Choice, asked: Asked, axis: str, options: Options) -> Step:
+    row = asked.format
     kept = why_kept(info, choice, row)
     if kept is not None or row is None:
         return Step(info, None, f"kept: {kept}")
-    step = Step(info, recipe_for(row, info.dtype, options), f"quantized: {choice.reason}", axis)
+    step = Step(info, _recipe(row, asked, info.dtype, options), f"quantized: {choice.reason}", axis)
     if divides(row, step.shape):
         return step
     if options.on_indivisible == "keep":
@@ -171,24 +160,44 @@ def _step(info: TensorInfo, choice: Choice, row: BlockFormat | None, axis: str, 
     return replace(step, padded=True, reason=f"{step.reason}; padded, as {misfit(row, step.shape)}")
 
 
-def recipe_for(row: BlockFormat, dtype: str, options: Options) -> Recipe:
+def _recipe(row: BlockFormat, asked: Asked, dtype: str, options: Options) -> Recipe:
     """The recipe of a tensor of that dtype.
 
     Loaders of the preferred layout hold FP8 scales in the dtype of the model, so for BF16 weights its default
     rule rounds them to BF16 first.
     """
     layout = PREFERRED if options.layout is None else find_layout(options.layout)
-    rule = options.scale_rounding
-    unnamed = rule is None and options.dialect is None and not options.analysis
+    rule = asked.scale_rounding
+    unnamed = rule is None and asked.dialect is None and not options.analysis
     if unnamed and dtype == "BF16" and row.scale is FP32 and layout is PREFERRED and row.name in layout.formats:
         rule = BFLOAT16_RULE
     return resolve(
         row,
         scale_rounding=rule,
-        rounding=options.rounding,
-        dialect=options.dialect,
+        rounding=asked.rounding,
+        dialect=asked.dialect,
         nonfinite=options.nonfinite,
     )
+
+
+def _override_notes(options: Options, steps: Sequence[Step], taken: Sequence[Sequence[str]]) -> list[str]:
+    """Overrides that change nothing, since what they take is not quantized, and rules that do not serve a format."""
+    notes = []
+    quantized = {step.tensor.name for step in steps if step.recipe is not None}
+    reasons = {step.tensor.name: step.reason for step in steps}
+    for override, names in zip(options.overrides, taken, strict=True):
+        if not override.keep and quantized.isdisjoint(names):
+            name = printable(names[0]) if names else "none"
+            why = f"'{name}' is {reasons[names[0]]}" if names else "it takes no weight"
+            notes.append(f"The override of {printable(override.selector)} changes nothing: {why}. Use --include.")
+    rows = {find_format(each.format) for each in options.overrides if each.format and not each.scale_rounding}
+    unserved = sorted(row.name for row in rows if not serves(options.usual, row))
+    if unserved:
+        notes.append(
+            f"{', '.join(unserved)} {'takes' if len(unserved) == 1 else 'take'} no {options.scale_rounding}: "
+            "those tensors have the dialect's rule."
+        )
+    return notes
 
 
 def _tied(checkpoint: Checkpoint, info: TensorInfo) -> str | None:

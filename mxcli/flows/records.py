@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.flows.arrange import Arrangement
 from mxcli.flows.doctor import own_version
 from mxcli.flows.fingerprint import fingerprint
+from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options, Plan, Step
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe
@@ -44,10 +46,15 @@ def options_record(options: Options) -> dict[str, object]:
         "nonfinite": options.nonfinite,
         "on_indivisible": options.on_indivisible,
         "selection": [{"include" if rule.include else "exclude": rule.selector} for rule in options.selection],
-        "overrides": [{"selector": each.selector, "format": each.format} for each in options.overrides],
+        "overrides": [_override(each) for each in options.overrides],
         "layout": options.layout,
         "axis": options.axis,
     }
+
+
+def _override(override: Override) -> dict[str, object]:
+    """What an override names."""
+    return {key: value for key, value in asdict(override).items() if value not in (None, False)}
 
 
 def _tensor(step: Step, stats: Mapping[str, Stats]) -> dict[str, object]:

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 from pathlib import Path
 
 from mxcli.backends import Backend
@@ -16,10 +14,10 @@ from mxcli.files.layouts import Entry
 from mxcli.files.writer_shards import Shard, ShardFile, partial_path
 from mxcli.flows.arrange import Arrangement
 from mxcli.flows.inspect import Total, totals_by
-from mxcli.flows.measuring import PER_BLOCK, measure, not_finite, oddities, refuse, summed
+from mxcli.flows.measuring import PER_BLOCK, measure, not_finite, oddities, refuse, summed_formats
 from mxcli.flows.plan import Options, Plan, Step
 from mxcli.numerics.blocks import grid_shape
-from mxcli.numerics.formats import find_format
+from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe
@@ -83,23 +81,23 @@ class Tally:
     def __init__(self, source: str, checkpoint: Checkpoint, plan: Plan) -> None:
         self._source, self._checkpoint, self._plan = source, checkpoint, plan
         self._layers: list[LayerReport] = []
-        self._sums: dict[str, Stats] = {}
+        self._sums: dict[str, dict[BlockFormat, tuple[Stats, int]]] = {}
 
     def add(self, step: Step, stats: Stats) -> LayerReport:
         """Counts a measured tensor in."""
         assert step.recipe is not None
         layer = _layer(step, measured(stats, step.recipe.format, step.shape))
         self._layers.append(layer)
-        self._sums[layer.role] = self._sums[layer.role] + stats if layer.role in self._sums else stats
+        _count(self._sums.setdefault(layer.role, {}), step.recipe.format, stats)
         return layer
 
     def report(self) -> Report:
         """The report on what was counted in so far."""
         plan, infos = self._plan, self._checkpoint.tensors.values()
-        row = find_format(plan.options.format)
-        roles = [layer.role for layer in self._layers]
-        by_role = {role: summed(stats, row, roles.count(role)) for role, stats in self._sums.items()}
-        whole = reduce(add, self._sums.values()) if self._sums else None
+        whole: dict[BlockFormat, tuple[Stats, int]] = {}
+        for of_role in self._sums.values():
+            for row, (stats, tensors) in of_role.items():
+                _count(whole, row, stats, tensors)
         decisions = [decision_of(step) for step in plan.steps]
         return Report(
             source=self._source,
@@ -109,8 +107,8 @@ class Tally:
             recipes=_recipes(plan),
             layers=tuple(self._layers),
             kept=tuple(_layer(step) for step in plan.steps if step.recipe is None),
-            sum=None if whole is None else summed(whole, row, len(roles)),
-            by_role=by_role,
+            sum=summed_formats(whole) if whole else None,
+            by_role={role: summed_formats(sums) for role, sums in self._sums.items()},
             counts={word: decisions.count(word) for word in (QUANTIZED, PADDED, KEPT, TIED)},
             notes=(
                 *self._checkpoint.notes,
@@ -119,6 +117,11 @@ class Tally:
             ),
             unfinished=len(plan.quantized) - len(self._layers),
         )
+
+
+def _count(sums: dict[BlockFormat, tuple[Stats, int]], row: BlockFormat, stats: Stats, tensors: int = 1) -> None:
+    """Adds tensors of a format in."""
+    sums[row] = (sums[row][0] + stats, sums[row][1] + tensors) if row in sums else (stats, tensors)
 
 
 def report_of(

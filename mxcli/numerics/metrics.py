@@ -224,7 +224,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "block_sqnr_histogram",
             "blocks",
-            "blocks by their SQNR in whole dB, to within 0.13 dB; `exact`: without noise",
+            "blocks that are not zero by their SQNR in whole dB, to within 0.13 dB; `exact`: without noise",
             "count by floor(10 log10(sum x^2 / sum (y - x)^2))",
             measures.block_sqnr_histogram,
             number=False,

@@ -11,6 +11,7 @@ from mxcli.numerics.dialects import ANY, DIALECTS, Choice, Dialect
 from mxcli.numerics.floats import ELEMENTS, SCALES, FloatFormat
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
 from mxcli.numerics.metrics import METRICS, Metric
+from mxcli.numerics.objectives import OBJECTIVES, Objective
 from mxcli.numerics.recipe import scale_rules
 from mxcli.numerics.rounding import (
     ELEMENT_ROUNDINGS,
@@ -23,7 +24,7 @@ from mxcli.numerics.rounding import (
 from mxcli.output.formats import TEXT_WIDTH, facts_lines, format_page, scalar_facts
 from mxcli.output.screen import Screen, bold
 
-Row = BlockFormat | FloatFormat | ScaleRounding | ScaleRecipe | ElementRounding | Dialect | Metric
+Row = BlockFormat | FloatFormat | ScaleRounding | ScaleRecipe | ElementRounding | Dialect | Metric | Objective
 
 TOPICS: Mapping[str, Mapping[str, Row]] = {
     "block formats": FORMATS,
@@ -33,6 +34,7 @@ TOPICS: Mapping[str, Mapping[str, Row]] = {
     "element roundings": ELEMENT_ROUNDINGS,
     "dialects (--as)": DIALECTS,
     "metrics": METRICS,
+    "objectives of recommend": OBJECTIVES,
 }
 
 
@@ -99,6 +101,9 @@ def _page(row: Row, screen: Screen) -> list[str]:
             "",
             *facts_lines(facts, screen),
         ]
+    if isinstance(row, Objective):
+        facts = {"formula": row.formula, "source": row.source}
+        return [f"{row.name}: an objective", "", *_words(row.meaning, screen), "", *facts_lines(facts, screen)]
     if isinstance(row, ScaleRounding):
         served = ", ".join(f.name for f in FORMATS.values() if row.name in scale_rules(f))
         return [_title(row, "a scale rounding rule"), "", *_words(row.meaning, screen), "",

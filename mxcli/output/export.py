@@ -28,9 +28,11 @@ def csv_text(records: Iterable[Mapping[str, object]], names: Sequence[str]) -> s
     """A header and a row per record, quoted as in RFC 4180; absent is empty, nested values are JSON in a cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
+    careful = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)  # minimal quoting leaves \r bare
     writer.writerow(names)
     for record in records:
-        writer.writerow([_cell(_finite(record.get(name))) for name in names])
+        row = [_cell(_finite(record.get(name))) for name in names]
+        (careful if any("\r" in str(cell) for cell in row) else writer).writerow(row)
     return out.getvalue().rstrip("\n")
 
 

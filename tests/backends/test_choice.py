@@ -20,7 +20,7 @@ from mxcli.numerics.recipe import resolve
 
 OLD, NEW, NEWER = (Gpu(index, f"GPU {index}", (major, 0), 1 << 30) for index, major in enumerate((7, 9, 10)))
 TOO_OLD = "cuda:0 (GPU 0) has compute capability 7.0, and 8.0 is needed: use another GPU"
-NO_CUPY = "CuPy is not installed: pip install 'mxcli[cuda12]'"
+NO_CUPY = "CuPy is not installed: pip install 'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'"
 NO_DRIVER = "there is no NVIDIA driver on this machine (libcuda.so.1 is not found): install it"
 
 

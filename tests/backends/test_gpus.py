@@ -67,7 +67,9 @@ def test_an_old_gpu_does_not_stand_in_the_way_of_others(library: Path, monkeypat
     without_cupy = examined(library)
     assert without_cupy.usable == ()
     assert without_cupy.is_mendable
-    assert without_cupy.problems_of(state.gpus[1]) == ("CuPy is not installed: pip install 'mxcli[cuda12]'",)
+    assert without_cupy.problems_of(state.gpus[1]) == (
+        "CuPy is not installed: pip install 'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'",
+    )
     monkeypatch.setenv("FAKE_GPUS", "7.5,7.0")
     assert not examined(library).is_mendable
 
@@ -86,8 +88,9 @@ def test_without_a_driver_nothing_is_opened_and_everything_named(monkeypatch: py
         None,
         (
             "there is no NVIDIA driver on this machine (libcuda.so.1 is not found): install it",
-            "CuPy is not installed: pip install 'mxcli[cuda12]'",
-            "NVRTC, the CUDA compiler, is not installed (libnvrtc: no such file): pip install 'mxcli[cuda12]'",
+            "CuPy is not installed: pip install 'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'",
+            "NVRTC, the CUDA compiler, is not installed (libnvrtc: no such file): pip install 'cupy-cuda12x>=14' "
+            "'nvidia-cuda-nvrtc-cu12>=12.8'",
         ),
     )
     assert not state.is_mendable
@@ -156,7 +159,7 @@ CUDA13 = {"cupy-cuda13x": "14.0.1"}
             (13, 0),
             [
                 "the NVIDIA driver serves CUDA 12.8, and cupy-cuda13x and NVRTC need 13.0: update the driver, or pip "
-                "install 'mxcli[cuda12]'"
+                "install 'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'"
             ],
         ),
         (
@@ -164,7 +167,7 @@ CUDA13 = {"cupy-cuda13x": "14.0.1"}
             GOOD,
             (13, 0),
             ["the NVIDIA driver serves CUDA 12.8, and NVRTC needs 13.0: update the driver, or pip install "
-             "'mxcli[cuda12]'"],
+             "'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'"],
         ),
         (
             11080,
@@ -172,24 +175,27 @@ CUDA13 = {"cupy-cuda13x": "14.0.1"}
             (12, 0),
             [
                 "the NVIDIA driver serves CUDA 11.8, and cupy-cuda12x and NVRTC need 12.0: update the driver to one "
-                "for CUDA 12.0, then pip install 'mxcli[cuda12]'"
+                "for CUDA 12.0, then pip install 'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'"
             ],
         ),
-        (13010, {}, (13, 0), ["CuPy is not installed: pip install 'mxcli[cuda13]'"]),
+        (13010, {}, (13, 0), ["CuPy is not installed: pip install 'cupy-cuda13x>=14' nvidia-cuda-nvrtc"]),
         (
             13000,
             GOOD | CUDA13,
             (13, 0),
             [
                 "cupy-cuda12x and cupy-cuda13x are installed and break each other: pip uninstall cupy-cuda12x "
-                "cupy-cuda13x, then pip install 'mxcli[cuda13]'"
+                "cupy-cuda13x, then pip install 'cupy-cuda13x>=14' nvidia-cuda-nvrtc"
             ],
         ),
         (
             13000,
             CUDA13,
             NO_NVRTC,
-            ["NVRTC, the CUDA compiler, is not installed (libnvrtc: no such file): pip install 'mxcli[cuda13]'"],
+            [
+                "NVRTC, the CUDA compiler, is not installed (libnvrtc: no such file): pip install 'cupy-cuda13x>=14' "
+                "nvidia-cuda-nvrtc"
+            ],
         ),
     ],
 )  # fmt: skip

@@ -175,7 +175,7 @@ def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["libnvrtc-nowhere.so.13", "libnvrtc-nowhere.so.12"]))
     with pytest.raises(EnvironmentFailure) as raised:
         nvrtc.library.__wrapped__()
-    assert "is not installed: pip install 'mxcli[cuda12]' or 'mxcli[cuda13]'" in str(raised.value)
+    assert "is not installed: pip install 'nvidia-cuda-nvrtc-cu12>=12.8' for a driver of CUDA 12" in str(raised.value)
     assert raised.value.details == ()
 
 

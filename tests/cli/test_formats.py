@@ -56,7 +56,7 @@ def test_the_table_of_formats(mxcli: Callable[..., Any]) -> None:
 
 
 def test_markdown_has_the_same_cells(mxcli: Callable[..., Any]) -> None:
-    titles, marks, *rows = mxcli("formats", "--markdown").out.splitlines()
+    titles, marks, *rows = mxcli("formats", "--markdown", "-").out.splitlines()
     assert titles.startswith("| format | element | scale | block | tensor scale | bits per element | max |")
     assert set(marks) == set("| -:")
     cells = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows]

@@ -20,7 +20,7 @@ from mxcli.cli.machine import memory_size
 from mxcli.errors import EnvironmentFailure, UsageError
 
 FORMAT = ("--format", "nvfp4")
-NO_CUPY = "CuPy is not installed: pip install 'mxcli[cuda12]'"
+NO_CUPY = "CuPy is not installed: pip install 'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from mxcli.errors import InputError, RefusedError, UsageError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.layouts import LAYOUTS
 from mxcli.flows.dequantize import dequantize_checkpoint
-from mxcli.flows.plan import Options, Override, make_plan
+from mxcli.flows.overrides import Override
+from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import Written, quantize_checkpoint
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.formats import FORMATS

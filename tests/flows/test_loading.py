@@ -12,8 +12,11 @@ from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.layouts import LAYOUTS
 from mxcli.flows.dequantize import dequantize_checkpoint
-from mxcli.flows.plan import Options, Override, make_plan
+from mxcli.flows.overrides import Override
+from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import quantize_checkpoint
+from mxcli.flows.recommend import plan_candidates, recommend
+from mxcli.flows.targets import BITS, Target
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -87,8 +90,18 @@ def test_transformers_loads_binary32_models(tmp_path: Path, format: str) -> None
 
 
 def test_transformers_loads_mixed_formats(tmp_path: Path, source: Path) -> None:
-    overrides = (Override("*.mlp.*", "mxfp8"), Override("*layers.1.mlp.down_proj", None))
+    overrides = (Override("*.mlp.*", "mxfp8"), Override("*layers.1.mlp.down_proj", keep=True))
     quantized(source, tmp_path / "q", Options("nvfp4", overrides=overrides))
+    assert_loads_as_we_decode(tmp_path / "q", tmp_path / "plain")
+
+
+def test_transformers_loads_what_was_recommended(tmp_path: Path, source: Path) -> None:
+    checkpoint = open_checkpoint(source)
+    asked = Options("mxfp4", on_indivisible="keep")
+    candidates = plan_candidates(checkpoint, ["mxfp4", "mxfp8", "nvfp4"], asked, Target(BITS, 9.0))
+    result = recommend("x", checkpoint, candidates, backend=Cpu())
+    assert {choice.option.name for choice in result.choices} > {"mxfp8_e4m3"}
+    quantized(source, tmp_path / "q", result.recipe)
     assert_loads_as_we_decode(tmp_path / "q", tmp_path / "plain")
 
 

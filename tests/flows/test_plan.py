@@ -9,7 +9,8 @@ from tiny_models import LLAMA, bf16, layer, llama, noise, write_model
 from mxcli.errors import RefusedError, UsageError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.selection import Rule
-from mxcli.flows.plan import Options, Override, Plan, make_plan
+from mxcli.flows.overrides import Override
+from mxcli.flows.plan import Options, Plan, make_plan
 from mxcli.numerics.formats import FORMATS
 
 
@@ -189,7 +190,7 @@ def test_a_fused_set_in_part_is_no_group_and_noted(tmp_path: Path) -> None:
 
 
 def test_overrides_give_single_layers_another_format_or_keep_them(tmp_path: Path) -> None:
-    overrides = (Override("*.mlp.*", "mxfp8"), Override("*.down_proj.weight", None))
+    overrides = (Override("*.mlp.*", "mxfp8"), Override("*.down_proj.weight", keep=True))
     plan = plan_of(tmp_path / "m", layer("model.layers.0"), Options("mxfp4", overrides=overrides))
     found = decisions(plan)
     assert found["model.layers.0.mlp.up_proj.weight"] == "mxfp8_e4m3"

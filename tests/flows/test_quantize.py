@@ -15,7 +15,8 @@ from mxcli.backends.cpu import Cpu
 from mxcli.errors import RefusedError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.selection import Rule
-from mxcli.flows.plan import Options, Override, make_plan
+from mxcli.flows.overrides import Override
+from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import Written, quantize_checkpoint
 
 SAMPLES = Path(__file__).parent.parent / "data" / "layouts"

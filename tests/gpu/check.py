@@ -26,7 +26,7 @@ sys.path[:0] = [str(TESTS / name) for name in ("backends", "gpu", ".")]
 
 from same_results import differences  # noqa: E402
 
-from mxcli.backends import cpu, nvrtc, open_timed_device  # noqa: E402
+from mxcli.backends import cpu, find_device, nvrtc, open_timed_device  # noqa: E402
 from mxcli.backends.cuda import Cuda  # noqa: E402
 from mxcli.backends.device import Kernel, Launch, TimedDevice  # noqa: E402
 from mxcli.backends.kernels import HEADERS, Compiler, source  # noqa: E402
@@ -300,7 +300,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     start, failed = time.perf_counter(), 0
     quick = parser.parse_args().quick
-    check = Check(open_timed_device(DEVICE), quick=quick)
+    try:
+        find_device(DEVICE)
+        check = Check(open_timed_device(DEVICE), quick=quick)
+    except EnvironmentFailure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return failure.exit_code
     print(f"{DEVICE}: {check.device.describe()}; mxcli kernel on {cpu.instruction_set()}", flush=True)
 
     def show(line: Line) -> int:

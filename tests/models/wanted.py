@@ -104,9 +104,36 @@ def _metrics(x: Array, result: oracle.OracleResult) -> dict[str, Any]:
         "element_exponent_histogram": _element_exponents(found["code_histogram"], fmt),
         "code_use_percent": 100 * np.count_nonzero(found["code_histogram"]) / finite_codes,
         "block_sqnr_db": _quantiles(found["block_sqnr_db"], SQNR_BIN_DB),
+        "block_sqnr_histogram": _WholeDecibels(found["block_sqnr_db"]),
         "block_dynamic_range": _quantiles(found["block_dynamic_range"], RANGE_BIN_BINADES),
         "worst_blocks": _worst_blocks(found["block_error_energy"], result.block),
     }
+
+
+class _WholeDecibels:
+    """Equal to a histogram by whole dB in which each block may be off by half a bin; blocks without signal (NaN)
+    are not counted."""
+
+    def __init__(self, values: F64) -> None:
+        self._finite = np.sort(values[np.isfinite(values)])
+        self._exact = int(np.isposinf(values).sum())
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, dict)
+        counts = {int(key): count for key, count in other.items() if key != "exact"}
+        below = [(sum(n for at, n in counts.items() if at < edge), edge) for edge in range(-60, 350)]
+        return (
+            other.get("exact", 0) == self._exact
+            and sum(counts.values()) == self._finite.size
+            and all(
+                np.searchsorted(self._finite, edge - SQNR_BIN_DB)
+                <= count
+                <= np.searchsorted(self._finite, edge + SQNR_BIN_DB, side="right")
+                for count, edge in below
+            )
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _about(value: float) -> Any:

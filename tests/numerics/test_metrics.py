@@ -9,7 +9,7 @@ import pytest
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import METRICS, measured
-from mxcli.numerics.stats import CODE_BINS, RANGE_BINS, SCALE_BINS, SQNR_BINS, Histogram, Stats
+from mxcli.numerics.stats import CODE_BINS, RANGE_BINS, SCALE_BINS, SQNR_BINS, SQNR_BINS_PER_OCTAVE, Histogram, Stats
 
 MXFP4, NVFP4, FP8, MXINT8 = (FORMATS[name] for name in ("mxfp4_e2m1", "nvfp4", "fp8_e4m3", "mxint8"))
 
@@ -212,6 +212,15 @@ def test_quantiles_of_the_range_in_a_block() -> None:
         "p50": pytest.approx(two),
         "p99": pytest.approx(ten),
     }
+
+
+def test_blocks_are_counted_by_whole_decibels() -> None:
+    at_one = 16 * SQNR_BINS_PER_OCTAVE  # signal / noise from 1 to 1 + 1/16: 0.13 dB
+    counts = {0: 1, at_one - 1: 2, at_one: 3, at_one + 4 * SQNR_BINS_PER_OCTAVE: 4, SQNR_BINS - 1: 5}
+    assert value("block_sqnr_histogram", Stats(sqnr_bins=bins(SQNR_BINS, counts))) == {
+        "-49": 1, "-1": 2, "0": 3, "12": 4, "exact": 5,
+    }  # fmt: skip
+    assert value("block_sqnr_histogram", Stats()) == {}
 
 
 def test_worst_blocks_are_placed_in_the_tensor() -> None:

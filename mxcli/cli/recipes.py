@@ -1,0 +1,74 @@
+"""Options that come from a recipe and from the command line, which overrides it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from mxcli.cli.options import plan_options, selection_rules
+from mxcli.cli.streams import deliver
+from mxcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from mxcli.files.checkpoint import Checkpoint
+    from mxcli.flows.plan import Options, Plan
+    from mxcli.flows.recipes import RecipeFile
+
+DEFAULTED = ("format", "nonfinite", "on_indivisible")
+"""Options that have a value where none is typed, which a recipe overrides."""
+
+
+def merged_options(
+    context: typer.Context,
+    recipe: str | None,
+    selectors: list[str] | None,
+    *,
+    analysis: bool = False,
+    **named: str | None,
+) -> tuple[Options, RecipeFile | None]:
+    """The options of a plan, `named` by its fields, and the recipe that they come from in part.
+
+    Raises UsageError for names that mean nothing, on the command line and then in the recipe.
+    """
+    if recipe is None:
+        if named["format"] is None:
+            raise UsageError("missing option '--format': name a format, or a --recipe that does.")
+        return plan_options(selectors=selectors, analysis=analysis, **named), None  # type: ignore[arg-type]
+    from mxcli.flows.recipes import options_from, read_recipe
+    from mxcli.numerics.recipe import resolve
+
+    content = read_recipe(recipe)
+    defaults = {key: value for key, value in named.items() if key in DEFAULTED and not _typed(context, key)}
+    typed = {key: value for key, value in named.items() if key not in defaults}
+    options = options_from(content, typed, selection_rules(selectors), defaults=defaults, analysis=analysis)
+    resolve(
+        options.format,
+        scale_rounding=options.scale_rounding,
+        rounding=options.rounding,
+        dialect=options.dialect,
+        nonfinite=options.nonfinite,
+    )
+    return options, content
+
+
+def check_recipe(recipe: RecipeFile | None, checkpoint: Checkpoint) -> None:
+    """Raises UsageError naming the selectors of a recipe that take nothing of a source."""
+    if recipe is not None:
+        from mxcli.flows.recipes import check_selectors
+
+        check_selectors(recipe, checkpoint)
+
+
+def save_recipe(file: str | None, checkpoint: Checkpoint, plan: Plan, comment: str) -> None:
+    """Writes the plan's options, resolved, where they were asked for."""
+    if file is not None:
+        from mxcli.flows.recipe_text import recipe_text, resolved
+
+        deliver(recipe_text(resolved(checkpoint, plan), [comment]), file)
+
+
+def _typed(context: typer.Context, parameter: str) -> bool:
+    """Whether a parameter was given on the command line."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"

@@ -1,0 +1,186 @@
+"""`mxcli recommend`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mxcli.cli import options
+from mxcli.cli.arguments import listed
+from mxcli.cli.forms import Forms, check_forms, deliver_forms
+from mxcli.cli.machine import machine, open_backend
+from mxcli.cli.progress import progress
+from mxcli.cli.streams import deliver, refuse_existing, talk_on_stderr
+from mxcli.errors import InputError, UsageError, printable
+
+CONFIG_FILES = ("compressed-tensors.json", "llm-compressor.yaml", "modelopt.yaml", "auto-round.json")
+
+Bits = Annotated[
+    float | None,
+    typer.Option("--bits", metavar="B", help="Least harm with at most B stored bits per element, scales included."),
+]
+MinSqnr = Annotated[
+    float | None,
+    typer.Option("--min-sqnr", metavar="DB", help="Fewest bits with an SQNR of at least DB dB for every tensor."),
+]
+KeepPercent = Annotated[
+    float | None,
+    typer.Option(
+        "--keep-percent",
+        metavar="P",
+        help="Least harm with one format where at most P percent of the elements are kept as they are.",
+    ),
+]
+Captures = Annotated[
+    str | None,
+    typer.Option(
+        "--captures",
+        metavar="FILE",
+        help="Captured activations: harm is then the error of each layer's output, not of its weights.",
+    ),
+]
+Configs = Annotated[
+    str | None,
+    typer.Option(
+        "--configs",
+        metavar="DIR",
+        help=f"Write the choice for other producers too: {', '.join(CONFIG_FILES)}.",
+    ),
+]
+
+
+def recommend(
+    source: options.Source,
+    formats: options.Formats,
+    bits: Bits = None,
+    min_sqnr: MinSqnr = None,
+    keep_percent: KeepPercent = None,
+    captures: Captures = None,
+    save_recipe: options.SaveRecipe = None,
+    configs: Configs = None,
+    scale_rounding: options.ScaleRounding = None,
+    rounding: options.Rounding = None,
+    dialect: options.Dialect = None,
+    selectors: options.Selectors = None,
+    nonfinite: options.Nonfinite = "error",
+    on_indivisible: options.OnIndivisible = "keep",
+    layout: options.Layout = None,
+    top: options.Top = None,
+    wide: options.Wide = False,
+    json: options.Json = None,
+    csv: options.Csv = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    max_memory: options.MaxMemory = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+    debug: options.Debug = False,
+) -> None:
+    """Choose a format for each layer, and which to keep.
+
+    Every tensor is measured under every format, and what is chosen is the best there is: no other choice within
+    the target does less harm. Harm is the squared error relative to the squared norm, of weights or, with
+    --captures, of the layers' outputs, added up over tensors (`mxcli explain weight-error`). Layers that loaders
+    fuse (q, k, v; gate, up) and the experts of a layer get one format together. Of equals the choice with the fewest
+    bits is taken, then the first. Tensors that no format fits are kept and do not count.
+
+    \b
+    Examples:
+      mxcli recommend samples/tiny-llama --formats mxfp4,nvfp4,mxfp8 --bits 5 --save-recipe tiny-llama-5.toml
+      mxcli recommend samples/tiny-llama --formats nvfp4,mxfp6,mxfp8 --min-sqnr 25 --top 5
+      mxcli recommend samples/tiny-llama --formats nvfp4 --keep-percent 15 --configs tiny-llama-configs
+      mxcli recommend samples/tiny-llama --formats nvfp4 --bits 6 --captures samples/tiny-llama-captures.safetensors
+      mxcli quantize samples/tiny-llama --recipe tiny-llama-5.toml -o tiny-llama-5
+    """
+    forms = Forms(json=json, jsonl=None, csv=csv, sort="sqnr_db", top=top, wide=wide, no_color=no_color)
+    where = machine(device, threads, max_memory)
+    check_forms(forms, force=force, beside=[save_recipe])
+    _check_configs(configs, force=force)
+    talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
+    names = listed(formats, "--formats")
+    from mxcli.numerics.recipe import resolve
+
+    for name in names:
+        resolve(name, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
+    from mxcli.flows.plan import Options
+    from mxcli.flows.recipe_text import spelled_format
+    from mxcli.flows.targets import stated_target
+
+    target = stated_target(bits, min_sqnr, keep_percent, len({spelled_format(name) for name in names}))
+    asked = Options(
+        names[0],
+        scale_rounding=scale_rounding,
+        rounding=rounding,
+        dialect=dialect,
+        nonfinite=nonfinite,
+        on_indivisible=on_indivisible,
+        selection=options.selection_rules(selectors),
+        layout=layout,
+    )
+    from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.files.tensors import TensorInfo
+    from mxcli.flows.memory import check_memory
+    from mxcli.flows.output_error import CapturedInputs
+    from mxcli.flows.producer_configs import producer_files
+    from mxcli.flows.recipe_text import recipe_text
+    from mxcli.flows.recommend import memory_to_recommend, plan_candidates
+    from mxcli.flows.recommend import recommend as recommended
+    from mxcli.output.recommendation import (
+        conclusion,
+        recommendation_csv,
+        recommendation_json,
+        recommendation_text,
+    )
+
+    checkpoint = open_checkpoint(source)
+    candidates = plan_candidates(checkpoint, names, asked, target)
+    inputs = None if captures is None else CapturedInputs(open_checkpoint(captures))
+    backend = open_backend(where, talk)
+    check_memory(memory_to_recommend(candidates, inputs), where.max_memory, backend.name)
+    total, done = sum(info.nbytes for group in candidates.groups for info in group.tensors), 0
+    with progress("recommend", talk) as show:
+
+        def on_tensor(info: TensorInfo) -> None:
+            nonlocal done
+            done += info.nbytes
+            show(done, total, info.name)
+
+        result = recommended(source, checkpoint, candidates, backend=backend, inputs=inputs, on_tensor=on_tensor)
+    talk.notes(result.notes)
+    for choice in result.choices:
+        talk.detail(f"{printable(choice.group.name)}: {choice.option.name}")
+    files: dict[str, str] = {}
+    if configs is not None and result.plan.quantized:
+        files, notes = producer_files(checkpoint, result.plan)
+        talk.notes(notes)
+    if save_recipe is not None:
+        comments = [f"mxcli recommend {printable(source)}", *conclusion(result)]
+        deliver(recipe_text(result.recipe, comments), save_recipe)
+    for name, text in files.items():
+        Path(str(configs)).mkdir(parents=True, exist_ok=True)
+        deliver(text, str(Path(str(configs)) / name))
+    written = [file for file in (save_recipe, *(str(Path(str(configs)) / name) for name in files)) if file]
+    ending = f"written: {', '.join(map(printable, written))}" if written else ""
+    deliver_forms(
+        forms,
+        json=lambda: recommendation_json(result, written=written),
+        csv=lambda: recommendation_csv(result),
+        lines=lambda streamed: (),
+        text=lambda screen: "\n".join(filter(None, (recommendation_text(result, screen, top), ending))),
+    )
+
+
+def _check_configs(folder: str | None, *, force: bool) -> None:
+    if folder is None:
+        return
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--configs {printable(folder)}: no directory; name one to write to.")
+    if path.is_dir():
+        refuse_existing([str(path / name) for name in CONFIG_FILES], force=force)
+    elif not path.parent.is_dir():
+        raise InputError(f"{printable(folder)}: the directory around it does not exist; create it first.")

@@ -1,0 +1,273 @@
+"""Recipes: TOML files that say of a model what the command line says, and more of single tensors.
+
+    format = "mxfp4"
+    scale_rounding = "rceil"
+    exclude = ["*layers.0.*", "@vision"]
+
+    [[override]]
+    select = ["*.down_proj", "re:.*\\\\.v_proj\\\\.weight"]
+    format = "nvfp4"
+
+    [[override]]
+    select = "*layers.3.mlp.down_proj"
+    keep = true
+
+Keys are the names of the options, `as` included. `include` and `exclude`, each a selector or a list, apply in the order
+in which they stand; `selection = [{exclude = "..."}, {include = "..."}]` spells out any other order. Of overrides the
+later ones win.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mxcli.errors import InputError, UsageError, did_you_mean, printable, together
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.layouts import find_layout
+from mxcli.files.plain import read_head
+from mxcli.files.selection import Rule
+from mxcli.files.toml_lines import Path as Place
+from mxcli.files.toml_lines import line_of, toml_lines
+from mxcli.flows.overrides import Asked, Override, overridden, taken_by
+from mxcli.flows.plan import AXES, INDIVISIBLE_POLICIES, Options
+from mxcli.numerics.dialects import find_dialect
+from mxcli.numerics.formats import find_format
+from mxcli.numerics.recipe import NONFINITE_POLICIES, find_scale_rule
+from mxcli.numerics.rounding import ELEMENT_ROUNDINGS, POWER_OF_TWO_ROUNDINGS, SCALE_RECIPES
+
+RULE_KEYS = ("format", "scale_rounding", "rounding", "as")
+VALUES = (*RULE_KEYS, "nonfinite", "on_indivisible", "layout", "axis")
+INCLUDE, EXCLUDE, SELECTION, OVERRIDE = "include", "exclude", "selection", "override"
+SELECT, KEEP = "select", "keep"
+TOP_KEYS = (*VALUES, INCLUDE, EXCLUDE, SELECTION, OVERRIDE)
+OVERRIDE_KEYS = (SELECT, KEEP, *RULE_KEYS)
+
+Named = Mapping[str, str | None]
+"""Values by the fields of Options; None is not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeFile:
+    """What a recipe says, `named` by the fields of Options, and on which line each rule and override stands."""
+
+    where: str
+    named: Mapping[str, str]
+    selection: tuple[Rule, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    selection_lines: tuple[int, ...] = ()
+    override_lines: tuple[int, ...] = ()
+
+
+def read_recipe(path: str | Path) -> RecipeFile:
+    """The recipe in a file. Raises UsageError naming everything in it that means nothing, with its line, and InputError
+    for a file that cannot be read."""
+    read_head(Path(path))
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{printable(path)}: no text in UTF-8 ({error}); a recipe is a TOML file.") from error
+    return parse_recipe(text, str(path))
+
+
+def parse_recipe(text: str, where: str) -> RecipeFile:
+    """The recipe in a text that is called `where`; raises like `read_recipe`."""
+    try:
+        content = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{printable(where)}: not valid TOML: {printable(error)}.") from error
+    return _Reading(content, toml_lines(text), where).recipe()
+
+
+def options_from(
+    recipe: RecipeFile, named: Named, selection: tuple[Rule, ...], *, defaults: Named, analysis: bool = False
+) -> Options:
+    """The options of a recipe and of the command line, which overrides it: what neither names is in `defaults`.
+
+    Selectors of the command line come after those of the recipe, so that they have the last word.
+    """
+    values: dict[str, Any] = {**defaults, **recipe.named}
+    values |= {key: value for key, value in named.items() if value is not None}
+    if values.get("format") is None:
+        raise UsageError(f"missing option '--format': {printable(recipe.where)} names none for all tensors.")
+    rules = (*recipe.selection, *selection)
+    return Options(**values, overrides=recipe.overrides, selection=rules, analysis=analysis)
+
+
+def check_selectors(recipe: RecipeFile, checkpoint: Checkpoint) -> None:
+    """Raises UsageError naming every selector of a recipe that takes nothing of a source, with its line."""
+    selectors = [
+        *((rule.selector, line) for rule, line in zip(recipe.selection, recipe.selection_lines, strict=True)),
+        *((each.selector, line) for each, line in zip(recipe.overrides, recipe.override_lines, strict=True)),
+    ]
+    problems = []
+    for selector, line in selectors:
+        try:
+            taken_by(selector, checkpoint.tensors)
+        except UsageError as error:
+            problems += [f"{printable(recipe.where)}:{line}: {printable(selector)}: {error.message}"]
+    if problems:
+        raise together(UsageError, "Selectors that match nothing", problems)
+
+
+class _Reading:
+    """One reading of a parsed recipe: problems are gathered, and raised together at the end."""
+
+    def __init__(self, content: Mapping[str, object], lines: dict[Place, int], where: str) -> None:
+        self.content, self.lines, self.where = content, lines, where
+        self.problems: list[tuple[int, str]] = []
+
+    def recipe(self) -> RecipeFile:
+        self.known((), self.content, TOP_KEYS)
+        named = {
+            "dialect" if key == "as" else key: value
+            for key in VALUES
+            if (value := self.text((key,), self.content)) is not None
+        }
+        for key, value in named.items():
+            self.checked(("as" if key == "dialect" else key,), _CHECKS[key], value)
+        usual = self.usual(named)
+        selection = list(self.selection())
+        overrides = list(self.overrides(usual))
+        if self.problems:
+            problems = [f"{printable(self.where)}:{line}: {problem}" for line, problem in sorted(self.problems)]
+            raise together(UsageError, printable(self.where), problems)
+        return RecipeFile(
+            where=self.where,
+            named=named,
+            selection=tuple(rule for rule, _ in selection),
+            overrides=tuple(override for override, _ in overrides),
+            selection_lines=tuple(line for _, line in selection),
+            override_lines=tuple(line for _, line in overrides),
+        )
+
+    def usual(self, named: Mapping[str, str]) -> Asked:
+        """What is asked for all tensors, so far as it makes sense."""
+        usual = Asked(None)
+        if not self.problems:
+            row = find_format(named["format"]) if "format" in named else None
+            usual = Asked(row, named.get("scale_rounding"), named.get("rounding"), named.get("dialect"))
+            self.checked(("scale_rounding",) if "scale_rounding" in named else ("format",), Asked.check, usual)
+        return usual
+
+    def selection(self) -> Iterator[tuple[Rule, int]]:
+        spelled_out = self.content.get(SELECTION)
+        plain = [key for key in self.content if key in (INCLUDE, EXCLUDE)]
+        if spelled_out is not None and plain:
+            self.problem((SELECTION,), f"'{SELECTION}' holds all rules in order: leave out {' and '.join(plain)}.")
+        for key in plain:
+            for selector, line in self.selectors((key,), self.content[key]):
+                yield Rule(key == INCLUDE, selector), line
+        if spelled_out is None:
+            return
+        if not isinstance(spelled_out, list):
+            self.problem((SELECTION,), f"'{SELECTION}' is a list of tables such as {{exclude = \"*.q_proj\"}}.")
+            return
+        for place, each in enumerate(spelled_out):
+            path: Place = (SELECTION, place)
+            if not isinstance(each, dict) or len(each) != 1 or not set(each) <= {INCLUDE, EXCLUDE}:
+                self.problem(path, f"each of '{SELECTION}' has one key, {INCLUDE} or {EXCLUDE}.")
+                continue
+            ((key, value),) = each.items()
+            for selector, line in self.selectors((*path, key), value):
+                yield Rule(key == INCLUDE, selector), line
+
+    def overrides(self, usual: Asked) -> Iterator[tuple[Override, int]]:
+        tables = self.content.get(OVERRIDE, [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            self.problem((OVERRIDE,), f"'{OVERRIDE}' is written [[{OVERRIDE}]], once for each.")
+            return
+        for place, table in enumerate(tables):
+            path: Place = (OVERRIDE, place)
+            before = len(self.problems)
+            self.known(path, table, OVERRIDE_KEYS)
+            values = {key: self.text((*path, key), table) for key in RULE_KEYS}
+            for key, value in values.items():
+                if value is not None:
+                    self.checked((*path, key), _CHECKS["dialect" if key == "as" else key], value)
+            keep = table.get(KEEP, False)
+            if keep is not True and KEEP in table:
+                self.problem((*path, KEEP), f"'{KEEP}' is true or left out, not {printable(keep)}.")
+            rules = [key for key, value in values.items() if value is not None]
+            if keep and rules:
+                self.problem(
+                    (*path, KEEP), f"tensors that are kept have no {', '.join(rules)}: leave out one or other."
+                )
+            if KEEP not in table and not rules:
+                self.problem(path, f"an override names at least one of {KEEP}, {', '.join(RULE_KEYS)}.")
+            if SELECT not in table:
+                self.problem(path, f"an override needs '{SELECT}': a selector or a list of them.")
+                continue
+            override = Override(
+                "", values["format"], keep is True, values["scale_rounding"], values["rounding"], values["as"]
+            )
+            # Without a format it depends on earlier overrides, tensor by tensor, which format the rules are for.
+            if len(self.problems) == before and override.format is not None:
+                rule = (*path, "scale_rounding" if values["scale_rounding"] else "format")
+                self.checked(rule, lambda o: overridden(usual, usual, o).check(), override)
+            for selector, line in self.selectors((*path, SELECT), table[SELECT]):
+                yield replace(override, selector=selector), line
+
+    def selectors(self, path: Place, value: object) -> Iterator[tuple[str, int]]:
+        """A selector, or each of a list, with its line."""
+        listed = value if isinstance(value, list) else [value]
+        for place, each in enumerate(listed):
+            if isinstance(each, str):
+                yield each, line_of((*path, place), self.lines)
+            else:
+                self.problem((*path, place), f"'{path[-1]}' takes selectors in quotes, not {printable(each)}.")
+
+    def known(self, path: Place, table: Mapping[str, object], keys: tuple[str, ...]) -> None:
+        for key in table:
+            if key not in keys:
+                close = did_you_mean(key.replace("-", "_"), keys)
+                self.problem((*path, key), f"unknown key '{printable(key)}'; known are {', '.join(keys)}.{close}")
+
+    def text(self, path: Place, table: Mapping[str, object]) -> str | None:
+        value = table.get(str(path[-1]))
+        if value is None or isinstance(value, str):
+            return value
+        self.problem(path, f"'{path[-1]}' takes a name in quotes, not {printable(value)}.")
+        return None
+
+    def checked(self, path: Place, check: Callable[..., object], value: object) -> None:
+        try:
+            check(value)
+        except UsageError as error:
+            self.problem(path, str(error))
+
+    def problem(self, path: Place, words: str) -> None:
+        self.problems.append((line_of(path, self.lines), words))
+
+
+def _one_of(key: str, known: tuple[str, ...]) -> Callable[[str], None]:
+    def check(value: str) -> None:
+        if value not in known:
+            raise UsageError(
+                f"unknown value '{printable(value)}': {key} takes {', '.join(known)}.{did_you_mean(value, known)}"
+            )
+
+    return check
+
+
+def _scale_rule(name: str) -> None:
+    if find_scale_rule(name) is None:
+        known = (*POWER_OF_TWO_ROUNDINGS, *SCALE_RECIPES)
+        raise UsageError(
+            f"unknown scale rounding '{printable(name)}': known are {', '.join(known)}.{did_you_mean(name, known)}"
+        )
+
+
+_CHECKS: dict[str, Callable[[str], object]] = {
+    "format": find_format,
+    "scale_rounding": _scale_rule,
+    "rounding": _one_of("rounding", tuple(ELEMENT_ROUNDINGS)),
+    "dialect": find_dialect,
+    "nonfinite": _one_of("nonfinite", NONFINITE_POLICIES),
+    "on_indivisible": _one_of("on_indivisible", INDIVISIBLE_POLICIES),
+    "layout": find_layout,
+    "axis": _one_of("axis", AXES),
+}
