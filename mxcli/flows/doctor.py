@@ -7,13 +7,15 @@ import os
 import platform
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mxcli import __version__
 from mxcli.backends import gpus
-from mxcli.errors import MxcliError
+from mxcli.errors import MxcliError, printable
 
 PACKAGES = (
     "numpy",
@@ -91,8 +93,25 @@ def examine() -> Diagnosis:
         compiler_found=next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None),
         kernel=_kernel(),
         driver_release=_driver_release(),
-        gpu=gpus.examine(),
+        gpu=_gpu_state(),
     )
+
+
+def _gpu_state() -> gpus.GpuState:
+    """What there is; where a GPU seems usable, CuPy is imported too, in a process of its own since it may break it."""
+    state = gpus.examine()
+    if not state.usable:
+        return state
+    command = [sys.executable, "-c", "import cupy; cupy.cuda.memory.OutOfMemoryError"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return replace(state, problems=(*state.problems, f"CuPy was not tried: {error}"))
+    if done.returncode == 0:
+        return state
+    words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    problem = f"CuPy is installed but cannot be imported ({printable(words)}): install it anew"
+    return replace(state, problems=(*state.problems, problem))
 
 
 def _kernel() -> Kernel:

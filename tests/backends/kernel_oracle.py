@@ -27,6 +27,7 @@ SPELLED = (
     "e2m1:e8m0:1x1024",
     "e5m1:e8m0:1x64",
     "e1m2:e8m0:1x32",
+    "e7m0:e8m0:1x32",
     "e3m0:e8m0:4x8",
     "int4:e8m0:1x32",
     "int8:e8m0:tensor",

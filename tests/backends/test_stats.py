@@ -13,6 +13,7 @@ import pytest
 from kernel_oracle import CHANNELS, SPELLED, Array, expected, format_rules, kernel, recipe_of, statistics, stats_of
 from kernel_samples import SAMPLES, log_uniform, nonfinite, normal
 
+from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.metrics import measured
@@ -397,3 +398,14 @@ def test_wild_blocks_show_in_the_quantiles() -> None:
     p50 = metrics_of(clean)["block_sqnr_db"]["p50"]
     assert metrics["block_sqnr_db"]["p50"] == pytest.approx(p50, abs=0.5)
     assert stats_of(q).underflowed > stats_of(clean).underflowed
+
+
+def test_relative_errors_of_subnormal_tensors() -> None:
+    """Where the product of an element and the largest error so far may round up past an error that is larger."""
+    for name in ("fp8_e4m3", "fp8_e4m3_channel", "mxfp8_e5m2", "e7m0:e8m0:1x32"):
+        for seed in range(60):
+            x = normal(8, 64, seed=seed) * np.float32(10.0 ** -(38 + seed % 7))
+            q = kernel(x, recipe_of(name))
+            with np.errstate(all="ignore"):
+                errors = np.abs(cpu.dequantize(q) - x) / np.abs(x)
+            assert stats_of(q).max_rel_error == np.nanmax(errors), (name, seed)

@@ -1,0 +1,64 @@
+"""Standard streams that are closed or full, and files that are named twice."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mxcli.output.export import csv_text
+
+REPORT = f"{sys.executable} -m mxcli report samples/tiny-llama --top 1"
+ROOT = Path(__file__).parents[2]
+
+
+def shell(command: str) -> tuple[int, str, str]:
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    ("redirection", "code"),
+    [("2>&-", 0), (">&-", 0), (">&- 2>&-", 0), ("2>/dev/full", 0), (">/dev/full", 6)],
+)
+def test_streams_that_take_nothing(redirection: str, code: int) -> None:
+    if "full" in redirection and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    returned, _, err = shell(f"{REPORT} {redirection}")
+    assert returned == code
+    assert "Traceback" not in err
+    assert "bug" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_exit_codes_do_not_depend_on_stderr() -> None:
+    assert shell(f"{REPORT} --fail-on 'sqnr_db<1000' 2>&-")[0] == 5
+    assert shell(f"{REPORT} --format mxfp9 2>&-")[0] == 2
+
+
+def test_one_file_for_two_forms(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    done = mxcli("report", "samples/tiny-llama", "--json", file, "--csv", file)
+    assert (done.code, file.exists()) == (2, False)
+    assert "is named for two things" in done.err
+    assert mxcli("report", "samples/tiny-llama", "--csv", "").code == 2
+
+
+def test_what_nothing_can_be_sorted_by(mxcli: Callable[..., Any]) -> None:
+    for verb, words in (("compare", ("--formats", "mxfp8")), ("report", ())):
+        done = mxcli(verb, "samples/tiny-llama", *words, "--sort", "block_sqnr_histogram")
+        assert done.code == 2
+        assert "it is no single number" in done.err
+
+
+def test_a_carriage_return_in_a_name() -> None:
+    text = csv_text([{"name": "a\rb", "n": 1}, {"name": "c", "n": 2}], ["name", "n"])
+    assert list(csv.reader(io.StringIO(text, newline=""))) == [["name", "n"], ["a\rb", "1"], ["c", "2"]]
+    assert text.splitlines()[-1] == "c,2"
