@@ -18,7 +18,13 @@ MX_FN float mx_float(mx_u32 bits) { return __uint_as_float(bits); }
 MX_FN float mx_magnitude(float x) { return fabsf(x); }
 MX_FN float mx_lesser(float a, float b) { return fminf(a, b); }
 MX_FN float mx_greater(float a, float b) { return fmaxf(a, b); }
-MX_FN float mx_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+// x plus or minus a multiple of a power of two, both given as their bits: one instruction where that is exact and known.
+MX_FN float mx_add_steps(float x, mx_u32 power, mx_u32 multiple) {
+  return __fmaf_rn(mx_float(power), mx_float(multiple - power + 0x3F800000u), x);
+}
+MX_FN float mx_subtract_steps(float x, mx_u32 power, mx_u32 multiple) {
+  return __fmaf_rn(mx_float(power), -mx_float(multiple - power + 0x3F800000u), x);
+}
 #else
 #define MX_FN static inline __attribute__((always_inline))
 MX_FN mx_u32 mx_bits(float x) {
@@ -48,7 +54,7 @@ MX_FN MxLanes mx_float(MxLaneBits bits) { return (MxLanes)bits; }
 MX_FN MxLaneInts mx_whole(MxLanes x) { return __builtin_convertvector(x, MxLaneInts); }
 MX_FN MxLanes mx_from_whole(MxLaneInts x) { return __builtin_convertvector(x, MxLanes); }
 
-// |x|; the lesser and the greater of two, b if a is NaN; a * b + c where a * b is exact, so that fusing changes nothing.
+// |x|; the lesser and the greater of two, b if a is NaN.
 template <class F>
 MX_FN F mx_magnitude(F x) {
   return mx_float(mx_bits(x) & 0x7FFFFFFFu);
@@ -61,9 +67,13 @@ template <class F>
 MX_FN F mx_greater(F a, F b) {
   return a > b ? a : b;
 }
-template <class F>
-MX_FN F mx_multiply_add(F a, float b, F c) {
-  return a * b + c;
+template <class F, class U>
+MX_FN F mx_add_steps(F x, U, U multiple) {
+  return x + mx_float(multiple);
+}
+template <class F, class U>
+MX_FN F mx_subtract_steps(F x, U, U multiple) {
+  return x - mx_float(multiple);
 }
 #endif
 MX_FN mx_i32 mx_whole(float x) { return (mx_i32)x; }
@@ -228,15 +238,15 @@ MX_FN auto mx_grid_exponent(F magnitude, mx_i32 emin) {  // biased by 127
 template <class F>
 MX_FN auto mx_encode_nearest_even(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max) {
   F a = mx_at_most(magnitude, max);
-  F binade = mx_float(mx_bits(mx_greater(a, mx_fill(a, mx_power_of_two(emin)))) & MX_INFINITY_BITS);
+  auto e = mx_bits(a) & MX_INFINITY_BITS;  // the binade's power of two
+  auto lowest = (e & 0u) + ((mx_u32)(emin + 127) << 23);
+  e = e < lowest ? lowest : e;
   // 1.5 * 2^23 steps of this binade: adding them leaves nothing below a step, and addition rounds to even.
-  const float steps = mx_float(((mx_u32)(150 - mantissa_bits) << 23) + 0x00400000u);
-  F shifted = mx_multiply_add(binade, steps, a);
-  auto e = mx_bits(binade);
+  auto many_steps = e + (((mx_u32)(23 - mantissa_bits) << 23) + 0x00400000u);
+  F shifted = mx_add_steps(a, e, many_steps);
   MxRounded<F, decltype(e)> r;
-  r.code = (e >> (23 - mantissa_bits)) - ((mx_u32)(emin + 127) << mantissa_bits) + mx_bits(shifted) -
-           mx_bits(binade * steps);
-  r.value = mx_multiply_add(binade, -steps, shifted);
+  r.code = (e >> (23 - mantissa_bits)) - ((mx_u32)(emin + 127) << mantissa_bits) + mx_bits(shifted) - many_steps;
+  r.value = mx_subtract_steps(shifted, e, many_steps);
   return r;
 }
 

@@ -58,8 +58,9 @@ template <int N, bool Divides, bool Plain, bool Stats>
 struct Loops {
   const Job& job;
   Worker& w;
-  const MxEncoder encoder = known<Divides, Plain>(job.encoder);
-  const uint32_t magnitude_mask = mx_magnitude_mask(job.r.element);
+
+  // A copy of its own for every loop: what lies in memory might change with every code that is stored.
+  MxEncoder own_encoder() const { return known<Divides, Plain>(job.encoder); }
 
   void load_span(const Span& span) {
     load(job.x, span.row * job.x.columns + span.column, span.width, w.x);
@@ -87,6 +88,8 @@ struct Loops {
   // anything in the block saturates.
   void find_tops(int n) {
     Blocks& b = w.blocks;
+    const MxEncoder encoder = own_encoder();
+    const uint32_t magnitude_mask = mx_magnitude_mask(encoder.element);
     for (int i = 0; i < n; i += kLanes) {
       MxLanes amax, factor;
       MxLaneBits one = MxLaneBits{} + 1u;
@@ -101,6 +104,7 @@ struct Loops {
 
   // Squared error of a block under an exponent, in binary64, element after element; the block is rows x [column, end).
   double squared_error(mx_i32 exponent, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    const MxEncoder encoder = own_encoder();
     auto scale = mx_power_of_two_scale(mx_u32(exponent), job.r);
     double error = 0;
     for (int64_t i = row; i < row + rows; ++i)
@@ -161,6 +165,7 @@ struct Loops {
   }
 
   int count_saturated(int at, int n, float factor) {
+    const MxEncoder encoder = own_encoder();
     int count = 0;
     for (int i = at; i < at + n; ++i) count += mx_saturates(w.x[i], factor, encoder);
     return count;
@@ -170,6 +175,7 @@ struct Loops {
   void encode_span(const Span& span, int block_width) {
     Blocks& b = w.blocks;
     const int width = N ? N : block_width, blocks = (span.width + width - 1) / width;
+    const MxEncoder encoder = own_encoder();
     for (int i = 0; i < blocks; ++i) {
       const int at = i * width, n = std::min(width, span.width - at);
       if (b.is_nan[i]) {
@@ -193,7 +199,7 @@ struct Loops {
 
   void measure_span(const Span& span, int width, int blocks) {
     Blocks& b = w.blocks;
-    const uint32_t mask = magnitude_mask;
+    const uint32_t mask = mx_magnitude_mask(job.r.element);
     uint32_t amax[kStripe];  // of finite elements
     for (int i = 0; i < blocks; ++i) {
       const int at = i * width, n = std::min(width, span.width - at);

@@ -100,6 +100,8 @@ def conclusion(result: Recommendation) -> list[str]:
     if result.target.kind == KEEP_PERCENT:
         first += f", {trimmed(_kept_percent(result))} % of the elements"
     sentences = [f"{first}."]
+    if kept == groups:
+        return [*sentences, "No format named is good enough for any group: there is nothing to quantize."]
     smallest = _smallest(result)
     if result.smallest_harm > 0:
         removed = 100 * (1 - result.harm / result.smallest_harm)
