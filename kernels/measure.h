@@ -9,10 +9,6 @@
 #include "blocks.h"
 
 #define MX_SPAN 512  // most neighbours whose sums are in binary32
-#define MX_SCALE_BINS 257
-#define MX_CODE_BINS 256
-#define MX_SQNR_BINS 1281
-#define MX_RANGE_BINS 512
 #define MX_COPIES 4  // of a histogram of few bins, so that neighbouring lanes seldom wait for one another
 
 // The 64-bit numbers of a tensor's totals, in their order, before the histograms of scales, codes, largest codes of
@@ -126,11 +122,6 @@ MX_FN MxBlock mx_begin_block(mx_u32 amax, MxTensorScale t, MxRecipe r, MxEncoder
   return b;
 }
 
-MX_FN float mx_unit(mx_u32 amax) {
-  const mx_i32 exponent = (mx_i32)(amax >> 23) - 127;
-  return mx_power_of_two(exponent < -126 ? 126 : exponent > 126 ? -126 : -exponent);
-}
-
 // ----------------------------------------------------------------------------------------------------------- elements
 
 // Adds the terms of an element, in any unit. Signs matter to the sum of errors only.
@@ -202,15 +193,10 @@ MX_FN void mx_count_code(mx_u32 code, int i, bool is_whole, bool exists, mx_u32&
 
 // ---------------------------------------------------------------------------------------------------- relative errors
 
-// A relative error is worth a division only above this. An element lost to underflow has an error of exactly 1, which is
-// the largest so far in most tensors: it is not above itself. Where elements are so small that the product of one and its
-// bound may be subnormal, which rounds to whole multiples of 2^-149, half of it is never too much.
-MX_FN float mx_relative_bound(const MxTally& tally, const MxCounts& counts, const MxScale<float, mx_u32>& s,
-                              MxEncoder e) {
+// The bound by the largest error that this thread knows of, or any beside it.
+MX_FN float mx_known_bound(const MxTally& tally, const MxCounts& counts, const MxScale<float, mx_u32>& s, MxEncoder e) {
   const float known = mx_greater(mx_float(*(const volatile mx_u32*)&counts.max_rel), tally.max_rel);
-  const mx_i32 scale = (mx_i32)(mx_bits(s.decode) >> 23 & 0xFFu) - 127;
-  if (scale + e.element.emin - e.element.mantissa_bits - 1 < -100) return known * 0.5f;
-  return known == 1.0f ? known : known * 0.999999f;
+  return mx_relative_bound(known, s.decode, e.element);
 }
 
 MX_FN void mx_know_relative(float error, MxTally& tally, MxCounts& counts) {
@@ -275,7 +261,7 @@ MX_FN void mx_end_span(float off, mx_u32 underflowed, MxTally& tally, MxCounts& 
 MX_FN void mx_measure_steps(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 width, int lane, mx_u32 amax, MxRecipe r,
                             MxEncoder e, MxBlock& b, MxTerms (&own)[4], MxSpan& span, MxTally& tally, MxCounts& counts,
                             mx_u64* totals) {
-  const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts, b.scale, e);
+  const float unit = mx_unit(amax), bound = mx_known_bound(tally, counts, b.scale, e);
 #pragma unroll
   for (int i = 0; i < 4; ++i) own[i] = MxTerms();
 #pragma unroll 1
@@ -311,14 +297,7 @@ MX_FN void mx_measure_steps(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 w
 
 // ------------------------------------------------------------------------------------------------------------- blocks
 
-// Bin of a positive ratio: its binade and the top bits of its fraction.
-MX_FN mx_i64 mx_ratio_bin(double ratio, int fraction_bits, int lowest_exponent, int bins) {
-  const mx_i64 bits = __double_as_longlong(ratio);
-  const mx_i64 bin = (bits >> (52 - fraction_bits)) - ((mx_i64)(1023 + lowest_exponent) << fraction_bits);
-  return bin < 0 ? 0 : bin >= bins ? bins - 1 : bin;
-}
-
-// The same of a / b, and the least such ratio seen. A binary32 quotient tells the bin of the exact one unless it lies on
+// Bin of a / b, and the least such ratio seen. A binary32 quotient tells the bin of the exact one unless it lies on
 // the bin's edge, and whether the exact one can be the least; a division in binary64 is for the few other cases.
 MX_FN mx_i64 mx_see_ratio(float a, float b, double exact_a, double exact_b, int fraction_bits, int lowest_exponent,
                           int bins, double& least) {
@@ -327,12 +306,11 @@ MX_FN mx_i64 mx_see_ratio(float a, float b, double exact_a, double exact_b, int 
   const bool tells =
       b > 0.0f && bits > 0x00800000u && bits < MX_INFINITY_BITS && (bits & ((1u << (23 - fraction_bits)) - 1u)) != 0u;
   if (tells && least >= 0.0 && (double)quotient * (1.0 - 0x1p-22) > least) {
-    const mx_i64 bin = (mx_i64)(bits >> (23 - fraction_bits)) - ((mx_i64)(127 + lowest_exponent) << fraction_bits);
-    return bin < 0 ? 0 : bin >= bins ? bins - 1 : bin;
+    return mx_ratio_bin(bits, 23, 127, fraction_bits, lowest_exponent, bins);
   }
   const double ratio = exact_a / exact_b;
   if (least < 0.0 || ratio < least) least = ratio;
-  return mx_ratio_bin(ratio, fraction_bits, lowest_exponent, bins);
+  return mx_ratio_bin(__double_as_longlong(ratio), 52, 1023, fraction_bits, lowest_exponent, bins);
 }
 
 // Counts a block whose sums are complete.
@@ -367,10 +345,13 @@ MX_FN void mx_end_block(const MxBlock& b, MxRatio ratio, MxRecipe r, mx_i64 inde
     return;
   }
   const float largest = mx_float(b.largest), least = mx_float(0u - b.least);
-  atomicAdd(&counts.range[mx_see_ratio(largest, least, largest, least, 2, 0, MX_RANGE_BINS, tally.min_range)], 1u);
-  const mx_i64 quality = b.sums.of[1] > 0.0 ? mx_see_ratio(ratio.signal, ratio.noise, b.sums.of[0], b.sums.of[1], 4,
-                                                           -16, MX_SQNR_BINS - 1, tally.min_sqnr)
-                                            : MX_SQNR_BINS - 1;
+  atomicAdd(&counts.range[mx_see_ratio(largest, least, largest, least, MX_RANGE_BITS, MX_RANGE_LOWEST, MX_RANGE_BINS,
+                                       tally.min_range)],
+            1u);
+  const mx_i64 quality = b.sums.of[1] > 0.0
+                             ? mx_see_ratio(ratio.signal, ratio.noise, b.sums.of[0], b.sums.of[1], MX_SQNR_BITS,
+                                            MX_SQNR_LOWEST, MX_SQNR_BINS - 1, tally.min_sqnr)
+                             : MX_SQNR_BINS - 1;
   atomicAdd(&counts.sqnr[quality], 1u);
 }
 

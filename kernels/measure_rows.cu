@@ -19,7 +19,7 @@ MX_FN bool mx_is_ordinary(const MxBlock& b, mx_u32 least, mx_i32 emax) {
 }
 
 // Whether blocks commonly have elements that are rounded to zero, so that counting them at once is cheaper than looking
-// first whether there is any: where element values reach less than 2^6 down.
+// first whether there is any: where the smallest value is less than 2^8 below the largest.
 MX_FN bool mx_loses_many(MxEncoder e) { return e.element.emax - e.element.emin + e.element.mantissa_bits < 8; }
 
 // Adds elements 0 to N, by add(i, sum), in the order that mx_added tells, so that few partial sums are held at a time.
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
       const bool is_scaled = r.scale_kind == MX_POWER_OF_TWO;
       double back = 1.0 / (double)mx_unit(amax);
       if (is_active && b.amax < MX_INFINITY_BITS && (!is_scaled || mx_is_ordinary(b, least, e.element.emax))) {
-        const float unit = mx_unit(amax), bound = mx_relative_bound(tally, counts, b.scale, e);
+        const float unit = mx_unit(amax), bound = mx_known_bound(tally, counts, b.scale, e);
         const bool counts_zeros = mx_loses_many(e);
         mx_u32 pair = 0;
         auto add = [&](int i, MxTerms& p) {

@@ -555,4 +555,40 @@ MX_FN auto mx_saturates(F x, F factor, MxEncoder e) {
 // A code is zero when these bits are.
 MX_FN mx_u32 mx_magnitude_mask(MxFloat f) { return f.twos_complement ? ~0u : (1u << (f.bits - 1)) - 1u; }
 
+// ---------------------------------------------------------------------------------------------------------- measuring
+
+// Bins of the histograms that kernels fill (mxcli/numerics/stats.py): by biased exponent of the scale, the last one for
+// NaN; by code; by signal / noise of a block, the last one for no noise; by largest / smallest nonzero magnitude.
+#define MX_SCALE_BINS 257
+#define MX_CODE_BINS 256
+#define MX_SQNR_BINS 1281
+#define MX_RANGE_BINS 512
+// Their finest steps: bits of a ratio's fraction that tell bins apart, and the exponent of the lowest bin.
+#define MX_SQNR_BITS 4
+#define MX_SQNR_LOWEST (-16)
+#define MX_RANGE_BITS 2
+#define MX_RANGE_LOWEST 0
+
+// A block's sums are of values times this: one over the power of two under its amax, given as bits.
+MX_FN float mx_unit(mx_u32 amax_bits) {
+  mx_i32 exponent = (mx_i32)(amax_bits >> 23) - 127;
+  return mx_power_of_two(exponent < -126 ? 126 : exponent > 126 ? -126 : -exponent);
+}
+
+// Bin of a positive ratio, given as the bits of a float or double of so many fraction and bias: its binade and the top
+// bits of its fraction.
+MX_FN mx_i64 mx_ratio_bin(mx_i64 bits, int stored_fraction, int bias, int fraction_bits, int lowest, int bins) {
+  mx_i64 bin = (bits >> (stored_fraction - fraction_bits)) - ((mx_i64)(bias + lowest) * (1 << fraction_bits));
+  return bin < 0 ? 0 : bin >= bins ? bins - 1 : bin;
+}
+
+// What a relative error must be above to be worth a division, the largest so far being `known`. Where elements of a block
+// are so small that the product of one and this may be subnormal, which rounds to whole multiples of 2^-149, half of it
+// is never too much. An error of exactly 1, which every element lost to underflow has, is not above itself.
+MX_FN float mx_relative_bound(float known, float decode, MxFloat element) {
+  mx_i32 scale = (mx_i32)(mx_bits(decode) >> 23 & 0xFFu) - 127;
+  if (scale + element.emin - element.mantissa_bits - 1 < -100) return known * 0.5f;
+  return known == 1.0f ? known : known * 0.999999f;
+}
+
 #endif

@@ -16,10 +16,10 @@ struct MxTensor {
   int64_t type, batch, rows, columns;
 };
 
-constexpr int kScaleBins = 257;  // by biased exponent of the scale; the last one holds NaN
-constexpr int kCodeBins = 256;
-constexpr int kSqnrBins = 1281;  // signal / noise of a block: 16 bins per octave from 2^-16; the last one: no noise
-constexpr int kRangeBins = 512;  // largest / smallest nonzero magnitude of a block: 4 bins per octave from 1
+constexpr int kScaleBins = MX_SCALE_BINS;
+constexpr int kCodeBins = MX_CODE_BINS;
+constexpr int kSqnrBins = MX_SQNR_BINS;
+constexpr int kRangeBins = MX_RANGE_BINS;
 constexpr int kWorst = 8;
 
 struct MxWorst {

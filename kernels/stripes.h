@@ -222,7 +222,7 @@ struct Loops {
       if (b.is_nan[i]) continue;
       const int at = i * width, n = std::min(width, span.width - at);
       const SpanView v{w.x + at, w.values + at, w.wide_codes + at};
-      const float bound = relative_bound(w.counts.max_rel, b.decode[i], job.r.element);
+      const float bound = mx_relative_bound(w.counts.max_rel, b.decode[i], job.r.element);
       if (N && n == N) measure(v, N, amax[i], mask, bound, s, b, i);
       else measure(v, n, amax[i], mask, bound, s, b, i);
       if (b.saturates[i]) b.saturated[i] += count_saturated(at, n, b.factor[i]);

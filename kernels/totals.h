@@ -79,16 +79,6 @@ struct SpanSums {
   SpanSums() { std::memset(this, 0, sizeof *this); }
 };
 
-// What a relative error must be above to be worth a division, the largest so far being `known`. Where elements are so
-// small that the product of one and this may be subnormal, which rounds to whole multiples of 2^-149, half of it is never
-// too much.
-inline float relative_bound(float known, float decode, const MxFloat& element) {
-  const int scale = int(mx_bits(decode) >> 23 & 0xFF) - 127;
-  return known * (scale + element.emin - element.mantissa_bits - 1 < -100 ? 0.5f : 0.999999f);
-}
-
-inline float unit_of(uint32_t amax_bits) { return mx_power_of_two(-std::clamp(int(amax_bits >> 23) - 127, -126, 126)); }
-
 // What one span adds: `x` and `values` in, `codes` with signs.
 struct SpanView {
   const float* x;
@@ -101,7 +91,7 @@ struct SpanView {
 inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uint32_t block_amax,
                                                    uint32_t magnitude_mask, float relative_bound, SpanSums& s,
                                                    Blocks& b, int block) {
-  const float unit = unit_of(block_amax);
+  const float unit = mx_unit(block_amax);
   MxLanes signals[kGroups], noises[kGroups], crosses[kGroups], errors[kGroups];
   MxLaneBits leasts[kGroups];
   for (int g = 0; g < kGroups; ++g) {
@@ -198,12 +188,10 @@ struct ChunkSums {
   }
 };
 
-// Bin of a positive ratio: its binade and the top bits of its fraction, from the bits alone.
-inline int ratio_bin(double ratio, int fraction_bits, int lowest_exponent, int bins) {
+inline int ratio_bin(double ratio, int fraction_bits, int lowest, int bins) {
   int64_t bits;
   std::memcpy(&bits, &ratio, 8);
-  int64_t bin = (bits >> (52 - fraction_bits)) - (int64_t(1023 + lowest_exponent) << fraction_bits);
-  return int(std::clamp<int64_t>(bin, 0, bins - 1));
+  return int(mx_ratio_bin(bits, 52, 1023, fraction_bits, lowest, bins));
 }
 
 // A thread's own counts; merging them in any order gives the same.
@@ -298,10 +286,10 @@ struct Counts {
         stats.zero_blocks += b.amax[i] == 0;
         continue;
       }
-      ++stats.range_bins[ratio_bin(range[i], 2, 0, kRangeBins)];
+      ++stats.range_bins[ratio_bin(range[i], MX_RANGE_BITS, MX_RANGE_LOWEST, kRangeBins)];
       if (stats.min_block_range < 0 || range[i] < stats.min_block_range) stats.min_block_range = range[i];
       if (b.noise[i] > 0) {
-        ++stats.sqnr_bins[ratio_bin(ratio[i], 4, -16, kSqnrBins - 1)];
+        ++stats.sqnr_bins[ratio_bin(ratio[i], MX_SQNR_BITS, MX_SQNR_LOWEST, kSqnrBins - 1)];
         if (stats.min_block_sqnr < 0 || ratio[i] < stats.min_block_sqnr) stats.min_block_sqnr = ratio[i];
         if (stats.worst_count < kWorst || b.noise[i] >= stats.worst[kWorst - 1].noise) add_worst(b.noise[i], first + i);
       } else {

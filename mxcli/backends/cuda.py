@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import numpy as np
 
 from mxcli.backends import cpu
-from mxcli.backends.device import Device, Queue
-from mxcli.backends.launches import Addresses, Job, amax_of
-from mxcli.backends.passage import FOUND, Passage, Wanted, begin_found, merge_found, uploaded
+from mxcli.backends.device import Buffer, Device, Queue
+from mxcli.backends.launches import Addresses, Job
+from mxcli.backends.passage import FOUND, Passage, Wanted, amax_from, look_at, uploaded
 from mxcli.errors import EnvironmentFailure, UsageError
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.recipe import Recipe
@@ -51,19 +52,10 @@ class Cuda:
         if flat.size == 0:
             return Amax(0.0, 0, -1)
         step = max(1, self._piece(self._limit(flat.nbytes, 1), 1) // flat.itemsize)
+        parts = (flat[first : first + step] for first in range(0, flat.size, step))
         with self._queues() as queues:
-            found = [begin_found(queue) for queue in queues]
-            for number, first in enumerate(range(0, flat.size, step)):
-                queue, to, part = queues[number % QUEUES], found[number % QUEUES], flat[first : first + step]
-                queue.finish()
-                x_there = queue.upload(part)
-                queue.launch(amax_of(dtype, x_there.address, part.size, first, to.address, self._device.processors))
-            all_found = merge_found(queues, found)
-        return Amax(
-            float(all_found["finite"].view(np.float32)),
-            int(all_found["nonfinite"]),
-            int(all_found["first"].view(np.int64)),
-        )
+            sources = ((partial(_uploaded_part, part), part.size) for part in parts)
+            return amax_from(look_at(self._device, queues, dtype, sources))
 
     def quantize(
         self,
@@ -160,3 +152,7 @@ class Cuda:
     def _piece(self, limit: int, growth: int) -> int:
         """Bytes of input that go through at a time, each of which needs `growth`."""
         return max(1, min(self._piece_bytes, limit // (QUEUES * growth)))
+
+
+def _uploaded_part(part: Array, queue: Queue) -> Buffer:
+    return queue.upload(part)

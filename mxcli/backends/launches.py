@@ -20,9 +20,8 @@ VECTOR = 8
 MOST_HELD = 8
 MOST_BLOCKS = 2**31 - 1
 """Blocks of threads that one launch can have."""
-WHOLE_ROWS = 16
-WORST, WORST_OF = 8, 4096
-"""`mx_worst` finds so many of so many blocks."""
+WORST_OF = 4096
+"""`mx_worst` finds the noisiest of so many blocks."""
 SUMS, SHARE_BYTES = 4, 56
 """Numbers of a chunk, and bytes of `MxShare` in `kernels/measure_blocks.cu`."""
 
@@ -91,7 +90,7 @@ class Job:
     def row_of(self, unit: int) -> int:
         """The first row of a unit: a row of blocks, or rows of the block that is the tensor."""
         if self.whole:
-            return min(unit * WHOLE_ROWS, self.all_rows)
+            return min(unit * int(self.cut.unit_rows), self.all_rows)
         down = max(1, -(-self.rows // self.block_rows))
         return unit // down * self.rows + unit % down * self.block_rows
 
@@ -100,8 +99,7 @@ class Job:
         where it is a block whose scale is tried on all of it."""
         per_chunk = self.cut.per_chunk
         row_bytes = max(1, self.columns * self.item_bytes)
-        unit_rows = WHOLE_ROWS if self.whole else self.block_rows
-        step = max(1, most_bytes // (row_bytes * unit_rows * per_chunk)) * per_chunk
+        step = max(1, most_bytes // (row_bytes * self.cut.unit_rows * per_chunk)) * per_chunk
         if self.whole and not self.has_shares:
             step = max(1, self.cut.units)
         for first in range(0, self.cut.units, step):
@@ -117,10 +115,6 @@ class Job:
         return Piece(first, last, (self.row_of(first), self.row_of(last)), blocks, chunks)
 
     # ----------------------------------------------------------------------------------------------------- kernels
-
-    def amax(self, x: int, elements: int, base: int, found: int, processors: int) -> Launch:
-        """See `amax_of`."""
-        return amax_of(self.dtype, x, elements, base, found, processors)
 
     def worst(self, noise: int, blocks: int, values: int, places: int) -> Launch:
         """The noisiest of every 4096 blocks."""
@@ -253,7 +247,7 @@ class Job:
 
     def _measure_parts(self, piece: Piece, at: Addresses, processors: int, choices: dict[str, int]) -> Launch:
         kernel = self._kernel("measure_blocks.cu", "mx_measure_parts", MX_WHOLE=1, **choices)
-        part_rows = WHOLE_ROWS * self.cut.per_chunk
+        part_rows = self.cut.unit_rows * self.cut.per_chunk
         places = (self.all_rows, self.columns, part_rows, self.cut.part, *piece.chunks)
         outputs = (at.found, at.found + 4, at.codes, at.scales, at.totals, at.shares)
         grid = min(piece.chunks[1] - piece.chunks[0], 4 * processors)

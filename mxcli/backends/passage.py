@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mxcli.backends import gathered
 from mxcli.backends.device import Buffer, Device, Launch, Queue
-from mxcli.backends.launches import SHARE_BYTES, SUMS, WORST, WORST_OF, Addresses, Job, Piece
+from mxcli.backends.launches import SHARE_BYTES, SUMS, WORST_OF, Addresses, Job, Piece, amax_of
 from mxcli.numerics.blocks import PerBlock
-from mxcli.numerics.stats import Stats
+from mxcli.numerics.stats import WORST_BLOCKS, Amax, Stats
 
 Array = np.ndarray
 FOUND = np.dtype([("finite", "<u4"), ("all", "<u4"), ("nonfinite", "<u8"), ("first", "<u8")])
@@ -72,18 +73,26 @@ class Passage:
 
     def look(self, pieces: Iterable[Piece], room: int) -> Any:
         """The tensor's largest magnitudes, an element of type FOUND; pieces stay there while `room` bytes last."""
-        found = [begin_found(queue) for queue in self._queues]
-        for number, piece in enumerate(pieces):
-            queue = self._queues[number % len(self._queues)]
-            queue.finish()
-            x, elements = self._source(queue, piece), (piece.rows[1] - piece.rows[0]) * self._job.columns
-            nbytes = elements * self._job.item_bytes
-            if nbytes <= room:
-                self._held[piece] = x
-                room -= nbytes
-            base, to = piece.rows[0] * self._job.columns, found[number % len(found)]
-            queue.launch(self._job.amax(x.address, elements, base, to.address, self._device.processors))
-        return merge_found(self._queues, found)
+
+        def parts() -> Iterator[tuple[Callable[[Queue], Buffer], int]]:
+            left = room
+            for piece in pieces:
+                elements = (piece.rows[1] - piece.rows[0]) * self._job.columns
+                nbytes = elements * self._job.item_bytes
+                if nbytes <= left:
+                    left -= nbytes
+                    yield partial(self._held_source, piece), elements
+                else:
+                    yield partial(self._source_of, piece), elements
+
+        return look_at(self._device, self._queues, self._job.dtype, parts())
+
+    def _source_of(self, piece: Piece, queue: Queue) -> Buffer:
+        return self._source(queue, piece)
+
+    def _held_source(self, piece: Piece, queue: Queue) -> Buffer:
+        self._held[piece] = self._source(queue, piece)
+        return self._held[piece]
 
     def tell(self, found: Any) -> None:
         """Puts largest magnitudes where kernels read them."""
@@ -107,8 +116,7 @@ class Passage:
     def _begin_totals(self) -> None:
         for queue in self._queues:
             totals = queue.empty(gathered.TOTALS * 8)
-            queue.fill(totals, 0, 0, gathered.TOTALS * 8)
-            queue.fill(totals, 0xFF, gathered.LEAST[0] * 8, gathered.LEAST[1] * 8)
+            clear_totals(queue, totals)
             self._totals.append(totals)
         if self._job.has_shares:
             self._shares = self._queues[0].empty(self._job.cut.chunks * SHARE_BYTES)
@@ -166,7 +174,7 @@ class Passage:
 
     def _read_blocks(self, queue: Queue, noise: Buffer, others: Buffer | None, blocks: tuple[int, int]) -> None:
         first, count = blocks[0], blocks[1] - blocks[0]
-        candidates = -(-count // WORST_OF) * WORST
+        candidates = -(-count // WORST_OF) * WORST_BLOCKS
         values, places = queue.empty(candidates * 8), queue.empty(candidates * 8)
         queue.launch(self._job.worst(noise.address, count, values.address, places.address))
         read = _Blocks(first, np.empty(candidates), np.empty(candidates, np.int64), None)
@@ -222,14 +230,35 @@ class Passage:
             per_block.underflowed.reshape(-1)[place] = blocks.four[3].view(np.int32)
 
 
-def begin_found(queue: Queue) -> Buffer:
-    """An `MxFound` of nothing."""
+def look_at(
+    device: Device, queues: Sequence[Queue], dtype: str, parts: Iterable[tuple[Callable[[Queue], Buffer], int]]
+) -> Any:
+    """Largest magnitudes, an element of type FOUND, of elements in parts, each by its source and how many it has."""
     nothing = np.zeros(1, FOUND)
     nothing["first"] = ~np.uint64(0)
-    return queue.upload(nothing)
+    found, base = [queue.upload(nothing) for queue in queues], 0
+    for number, (source, elements) in enumerate(parts):
+        queue, to = queues[number % len(queues)], found[number % len(queues)]
+        queue.finish()
+        x = source(queue)
+        queue.launch(amax_of(dtype, x.address, elements, base, to.address, device.processors))
+        base += elements
+    return _merged(queues, found)
 
 
-def merge_found(queues: Sequence[Queue], found: Sequence[Buffer]) -> Any:
+def amax_from(found: Any) -> Amax:
+    """What FOUND says, as every backend says it."""
+    first = int(found["first"].view(np.int64))  # all bits set: -1
+    return Amax(float(found["finite"].view(np.float32)), int(found["nonfinite"]), first)
+
+
+def clear_totals(queue: Queue, totals: Buffer) -> None:
+    """Totals of nothing."""
+    queue.fill(totals, 0, 0, gathered.TOTALS * 8)
+    queue.fill(totals, 0xFF, gathered.LEAST[0] * 8, gathered.LEAST[1] * 8)
+
+
+def _merged(queues: Sequence[Queue], found: Sequence[Buffer]) -> Any:
     """What queues found of their pieces, as what was found of all: an element of type FOUND."""
     each = np.empty(len(found), FOUND)
     for queue, buffer, place in zip(queues, found, range(len(found)), strict=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from mxcli.backends import cpu
 from mxcli.backends.device import Buffer, Device, Queue
 from mxcli.backends.launches import Addresses, Job
-from mxcli.backends.passage import FOUND, Passage, Source, Wanted
+from mxcli.backends.passage import FOUND, Passage, Source, Wanted, amax_from, look_at
 from mxcli.errors import UsageError
 from mxcli.numerics.blocks import Quantized, grid_shape, packed_columns
 from mxcli.numerics.floats import FP32
@@ -19,9 +19,6 @@ from mxcli.numerics.stats import Amax
 
 if TYPE_CHECKING:
     import torch
-
-_BITS = {"F32": "float32", "BF16": "uint16", "F16": "float16", "F64": "float64"}
-_NOTHING = Wanted(np.empty(0, np.uint8), np.empty(0, np.uint8), stats=False, per_block=None)
 
 
 class StreamDevice(Device, Protocol):
@@ -56,10 +53,8 @@ class Resident:
         """See `Backend.amax`."""
         if x.numel() == 0:
             return Amax(0.0, 0, -1)
-        job = Job((1, x.numel()), dtype, _any_recipe())
-        found = self._passage(job, x, self._queue(x), _NOTHING).look([job.piece(0, job.cut.units)], room=0)
-        first = int(found["first"].view(np.int64))
-        return Amax(float(found["finite"].view(np.float32)), int(found["nonfinite"]), first)
+        place = _Place(x.data_ptr())
+        return amax_from(look_at(self._device, [self._queue(x)], dtype, [(lambda queue: place, x.numel())]))
 
     def quantize(
         self,
@@ -114,9 +109,10 @@ class Resident:
         """See `Backend.dequantize`."""
         import torch
 
-        if dtype not in _BITS:
-            raise UsageError(f"dequantized type {dtype} is not one of {', '.join(_BITS)}")
-        out = torch.empty(q.shape, dtype=getattr(torch, _BITS[dtype]), device=q.packed.device)
+        if dtype not in cpu.TYPES:
+            raise UsageError(f"dequantized type {dtype} is not one of {', '.join(cpu.TYPES)}")
+        kind = getattr(torch, np.dtype(cpu.TYPES[dtype][1]).name)
+        out = torch.empty(q.shape, dtype=kind, device=q.packed.device)
         job = Job(q.shape, dtype, q.recipe)
         at = Addresses(out.data_ptr(), codes=q.packed.data_ptr(), scales=q.scales.data_ptr())
         decode = 1.0 if q.tensor_scale is None else q.tensor_scale
@@ -173,10 +169,3 @@ def _outputs(x: torch.Tensor, recipe: Recipe, *, swizzled: bool) -> tuple[torch.
         )
     padded = -(-grid[0] // 128) * 128 * -(-grid[1] // 4) * 4
     return packed, torch.zeros(padded, dtype=torch.uint8, device=x.device)
-
-
-def _any_recipe() -> Any:
-    """A recipe for work that depends on none."""
-    from mxcli.numerics.recipe import resolve
-
-    return resolve("mxfp8_e4m3")

@@ -11,7 +11,7 @@ import numpy as np
 from mxcli.backends import cpu, gathered
 from mxcli.backends.device import Buffer, Launch, TimedDevice, TimedQueue
 from mxcli.backends.launches import SHARE_BYTES, SUMS, Addresses, Job, amax_of
-from mxcli.backends.passage import FOUND
+from mxcli.backends.passage import FOUND, clear_totals
 from mxcli.errors import LimitError, UsageError
 from mxcli.flows.bench import DTYPE, normal_bf16
 from mxcli.flows.peers import Peer
@@ -160,8 +160,7 @@ class Case:
         totals = np.empty(gathered.TOTALS, np.uint64)
         for work in (CODES, BOTH):
             if work == BOTH:
-                queue.fill(resident.totals, 0, 0, gathered.TOTALS * 8)
-                queue.fill(resident.totals, 0xFF, gathered.LEAST[0] * 8, gathered.LEAST[1] * 8)
+                clear_totals(queue, resident.totals)
             self.run(work)
             for tile in (0, repeats - 1):
                 packed, scales = np.empty_like(wanted.packed), np.empty_like(wanted.scales)

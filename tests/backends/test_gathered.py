@@ -57,6 +57,7 @@ def test_the_kernels_count_in_this_order() -> None:
         *("MX_NAN", "MX_INFINITE", "MX_EXCLUDED", "MX_FIRST", "MX_MIN_SQNR", "MX_MIN_RANGE"),
         *("MX_AMAX", "MX_MAX_ABS", "MX_MAX_REL", "MX_TOTALS"),
     ]
+    text = (kernel_folder() / "numerics.h").read_text(encoding="utf-8")
     for name, bins in (("SCALE", 257), ("CODE", 256), ("SQNR", 1281), ("RANGE", 512)):
         assert f"#define MX_{name}_BINS {bins}\n" in text
 
