@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from mxcli.flows.bench import BenchReport, Row
 from mxcli.output.numbers import ABSENT, significant
 from mxcli.output.screen import Screen
 from mxcli.output.table import Column, aligned
+from mxcli.output.timed import (
+    TIMING_NAMES,
+    equal_cell,
+    flat_records,
+    rate_cells,
+    settings_record,
+    spread_percent,
+)
 
 _COLUMNS = (
     Column("what", right=False),
@@ -27,10 +33,7 @@ RECORD_NAMES = (
     "scale_rounding",
     "threads",
     "statistics",
-    "seconds_median",
-    "seconds_p10",
-    "seconds_p90",
-    "rounds",
+    *TIMING_NAMES,
     "elements_per_second",
     "bytes_per_second",
     "copy_percent",
@@ -55,38 +58,23 @@ def bench_text(report: BenchReport, screen: Screen) -> str:
 
 def bench_record(report: BenchReport) -> dict[str, object]:
     """The same for JSON: settings, checks, and a record per row."""
-    settings = asdict(report)
-    settings["rows"] = row_records(report)
-    return settings
+    return settings_record(report, row_records(report))
 
 
 def row_records(report: BenchReport) -> list[dict[str, object]]:
     """One flat record per row, with RECORD_NAMES for keys."""
-    return [_record(row) for row in report.rows]
-
-
-def _record(row: Row) -> dict[str, object]:
-    values = asdict(row)
-    timing = values.pop("timing") or {}
-    values |= {f"seconds_{name}": timing.get(name) for name in ("median", "p10", "p90")}
-    values["rounds"] = timing.get("rounds")
-    return {name: values[name] for name in RECORD_NAMES}
+    return flat_records(report.rows, RECORD_NAMES)
 
 
 def _cells(row: Row) -> list[str]:
-    assert row.timing is not None
-    spread = 100.0 * (row.timing.p90 - row.timing.p10) / row.timing.median
-    giga = [None if rate is None else rate / 1e9 for rate in (row.elements_per_second, row.bytes_per_second)]
-    equal = ABSENT if row.bytes_equal is None else "yes" if row.bytes_equal else "no"
     return [
         row.name,
         row.format or ABSENT,
         row.scale_rounding or ABSENT,
         str(row.threads),
         "yes" if row.statistics else "no",
-        significant(giga[0]),
-        significant(giga[1]),
+        *rate_cells(row),
         significant(row.copy_percent),
-        significant(spread),
-        equal,
+        significant(spread_percent(row)),
+        equal_cell(row),
     ]

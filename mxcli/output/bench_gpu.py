@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from mxcli.flows.bench_gpu import GpuReport, GpuRow
 from mxcli.output.numbers import ABSENT, significant
 from mxcli.output.screen import Screen
 from mxcli.output.table import Column, aligned
+from mxcli.output.timed import (
+    TIMING_NAMES,
+    equal_cell,
+    flat_records,
+    rate_cells,
+    settings_record,
+    spread_percent,
+)
 
 _COLUMNS = (
     Column("what", right=False),
@@ -26,10 +32,7 @@ RECORD_NAMES = (
     "format",
     "scale_rounding",
     "work",
-    "seconds_median",
-    "seconds_p10",
-    "seconds_p90",
-    "rounds",
+    *TIMING_NAMES,
     "elements_per_second",
     "bytes_per_second",
     "limit_seconds",
@@ -52,7 +55,7 @@ def bench_text(report: GpuReport, screen: Screen) -> str:
         f"checked: bytes and counts of {report.checks} recipes are the CPU's",
     ]
     timed = [row for row in report.rows if row.timing]
-    unstable = [row for row in timed if _spread(row) > UNSTABLE_PERCENT]
+    unstable = [row for row in timed if spread_percent(row) > UNSTABLE_PERCENT]
     if unstable:
         head.append(f"unstable: {len(unstable)} of {len(timed)} rows spread over more than {UNSTABLE_PERCENT:g} %")
     problems = [f"{row.name} {row.format}: {row.problem}" for row in report.rows if row.problem]
@@ -61,40 +64,22 @@ def bench_text(report: GpuReport, screen: Screen) -> str:
 
 def bench_record(report: GpuReport) -> dict[str, object]:
     """The same for JSON: settings and a record per row."""
-    settings = asdict(report)
-    settings["rows"] = row_records(report)
-    return settings
+    return settings_record(report, row_records(report))
 
 
 def row_records(report: GpuReport) -> list[dict[str, object]]:
     """One flat record per row, with RECORD_NAMES for keys."""
-    return [_record(row) for row in report.rows]
-
-
-def _record(row: GpuRow) -> dict[str, object]:
-    values = asdict(row)
-    timing = values.pop("timing") or {}
-    values |= {f"seconds_{name}": timing.get(name) for name in ("median", "p10", "p90")}
-    values["rounds"] = timing.get("rounds")
-    return {name: values[name] for name in RECORD_NAMES}
-
-
-def _spread(row: GpuRow) -> float:
-    assert row.timing is not None
-    return 100.0 * (row.timing.p90 - row.timing.p10) / row.timing.median
+    return flat_records(report.rows, RECORD_NAMES)
 
 
 def _cells(row: GpuRow) -> list[str]:
-    giga = [None if rate is None else rate / 1e9 for rate in (row.elements_per_second, row.bytes_per_second)]
-    equal = ABSENT if row.bytes_equal is None else "yes" if row.bytes_equal else "no"
     return [
         row.name,
         row.format or ABSENT,
         row.scale_rounding or ABSENT,
         row.work,
-        significant(giga[0]),
-        significant(giga[1]),
+        *rate_cells(row),
         significant(row.limit_percent),
-        significant(_spread(row)),
-        equal,
+        significant(spread_percent(row)),
+        equal_cell(row),
     ]
