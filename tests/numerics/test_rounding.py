@@ -119,13 +119,14 @@ def test_scale_kinds_and_source_types_have_the_numbers_of_the_headers() -> None:
     assert types == enumerators("quantize.h", "MxType")
 
 
-def test_histograms_have_the_sizes_of_the_header() -> None:
-    text = (KERNELS / "quantize.h").read_text(encoding="utf-8")
-    sizes = {name: int(value) for name, value in re.findall(r"constexpr int (k\w+) = (\d+);", text)}
-    assert sizes == {
-        "kScaleBins": stats.SCALE_BINS,
-        "kCodeBins": stats.CODE_BINS,
-        "kSqnrBins": stats.SQNR_BINS,
-        "kRangeBins": stats.RANGE_BINS,
+def test_histograms_have_the_sizes_of_the_headers() -> None:
+    text = (KERNELS / "numerics.h").read_text(encoding="utf-8")
+    text += (KERNELS / "quantize.h").read_text(encoding="utf-8")
+    sizes = dict(re.findall(r"(?:#define (?=MX_\w+_BINS )|constexpr int (?=kWorst ))(\w+) (?:= )?(\d+)", text))
+    assert {name: int(value) for name, value in sizes.items()} == {
+        "MX_SCALE_BINS": stats.SCALE_BINS,
+        "MX_CODE_BINS": stats.CODE_BINS,
+        "MX_SQNR_BINS": stats.SQNR_BINS,
+        "MX_RANGE_BINS": stats.RANGE_BINS,
         "kWorst": stats.WORST_BLOCKS,
     }
