@@ -15,7 +15,7 @@ from mxcli.files.captures import Capture, captured
 from mxcli.files.dialect import detect_dialect
 from mxcli.files.directory import NUMPY, PYTORCH, SAFETENSORS
 from mxcli.files.index import ShardIndex, absent_tensors, index_notes
-from mxcli.files.model_files import read_config, read_producer_config, side_files
+from mxcli.files.model_files import Configs, read_config, read_producer_config, side_files
 from mxcli.files.numpy_file import read_npy, read_npz
 from mxcli.files.pytorch_file import read_pytorch
 from mxcli.files.reading import read_in_place
@@ -39,7 +39,8 @@ class Checkpoint:
 
     `kind` is "safetensors", "pytorch" or "numpy"; `root` the directory of the source and `files` its weight
     files in order. `tensors` runs through the files in order and through each file by position. `metadata`
-    holds each safetensors file's `__metadata__`. `config` is the parsed config.json, `side_files` what an
+    holds each safetensors file's `__metadata__`. `config` is the parsed config.json, `producer_config` ModelOpt's
+    hf_quant_config.json beside it, `side_files` what an
     output must carry along (paths under `root`; empty for a file opened by itself). `tied` maps an alias to
     the name that is stored; the alias is in `tensors` too when the file stores it as a second view (PyTorch).
     `captures` holds the capture record of each captured tensor. `dialect` names the quantized layout, None
@@ -52,6 +53,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[Path, Mapping[str, str]]
     config: Mapping[str, object] | None
+    producer_config: Mapping[str, object] | None
     side_files: tuple[Path, ...]
     tied: Mapping[str, str]
     captures: Mapping[str, Capture]
@@ -84,19 +86,19 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     for path, part in contents.items():
         with _collecting(problems):
             captures |= captured(path, part.metadata, {info.name for info in part.tensors})
-    config = producer_config = None
+    configs = Configs()
     # The configuration beside a file opened by itself may be anyone's, so it cannot make the file unreadable.
     with _collecting(problems if located.is_model else notes):
-        config = read_config(located.root)
+        configs = replace(configs, model=read_config(located.root))
     with _collecting(problems):
-        producer_config = read_producer_config(located.root) if located.is_model else None
+        configs = replace(configs, producer=read_producer_config(located.root) if located.is_model else None)
     if not tensors and not problems:
         problems.append(f"{printable(source)}: holds no tensors.")
     if problems:
         raise together(InputError, printable(source), problems)
-    dialect, dialect_notes = detect_dialect(tensors, config, producer_config)
+    dialect, dialect_notes = detect_dialect(tensors, configs.model, configs.producer)
     return _described(
-        located, contents, _with_roles(tensors, captures), captures, config, dialect, notes + dialect_notes
+        located, contents, with_roles(tensors, captures), captures, configs, dialect, notes + dialect_notes
     )
 
 
@@ -105,7 +107,7 @@ def _described(
     contents: Mapping[Path, FileContents],
     tensors: Mapping[str, TensorInfo],
     captures: Mapping[str, Capture],
-    config: Mapping[str, object] | None,
+    configs: Configs,
     dialect: str | None,
     notes: list[str],
 ) -> Checkpoint:
@@ -114,21 +116,22 @@ def _described(
     tied = {alias: stored for part in contents.values() for alias, stored in part.tied.items()}
     beside: tuple[Path, ...] = ()
     if located.is_model:
-        ties, tie_notes = tied_by_config(tensors, config)
+        ties, tie_notes = tied_by_config(tensors, configs.model)
         beside, side_notes = side_files(located.root, contents)
         tied |= ties
         notes += tie_notes + side_notes
     if located.index:
         notes += index_notes(located.index, tensors)
     metadata = {path: part.metadata for path, part in contents.items() if located.kind == SAFETENSORS}
-    notes += remarks(tensors, metadata, tied, config)
+    notes += remarks(tensors, metadata, tied, configs.model)
     return Checkpoint(
         kind=located.kind,
         root=located.root,
         files=tuple(contents),
         tensors=tensors,
         metadata=metadata,
-        config=config,
+        config=configs.model,
+        producer_config=configs.producer,
         side_files=beside,
         tied=tied,
         captures=captures,
@@ -182,7 +185,7 @@ def _one_each(
     return tensors
 
 
-def _with_roles(tensors: Mapping[str, TensorInfo], captures: Mapping[str, Capture]) -> dict[str, TensorInfo]:
+def with_roles(tensors: Mapping[str, TensorInfo], captures: Mapping[str, Capture]) -> dict[str, TensorInfo]:
     """The tensors with the roles that names alone do not show: captured ones, and weights of MTP blocks."""
     prefixes = mtp_prefixes(tensors)
     inside = re.compile("|".join(map(re.escape, sorted(prefixes)))) if prefixes else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from mxcli.errors import printable
@@ -24,6 +25,14 @@ NOT_CARRIED = (
     (rf"^({CONFIG}|{RECORD})$|\.index\.json$|\.partial$", ""),
     (r"\.(incomplete|lock|tmp)$", "unfinished"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Configs:
+    """What a directory says of its model: config.json and hf_quant_config.json; None where there is none."""
+
+    model: Mapping[str, object] | None = None
+    producer: Mapping[str, object] | None = None
 
 
 def read_config(root: Path) -> dict[str, object] | None:

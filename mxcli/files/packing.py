@@ -24,3 +24,11 @@ def swizzle(scales: Array) -> Array:
     padded = np.zeros((down * TILE_ROWS, across * TILE_COLUMNS), np.uint8)
     padded[:rows, :columns] = scales.view(np.uint8)
     return padded.reshape(down, 4, 32, across, 4).transpose(0, 3, 2, 1, 4).reshape(-1)
+
+
+def unswizzle(tiles: Array, rows: int, columns: int) -> Array:
+    """The uint8 scales [rows, columns] of an array in the 128x4 order, without its padding."""
+    down, across = -(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS)
+    flat = np.ascontiguousarray(tiles).reshape(-1).view(np.uint8)
+    plain = flat.reshape(down, across, 32, 4, 4).transpose(0, 3, 2, 1, 4)
+    return np.ascontiguousarray(plain.reshape(down * TILE_ROWS, across * TILE_COLUMNS)[:rows, :columns])

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.layouts import COLUMN, OWN, PREFERRED, SCALES, Entry, Layout, Weight, find_layout
+from mxcli.files.layouts import COLUMN, OWN, PREFERRED, QUANTIZATION_CONFIG, Entry, Layout, Weight, find_layout
+from mxcli.files.model_files import CONFIG
 from mxcli.files.writer_shards import Shard
 from mxcli.flows.ignored import ignored_modules
 from mxcli.flows.memory import Need, need_of
@@ -43,11 +44,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What is written: the tasks in order and the shards they fill; `ignored` are the modules that stay plain."""
+    """What is written: the tasks in order, the shards they fill, and configuration files by name; `ignored` are the
+    modules that stay plain."""
 
     layout: Layout
     tasks: tuple[Task, ...]
     shards: tuple[Shard, ...]
+    configs: Mapping[str, Mapping[str, object]]
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -90,10 +93,35 @@ def arrange(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Ar
     for task in tasks:
         entries.setdefault(task.step.tensor.file, []).extend(task.entries)
     kept = [task.step.tensor for task in tasks if not task.pieces]
-    weights = [piece.weight.name for task in tasks for piece in task.pieces]
-    ignored = ignored_modules(kept, checkpoint.tied, weights)
-    notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(name)))
-    return Arrangement(chosen, tasks, shards_of(checkpoint, entries), ignored, notes)
+    weights = [piece.weight for task in tasks for piece in task.pieces]
+    ignored = ignored_modules(kept, checkpoint.tied, [weight.name for weight in weights])
+    configs = {
+        # Of a source without configuration, just what says how the codes are to be read.
+        CONFIG: {**(checkpoint.config or {}), QUANTIZATION_CONFIG: chosen.settings(weights, ignored)},
+        **chosen.beside(weights, ignored),
+    }
+    shards = _described(shards_of(checkpoint, entries), tasks, chosen)
+    notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(name)), *chosen.remarks(weights))
+    return Arrangement(chosen, tasks, shards, configs, ignored, notes)
+
+
+def _described(shards: tuple[Shard, ...], tasks: Sequence[Task], layout: Layout) -> tuple[Shard, ...]:
+    """The shards, with what the layout says of its weights in their headers."""
+    weight_of = {piece.contents[0].entry.name: piece for task in tasks for piece in task.pieces}
+    stored = {content.entry.name for piece in weight_of.values() for content in piece.contents}
+    return tuple(
+        replace(
+            shard,
+            metadata={
+                **shard.metadata,
+                **layout.metadata(
+                    [weight_of[entry.name].weight for entry in shard.entries if entry.name in weight_of],
+                    [entry.name for entry in shard.entries if entry.name not in stored],
+                ),
+            },
+        )
+        for shard in shards
+    )
 
 
 def _task(step: Step, layout: Layout, config: Mapping[str, object] | None) -> Task:
@@ -161,16 +189,6 @@ def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) ->
             f"'{printable(unheld[0].tensor.name)}'{' and others' if len(unheld) > 1 else ''}. Use --layout "
             f"{OWN.name} to quantize them."
         )
-    if any(map(_has_wide_scales, tasks)) and layout is PREFERRED:
-        notes.append(
-            "FP8 scales are binary32: vLLM keeps them so, transformers rounds them to the dtype it loads a model in."
-        )
-    wide = {task.step.tensor.dtype for task in tasks if task.pieces and not _has_binary32_scales(task)} - {"BF16"}
-    if wide and layout is PREFERRED:
-        notes.append(
-            f"{PREFERRED.name} decodes FP4, FP6 and MXFP8 in BF16: load this {', '.join(sorted(wide))} model with "
-            "dtype=bfloat16."
-        )
     if not named and layout is not PREFERRED:
         missing = sorted(_formats(plan.quantized) - set(PREFERRED.formats))
         lacks = f"has no {', '.join(missing)}" if missing else "cannot hold most of the weights"
@@ -178,17 +196,6 @@ def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) ->
         reason = "stores no padding" if padded else lacks
         notes.append(f"Written in the layout {layout.name}, since {PREFERRED.name} {reason}.")
     return notes
-
-
-def _has_binary32_scales(task: Task) -> bool:
-    """Whether its block scales are FP32, in whatever type they are stored."""
-    return all(piece.weight.format.scale.bits == 32 for piece in task.pieces)
-
-
-def _has_wide_scales(task: Task) -> bool:
-    """Whether it stores binary32 scales of weights that are narrower themselves."""
-    scales = [content.entry for piece in task.pieces for content in piece.contents if content.holds == SCALES]
-    return task.step.tensor.dtype != "F32" and any(entry.dtype == "F32" for entry in scales)
 
 
 def _formats(steps: Sequence[Step]) -> set[str]:

@@ -163,13 +163,13 @@ def _step(info: TensorInfo, choice: Choice, asked: Asked, axis: str, options: Op
 def _recipe(row: BlockFormat, asked: Asked, dtype: str, options: Options) -> Recipe:
     """The recipe of a tensor of that dtype.
 
-    Loaders of the preferred layout hold FP8 scales in the dtype of the model, so for BF16 weights its default
-    rule rounds them to BF16 first.
+    Where loaders of the layout hold FP8 scales in the dtype of the model, the default rule for BF16 weights rounds
+    them to BF16 first.
     """
     layout = PREFERRED if options.layout is None else find_layout(options.layout)
     rule = asked.scale_rounding
     unnamed = rule is None and asked.dialect is None and not options.analysis
-    if unnamed and dtype == "BF16" and row.scale is FP32 and layout is PREFERRED and row.name in layout.formats:
+    if unnamed and dtype == "BF16" and row.scale is FP32 and layout.model_scales and row.name in layout.formats:
         rule = BFLOAT16_RULE
     return resolve(
         row,

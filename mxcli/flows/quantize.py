@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ import numpy as np
 from mxcli.backends import Backend
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, read
-from mxcli.files.layouts import QUANTIZATION_CONFIG, stored
 from mxcli.files.reading import release_pages
 from mxcli.files.tensors import Array
 from mxcli.flows.arrange import Arrangement, Task, arrange
@@ -58,7 +57,7 @@ def quantize_checkpoint(
             Path(output),
             arrangement.shards,
             run.jobs(),
-            config=_configured(checkpoint, arrangement),
+            configs=arrangement.configs,
             record=lambda: quantize_record(checkpoint, plan, arrangement, run.stats, command),
             force=force,
             on_progress=on_progress,
@@ -125,7 +124,7 @@ class _Run:
             assert quantized.stats is not None
             self._count(task, quantized.stats)
             for content in piece.contents:
-                yield content.entry.name, stored(quantized, content)
+                yield content.entry.name, content.of(quantized)
         release_pages(x)
 
     def _count(self, task: Task, stats: Stats) -> None:
@@ -160,9 +159,3 @@ class _Run:
             f"{printable(info.name)}: {found.nonfinite:,} of {info.elements:,} values are NaN or infinite, the first "
             f"at {place}. Use --nonfinite saturate or nan-block, or --exclude '{printable(info.name)}'."
         )
-
-
-def _configured(checkpoint: Checkpoint, arrangement: Arrangement) -> Mapping[str, object]:
-    """config.json of the output; of a source without one, just what says how the codes are to be read."""
-    settings = arrangement.layout.settings(arrangement.weights, arrangement.ignored)
-    return {**(checkpoint.config or {}), QUANTIZATION_CONFIG: settings}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mxcli.errors import printable
-from mxcli.files.layouts import LAYOUTS
+from mxcli.files.layouts import LAYOUTS, layout_of_dialect
 from mxcli.files.selection import Choice
 from mxcli.files.tensors import DTYPES, TensorInfo
 from mxcli.numerics.formats import BlockFormat
@@ -48,7 +48,7 @@ def already_quantized(where: object, dialect: str) -> str:
     """The refusal of a source that holds codes, with a way out that is one."""
     way_out = (
         "Write it back to floats with `mxcli dequantize` first."
-        if dialect in LAYOUTS
+        if layout_of_dialect(dialect)
         else f"Take the checkpoint it was made from: of quantized ones only {', '.join(LAYOUTS)} are read back."
     )
     return (

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.model_files import CONFIG
 from mxcli.files.tensors import Array
 from mxcli.files.writer import Output
 from mxcli.files.writer_place import check_place
@@ -35,12 +34,13 @@ def write_checkpoint(
     shards: Sequence[Shard],
     jobs: Sequence[Job],
     *,
-    config: Mapping[str, object],
+    configs: Mapping[str, Mapping[str, object]],
     record: Callable[[], dict[str, object]],
     force: bool,
     on_progress: Progress | None,
 ) -> None:
-    """Write a checkpoint: all or nothing. `record` is asked for when all jobs are done.
+    """Write a checkpoint: all or nothing. `configs` are configuration files by name; `record` is asked for when all
+    jobs are done.
 
     A thread writes what one job made while the next one computes. Raises RefusedError where the output may not go
     and EnvironmentFailure where the disk fails, leaving nothing under a final name; whatever a job raises passes
@@ -48,15 +48,15 @@ def write_checkpoint(
     """
     carried = [(path, path.relative_to(checkpoint.root).as_posix()) for path in checkpoint.side_files]
     indexed = len(shards) > 1 or checkpoint.index is not None
-    names = [shard.name for shard in shards] + [INDEX] * indexed + [CONFIG] * bool(config)
+    names = [shard.name for shard in shards] + [INDEX] * indexed + list(configs)
     place = check_place(folder, checkpoint, [*names, *(name for _, name in carried)], force=force)
     needed = sum(shard.nbytes for shard in shards) + sum(path.stat().st_size for path, _ in carried)
     with Output(place, [*names, *(name for _, name in carried)], needed) as output:
         _write_shards(output, shards, jobs, on_progress)
         if indexed:
             output.write_json(INDEX, index_of(shards))
-        if config:
-            output.write_json(CONFIG, config)
+        for name, config in configs.items():
+            output.write_json(name, config)
         for path, name in carried:
             output.copy(path, name)
         output.publish(record())

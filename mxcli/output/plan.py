@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mxcli.backends import CPU
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.model_files import CONFIG, RECORD
+from mxcli.files.model_files import RECORD
 from mxcli.flows.arrange import Arrangement, Task
 from mxcli.flows.memory import Need
 from mxcli.flows.report import Report, decision_of
@@ -45,7 +45,7 @@ def output_files(checkpoint: Checkpoint, arrangement: Arrangement) -> list[str]:
     if len(names) > 1 or checkpoint.index is not None:
         names.append(INDEX)
     carried = [path.relative_to(checkpoint.root).as_posix() for path in checkpoint.side_files]
-    return [*names, CONFIG, *carried, RECORD]
+    return [*names, *arrangement.configs, *carried, RECORD]
 
 
 def plan_text(

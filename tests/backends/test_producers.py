@@ -41,7 +41,7 @@ CASES = [
     Case("ct-mxfp8", "mxfp8", "ct-bf16", PLAIN),
     Case("ct-fp8-tensor", "fp8_e4m3", "ct-bf16", PLAIN),
     Case("ct-fp8-dynamic", "fp8_e4m3_channel", "ct-bf16", PLAIN),
-    Case("ct-fp8-block", "fp8_e4m3_128x128", "ct-bf16", PLAIN, source="toy-block", tensors=1),
+    Case("ct-fp8-block", "fp8_e4m3_128x128", "ct-bf16", PLAIN, source="ct-block", tensors=1),
     Case("modelopt-nvfp4", "nvfp4", "modelopt", PLAIN, tensor_scale=".weight_scale_2"),
     Case("modelopt-mxfp8", "mxfp8", "modelopt", PLAIN),
     Case("modelopt-mxfp4", "mxfp4", "modelopt", PLAIN),
@@ -55,14 +55,15 @@ CASES = [
     Case("torchao-mxfp8-plain-rceil", "mxfp8", "torchao", TORCHAO, "rceil"),
     Case("torchao-nvfp4-plain", "nvfp4", "torchao", TORCHAO, tensor_scale="._weight_per_tensor_scale"),
     Case("torchao-nvfp4-plain-onelevel", "e2m1:e4m3:1x16", "torchao", TORCHAO),
-    Case("quark-mxfp4", "mxfp4", "quark", PLAIN, source="llama64", tensors=14),
-    Case("quark-mxfp6", "mxfp6_e2m3", "quark", PLAIN, source="llama64", tensors=14),
+    Case("llama64-quark-mxfp4wo", "mxfp4", "quark", PLAIN, source="llama64-original/model", tensors=14),
+    Case("llama64-quark-mxfp6e2m3", "mxfp6_e2m3", "quark", PLAIN, source="llama64-original/model", tensors=14),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.file}-{c.dialect}")
 def test_bytes_are_the_producers(case: Case) -> None:
-    theirs, weights = load_file(FILES / f"{case.file}.safetensors"), load_file(FILES / f"{case.source}.safetensors")
+    theirs = load_file(FILES / case.file / "model.safetensors")
+    weights = load_file(FILES / f"{case.source}.safetensors")
     recipe = resolve(case.format, dialect=case.dialect, scale_rounding=case.scale_rounding)
     compared = 0
     for name, weight in weights.items():
@@ -87,7 +88,7 @@ def test_bytes_are_the_producers(case: Case) -> None:
 
 def test_gguf_bytes() -> None:
     """GGUF's MXFP4 row: per 32 values a scale byte, then 16 bytes whose nibbles are elements j and j + 16."""
-    theirs, weights = load_file(FILES / "gguf-mxfp4.safetensors"), load_file(FILES / "toy.safetensors")
+    theirs, weights = load_file(FILES / "gguf-mxfp4" / "model.safetensors"), load_file(FILES / "toy.safetensors")
     recipe = resolve("mxfp4", dialect="gguf")
     for name in ("fc1.weight", "fc2.weight"):
         rows = theirs[name].numpy().reshape(-1, 17)

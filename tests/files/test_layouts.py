@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mxcli.errors import InputError, UsageError
-from mxcli.files.layouts import COLUMN, LAYOUTS, Layout, Weight, find_layout
+from mxcli.files.layouts import COLUMN, LAYOUTS, Layout, OnDisk, Weight, find_layout
 from mxcli.files.tensors import TensorInfo
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.recipe import resolve
@@ -19,7 +19,7 @@ def weight(format: str, shape: tuple[int, ...] = (130, 256), name: str = "a.weig
 
 def stored(layout: Layout, described: Weight) -> dict[str, tuple[str, tuple[int, ...], str]]:
     return {
-        content.entry.name: (content.entry.dtype, content.entry.shape, content.holds)
+        content.entry.name: (content.entry.dtype, content.entry.shape, content.holds.name)
         for content in layout.contents(described)
     }
 
@@ -215,7 +215,7 @@ def test_our_own_configuration_states_the_usual_once_and_then_exceptions() -> No
 def test_weights_are_found_again(layout: Layout, format: str) -> None:
     weights = [weight(format, (128, 256)), weight(format, (256, 128), name="b.0.weight")]
     config = {"dtype": "bfloat16", "quantization_config": layout.settings(weights, [])}
-    found = layout.weights(in_file(layout, weights), config)
+    found = layout.weights(OnDisk(in_file(layout, weights), config))
     assert [(each.name, each.shape, each.format.name, each.dtype) for each in found] == [
         ("a.weight", (128, 256), format, "BF16"),
         ("b.0.weight", (256, 128), format, "BF16"),
@@ -229,13 +229,13 @@ def test_exceptions_are_found_again() -> None:
         weight("nvfp4", name="b.weight", dialect="torchao"),
     ]
     config = {"quantization_config": OWN.settings(weights, [])}
-    assert OWN.weights(in_file(OWN, weights), config) == weights
+    assert OWN.weights(OnDisk(in_file(OWN, weights), config)) == weights
 
 
 def test_mixed_weights_are_found_again_in_their_groups() -> None:
     weights = [weight("nvfp4", name="b.weight"), weight("fp8_e4m3_channel", name="a.weight")]
     config = {"quantization_config": CT.settings(weights, [])}
-    found = CT.weights(in_file(CT, weights), config)
+    found = CT.weights(OnDisk(in_file(CT, weights), config))
     assert [(each.name, each.format.name) for each in found] == [
         ("b.weight", "nvfp4"),
         ("a.weight", "fp8_e4m3_channel"),
@@ -247,7 +247,7 @@ def test_scales_may_be_typed_as_the_powers_of_two_that_they_are() -> None:
     tensors = in_file(CT, weights)
     scale = tensors["a.weight_scale"]
     tensors["a.weight_scale"] = TensorInfo(scale.name, "F8_E8M0", scale.shape, "scale", scale.file, 0, 1)
-    assert [each.name for each in CT.weights(tensors, {"quantization_config": CT.settings(weights, [])})] == [
+    assert [each.name for each in CT.weights(OnDisk(tensors, {"quantization_config": CT.settings(weights, [])}))] == [
         "a.weight"
     ]
 
@@ -259,7 +259,7 @@ def test_tensors_that_do_not_fit_their_configuration_are_all_named() -> None:
     wrong = tensors["b.weight_scale"]
     tensors["b.weight_scale"] = TensorInfo(wrong.name, "F32", wrong.shape, "scale", wrong.file, 0, 1)
     with pytest.raises(InputError) as refused:
-        CT.weights(tensors, {"quantization_config": CT.settings(weights, [])})
+        CT.weights(OnDisk(tensors, {"quantization_config": CT.settings(weights, [])}))
     assert refused.value.details == (
         "a: has a weight_scale, but a.weight_packed is missing (mxfp4-pack-quantized).",
         "b: b.weight_scale is F32 [130, 8]; mxfp4-pack-quantized needs U8 [130, 8].",
@@ -269,7 +269,7 @@ def test_tensors_that_do_not_fit_their_configuration_are_all_named() -> None:
 def test_a_group_of_unknown_meaning_is_an_error() -> None:
     config = {"quantization_config": {"config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 4}}}}}
     with pytest.raises(InputError, match="config group g: its weights are none of the schemes"):
-        CT.weights({}, config)
+        CT.weights(OnDisk({}, config))
 
 
 def test_targets_by_pattern_come_before_targets_by_class() -> None:
@@ -278,16 +278,16 @@ def test_targets_by_pattern_come_before_targets_by_class() -> None:
     assert isinstance(groups, dict)
     fp8, mxfp8 = groups["group_0"] | {"targets": ["Linear"]}, groups["group_1"] | {"targets": ["re:.*(up|down)"]}
     config = {"quantization_config": {"config_groups": {"a": fp8, "b": mxfp8}}}
-    found = CT.weights(in_file(CT, [*weights, weight("fp8_e4m3", name="l.0.o.weight")]), config)
+    found = CT.weights(OnDisk(in_file(CT, [*weights, weight("fp8_e4m3", name="l.0.o.weight")]), config))
     assert [each.format.name for each in found] == ["mxfp8_e4m3", "mxfp8_e4m3", "fp8_e4m3"]
     config["quantization_config"]["config_groups"]["b"]["targets"] = ["re:("]
     with pytest.raises(InputError, match=r"the target 're:\(' is no regular expression"):
-        CT.weights(in_file(CT, weights[:1]), config)
+        CT.weights(OnDisk(in_file(CT, weights[:1]), config))
 
 
 def test_a_future_version_of_our_own_layout_is_an_error() -> None:
     with pytest.raises(InputError, match="version 2; this program reads 1"):
-        OWN.weights({}, {"quantization_config": {"quant_method": "mxcli", "version": 2}})
+        OWN.weights(OnDisk({}, {"quantization_config": {"quant_method": "mxcli", "version": 2}}))
 
 
 def test_unknown_layouts_are_usage_errors() -> None:

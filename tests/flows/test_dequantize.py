@@ -113,15 +113,18 @@ def test_compressed_tensors_comes_back_as_its_readers_decode_it(tmp_path: Path, 
     assert raw[module + "weight"][2] == weight.to(torch.bfloat16).view(torch.int16).numpy().tobytes()
 
 
-# P10: either convention of the tensor scale gives the same tensor.
-def test_both_layouts_hold_the_same_tensor(tmp_path: Path) -> None:
+# The tensor scale is a divisor in compressed-tensors and a factor in ModelOpt; mistaken, it is off by its square.
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_either_convention_of_the_tensor_scale_gives_the_same_tensor(tmp_path: Path, dtype: str) -> None:
     tensors = {"a.weight": ("F32", np.linspace(-0.7, 0.7528, 64, dtype=np.float32).reshape(4, 16))}
     source = write_model(tmp_path / "m", tensors)
-    raws = []
-    for layout in LAYOUTS:
+    raws = {}
+    for layout in ("compressed-tensors", "mxcli", "modelopt"):
         quantized(source, tmp_path / layout, Options("nvfp4", dialect="ct", layout=layout))
-        raws.append(restored(tmp_path / layout, tmp_path / f"{layout}-plain", dtype="F32"))
-    assert raws[0] == raws[1]
+        raws[layout] = restored(tmp_path / layout, tmp_path / f"{layout}-plain", dtype=dtype)
+    assert raws["compressed-tensors"] == raws["mxcli"]
+    if dtype == "BF16":  # binary32 may differ in the last bit: the factor is not the exact inverse of the divisor
+        assert raws["modelopt"] == raws["mxcli"]
 
 
 def test_names_configuration_and_side_files_are_those_of_the_source(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def test_what_is_not_quantized_or_not_known_is_refused(tmp_path: Path) -> None:
         "a.weight": ("F8_E4M3", np.zeros((128, 128), np.uint8)),
         "a.weight_scale_inv": ("F32", np.ones((1, 1), np.float32)),
     }
-    with pytest.raises(RefusedError, match="quantized by fp8-block; only compressed-tensors, mxcli are read back"):
+    with pytest.raises(RefusedError, match=r"quantized by fp8-block; only compressed-tensors, .*mxcli are read back"):
         restored(write_model(tmp_path / "fp8", codes), tmp_path / "d")
     assert not (tmp_path / "d").exists()
 

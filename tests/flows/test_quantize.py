@@ -46,13 +46,13 @@ def record_of(output: Path) -> dict[str, Any]:
         ("ct-mxfp8", "toy", "mxfp8"),
         ("ct-fp8-tensor", "toy", "fp8_e4m3"),
         ("ct-fp8-dynamic", "toy", "fp8_e4m3_channel"),
-        ("ct-fp8-block", "toy-block", "fp8_e4m3_128x128"),
+        ("ct-fp8-block", "ct-block", "fp8_e4m3_128x128"),
     ],
 )
 def test_bytes_equal_those_of_compressed_tensors(tmp_path: Path, sample: str, source: str, format: str) -> None:
     options = Options(format, dialect="compressed-tensors-bf16", layout="compressed-tensors")
     quantized(SAMPLES / f"{source}.safetensors", tmp_path / "out", options)
-    assert read_raw(tmp_path / "out" / "model.safetensors") == read_raw(SAMPLES / f"{sample}.safetensors")
+    assert read_raw(tmp_path / "out" / "model.safetensors") == read_raw(SAMPLES / sample / "model.safetensors")
 
 
 def test_element_zero_is_in_the_low_bits(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from mxcli.files.layouts.layout import (
     COLUMN,
     QUANTIZATION_CONFIG,
     ROW,
-    SCALES,
     Content,
     Entry,
     Layout,
+    OnDisk,
     Weight,
     quantized_from,
-    stored,
 )
+from mxcli.files.layouts.modelopt import MODELOPT
 from mxcli.files.layouts.own import OWN
 
 __all__ = [
@@ -25,17 +25,17 @@ __all__ = [
     "PREFERRED",
     "QUANTIZATION_CONFIG",
     "ROW",
-    "SCALES",
     "Content",
     "Entry",
     "Layout",
+    "OnDisk",
     "Weight",
     "find_layout",
+    "layout_of_dialect",
     "quantized_from",
-    "stored",
 ]
 
-LAYOUTS: dict[str, Layout] = {row.name: row for row in (COMPRESSED_TENSORS, OWN)}
+LAYOUTS: dict[str, Layout] = {row.name: row for row in (COMPRESSED_TENSORS, MODELOPT, OWN)}
 PREFERRED = COMPRESSED_TENSORS
 """The layout taken where none is named and it holds the format and most of the weights; else OWN."""
 _BY_NAME = {name: row for row in LAYOUTS.values() for name in (row.name, *row.aliases)}
@@ -49,3 +49,8 @@ def find_layout(name: str) -> Layout:
             f"unknown layout '{printable(name)}': known are {', '.join(LAYOUTS)}.{did_you_mean(name, _BY_NAME)}"
         )
     return row
+
+
+def layout_of_dialect(dialect: str | None) -> Layout | None:
+    """The layout that reads files of a dialect; None where none does."""
+    return next((row for row in LAYOUTS.values() if dialect in row.dialects), None)

@@ -12,44 +12,35 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mxcli.errors import InputError, printable, together
 from mxcli.files.layouts.layout import (
-    CODES,
-    COLUMN,
-    ENCODE,
-    QUANTIZATION_CONFIG,
-    SCALES,
+    WEIGHT,
     Config,
     Content,
     Entry,
     Layout,
+    OnDisk,
     Weight,
     check_fit,
+    found_weights,
+    matrix_refusal,
+    module_of,
     scale_shape,
 )
+from mxcli.files.layouts.parts import CODES, ENCODE, SCALES
 from mxcli.files.layouts.schemes import SCHEMES, Scheme
-from mxcli.files.tensors import TensorInfo
-from mxcli.numerics.blocks import divides, packed_columns
+from mxcli.numerics.blocks import packed_columns
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.recipe import Recipe, resolve
 from mxcli.numerics.rounding import ScaleRecipe
 
 VERSION = "0.20.0"
 MIXED = "mixed-precision"
-WEIGHT, SCALE = ".weight", ".weight_scale"
-DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+SCALE = ".weight_scale"
 
 
 def _refusal(weight: Weight) -> str | None:
     if weight.format.name not in SCHEMES:
         return f"it has no {weight.format.name}"
-    if not weight.name.endswith(WEIGHT) or len(weight.name) == len(WEIGHT):
-        return "it names the weights of modules only (MODULE.weight)"
-    if len(weight.shape) != 2:
-        return f"it holds matrices only, not {len(weight.shape)} dimensions"
-    if weight.axis == COLUMN:
-        return "it holds layers stored [out, in] only"
-    if not divides(weight.format, weight.shape):
-        return f"it stores no padding, and {weight.shape[-1]} is not a multiple of {weight.format.block[1]}"
-    return None
+    return matrix_refusal(weight)
 
 
 def _contents(weight: Weight) -> tuple[Content, ...]:
@@ -75,7 +66,7 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
     """All layers of one format are the target `Linear`; of several, each group names its modules."""
     modules: dict[str, list[str]] = {}
     for weight in weights:
-        modules.setdefault(weight.format.name, []).append(weight.name.removesuffix(WEIGHT))
+        modules.setdefault(weight.format.name, []).append(module_of(weight))
     mixed = len(modules) > 1
     groups = {
         f"group_{place}": {**SCHEMES[name].group, "targets": sorted(modules[name]) if mixed else ["Linear"]}
@@ -93,36 +84,25 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
     }
 
 
-def _weights(tensors: Mapping[str, TensorInfo], config: Config) -> list[Weight]:
-    groups = _groups(config)
-    problems, found = [], []
-    for name in tensors:
-        if not name.endswith(SCALE):
-            continue
-        module = name.removesuffix(SCALE)
-        try:
-            found.append(_weight(module, _scheme_of(module, groups), tensors, _dtype(config)))
-        except ValueError as fault:
-            problems.append(f"{printable(module)}: {fault}.")
-    if problems:
-        raise together(InputError, "Weights that do not fit their quantization_config", problems)
-    return found
+def _weights(disk: OnDisk) -> list[Weight]:
+    groups = _groups(disk.settings)
+    return found_weights(disk, SCALE, lambda module: _weight(module, _scheme_of(module, groups), disk))
 
 
-def _weight(module: str, scheme: Scheme, tensors: Mapping[str, TensorInfo], dtype: str) -> Weight:
+def _weight(module: str, scheme: Scheme, disk: OnDisk) -> Weight:
     """The weight of a module; raises ValueError where its tensors are not what the scheme stores."""
     row = FORMATS[scheme.ours]
     name = module + WEIGHT
     codes = name + ("_packed" if row.element.stored_bits < 8 else "")
-    if codes not in tensors:
+    if codes not in disk.tensors:
         raise ValueError(f"has a weight_scale, but {printable(codes)} is missing ({scheme.format})")
-    packed = tensors[codes].shape
+    packed = disk.tensors[codes].shape
     shape = (*packed[:-1], packed[-1] * 8 // row.element.stored_bits) if packed else ()
-    weight = Weight(name, shape, _decoding(scheme, tensors[name + "_scale"].dtype), dtype)
+    weight = Weight(name, shape, _decoding(scheme, disk.tensors[name + "_scale"].dtype), disk.dtype)
     fault = _refusal(weight)
     if fault:
         raise ValueError(f"{list(packed)} is no shape of {scheme.format}: {fault}")
-    check_fit(_contents(weight), tensors, scheme.format)
+    check_fit(_contents(weight), disk.tensors, scheme.format)
     return weight
 
 
@@ -132,10 +112,9 @@ def _decoding(scheme: Scheme, scale_dtype: str) -> Recipe:
     return resolve(scheme.ours, dialect=dialect)
 
 
-def _groups(config: Config) -> list[tuple[Sequence[str], Scheme]]:
+def _groups(settings: Config) -> list[tuple[Sequence[str], Scheme]]:
     """Targets and scheme of every config group; raises InputError for a scheme that is none of SCHEMES."""
-    settings = config.get(QUANTIZATION_CONFIG)
-    groups = settings.get("config_groups") if isinstance(settings, Mapping) else None
+    groups = settings.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise InputError("config.json: its quantization_config needs config_groups to say what the codes mean.")
     found: list[tuple[Sequence[str], Scheme]] = []
@@ -179,13 +158,19 @@ def _targets(target: str, module: str) -> bool:
         raise ValueError(f"the target '{printable(target)}' is no regular expression: {error}") from error
 
 
-def _dtype(config: Config) -> str:
-    """The dtype of the plain weights: what config.json says of the model, else BF16."""
-    for part in (config, *(part for part in config.values() if isinstance(part, Mapping))):
-        stated = part.get("dtype", part.get("torch_dtype"))
-        if isinstance(stated, str) and stated.removeprefix("torch.") in DTYPES:
-            return DTYPES[stated.removeprefix("torch.")]
-    return "BF16"
+def _remarks(weights: Sequence[Weight]) -> list[str]:
+    notes = []
+    if any(weight.dtype != "F32" and _scale_dtype(weight) == "F32" for weight in weights):
+        notes.append(
+            "FP8 scales are binary32: vLLM keeps them so, transformers rounds them to the dtype it loads a model in."
+        )
+    wide = {weight.dtype for weight in weights if weight.format.scale.bits != 32} - {"BF16"}
+    if wide:
+        notes.append(
+            f"compressed-tensors decodes FP4, FP6 and MXFP8 in BF16: load this {', '.join(sorted(wide))} model with "
+            "dtype=bfloat16."
+        )
+    return notes
 
 
 COMPRESSED_TENSORS = Layout(
@@ -198,4 +183,8 @@ COMPRESSED_TENSORS = Layout(
     settings=_settings,
     weights=_weights,
     aliases=("ct",),
+    dialects=("compressed-tensors",),
+    needs_config=True,
+    remarks=_remarks,
+    model_scales=True,
 )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-
-from mxcli.errors import printable
+from mxcli.errors import InputError, printable, together
+from mxcli.files.layouts.parts import Part
 from mxcli.files.tensors import Array, TensorInfo, byte_count
-from mxcli.numerics.blocks import Quantized, grid_shape
+from mxcli.numerics.blocks import Quantized, divides, grid_shape
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.recipe import Recipe
 
 ROW, COLUMN = "row", "column"
-CODES, SCALES, ENCODE, DECODE = "codes", "scales", "encode", "decode"
 QUANTIZATION_CONFIG = "quantization_config"
+WEIGHT = ".weight"
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 
 Config = Mapping[str, object]
 
@@ -56,12 +57,40 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """An entry and what it holds of a quantized weight: CODES, SCALES, or the tensor scale as ENCODE or DECODE
-    scale.
-    """
+    """An entry and the part of a quantized weight that it holds."""
 
     entry: Entry
-    holds: str
+    holds: Part
+
+    def of(self, quantized: Quantized) -> Array:
+        """The array to write as the entry."""
+        return self.holds.store(quantized, self.entry.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """What a layout finds its weights in: the tensors of a source, its config.json, hf_quant_config.json where there
+    is one, and the metadata of its files together."""
+
+    tensors: Mapping[str, TensorInfo]
+    config: Config
+    producer_config: Config = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Config:
+        """The quantization_config; empty without one."""
+        found = self.config.get(QUANTIZATION_CONFIG)
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the plain weights: what config.json says of the model, else BF16."""
+        for part in (self.config, *(part for part in self.config.values() if isinstance(part, Mapping))):
+            stated = part.get("dtype", part.get("torch_dtype"))
+            if isinstance(stated, str) and stated.removeprefix("torch.") in DTYPES:
+                return DTYPES[stated.removeprefix("torch.")]
+        return "BF16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +98,12 @@ class Layout:
     """One way to store quantized weights.
 
     `formats` names the rows it can hold, `refusal(weight)` says why it cannot hold one (None: it can), `contents`
-    what is stored of it. `settings(weights, ignored modules)` is the quantization_config; `weights(tensors,
-    config)` finds the weights again from the tensors and config.json, and raises InputError where they do not
-    fit.
+    what is stored of it. `settings(weights, ignored modules)` is the quantization_config, `beside` further
+    configuration files by name, `metadata(weights, names)` what the header of a file with these weights and other
+    tensors says, `remarks(weights)` what a user may not expect. `weights` finds the weights again and raises
+    InputError where tensors and configuration do not fit. `dialects` are the names that files in this layout are
+    recognised by, and `needs_config` says that without a configuration they cannot be read. With `model_scales`
+    loaders hold binary32 scales in the dtype of the model.
     """
 
     name: str
@@ -81,37 +113,60 @@ class Layout:
     refusal: Callable[[Weight], str | None]
     contents: Callable[[Weight], tuple[Content, ...]]
     settings: Callable[[Sequence[Weight], Sequence[str]], dict[str, object]]
-    weights: Callable[[Mapping[str, TensorInfo], Config], list[Weight]]
+    weights: Callable[[OnDisk], list[Weight]]
     aliases: tuple[str, ...] = ()
+    dialects: tuple[str, ...] = ()
+    beside: Callable[[Sequence[Weight], Sequence[str]], dict[str, dict[str, object]]] = lambda weights, ignored: {}
+    metadata: Callable[[Sequence[Weight], Sequence[str]], dict[str, str]] = lambda weights, names: {}
+    remarks: Callable[[Sequence[Weight]], list[str]] = lambda weights: []
+    model_scales: bool = False
+    needs_config: bool = False
 
 
-def stored(quantized: Quantized, content: Content) -> Array:
-    """The array of an entry; only bytes are renamed here, so a scale must be exact in the entry's dtype."""
-    if content.holds == CODES:
-        return np.asarray(quantized.packed)
-    if content.holds == SCALES:
-        scales: Array = quantized.scales
-        return _bfloat16_bits(scales) if content.entry.dtype == "BF16" else scales
-    scale = quantized.tensor_encode if content.holds == ENCODE else quantized.tensor_scale
-    return np.full(content.entry.shape, scale, np.float32)
+def quantized_from(weight: Weight, stored: Sequence[tuple[Content, Array]]) -> Quantized:
+    """The record of a weight from its contents as read; a tensor scale that is not stored is 1."""
+    fields: dict[str, Any] = {"tensor_scale": None, "tensor_encode": 1.0}
+    for content, array in stored:
+        fields |= content.holds.load(array, weight.format, weight.shape)
+    return Quantized(recipe=weight.recipe, shape=weight.shape, stats=None, per_block=None, **fields)
 
 
-def quantized_from(weight: Weight, arrays: Mapping[str, Array]) -> Quantized:
-    """The record of a weight from its arrays by what they hold; a scale that is not stored is 1."""
-    scales = arrays[SCALES]
-    if weight.format.scale.bits == 32 and scales.dtype == np.uint16:
-        scales = (scales.astype(np.uint32) << 16).view(np.float32)
-    tensor_scale = float(arrays[DECODE].reshape(())) if DECODE in arrays else None
-    return Quantized(
-        recipe=weight.recipe,
-        shape=weight.shape,
-        packed=arrays[CODES].view(np.uint8),
-        scales=scales.reshape(grid_shape(weight.format, weight.shape)),
-        tensor_scale=tensor_scale,
-        tensor_encode=float(arrays[ENCODE].reshape(())) if ENCODE in arrays else 1.0,
-        stats=None,
-        per_block=None,
-    )
+def matrix_refusal(weight: Weight) -> str | None:
+    """Why a layout of matrices of modules, [out, in] and without padding, cannot hold a weight; None: it can."""
+    if not weight.name.endswith(WEIGHT) or len(weight.name) == len(WEIGHT):
+        return "it names the weights of modules only (MODULE.weight)"
+    if len(weight.shape) != 2:
+        return f"it holds matrices only, not {len(weight.shape)} dimensions"
+    if weight.axis == COLUMN:
+        return "it holds layers stored [out, in] only"
+    if not divides(weight.format, weight.shape):
+        return f"it stores no padding, and {weight.shape[-1]} is not a multiple of {weight.format.block[1]}"
+    return None
+
+
+def module_of(weight: Weight) -> str:
+    """The module whose weight it is."""
+    return weight.name.removesuffix(WEIGHT)
+
+
+def found_weights(disk: OnDisk, ending: str, weight_of: Callable[[str], Weight | None]) -> list[Weight]:
+    """The weights that `weight_of` finds for the names of tensors with that ending, which is cut off; None is no
+    weight. Raises InputError with everything that it raises ValueError for.
+    """
+    problems, found = [], []
+    for name in disk.tensors:
+        if not name.endswith(ending) or len(name) == len(ending):
+            continue
+        stem = name.removesuffix(ending)
+        try:
+            weight = weight_of(stem)
+        except ValueError as fault:
+            problems.append(f"{printable(stem)}: {fault}.")
+        else:
+            found += [] if weight is None else [weight]
+    if problems:
+        raise together(InputError, "Weights that do not fit their quantization_config", problems)
+    return found
 
 
 def check_fit(contents: Sequence[Content], tensors: Mapping[str, TensorInfo], format: str) -> None:
@@ -132,9 +187,3 @@ def check_fit(contents: Sequence[Content], tensors: Mapping[str, TensorInfo], fo
 def scale_shape(weight: Weight) -> tuple[int, ...]:
     """The grid of scales; one scale for the whole tensor has the shape [1]."""
     return (1,) if weight.format.block == (None, None) else grid_shape(weight.format, weight.shape)
-
-
-def _bfloat16_bits(scales: Array) -> Array:
-    bits = np.ascontiguousarray(scales, np.float32).view(np.uint32)
-    assert not (bits & 0xFFFF).any(), "scales of this recipe are bfloat16 values"
-    return (bits >> 16).astype(np.uint16)

@@ -20,23 +20,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from mxcli.errors import InputError, UsageError, printable, together
+from mxcli.errors import InputError, UsageError, printable
 from mxcli.files.layouts.layout import (
-    CODES,
     COLUMN,
-    DECODE,
-    ENCODE,
-    QUANTIZATION_CONFIG,
     ROW,
-    SCALES,
-    Config,
     Content,
     Entry,
     Layout,
+    OnDisk,
     Weight,
     check_fit,
+    found_weights,
     scale_shape,
 )
+from mxcli.files.layouts.parts import CODES, DECODE, ENCODE, SCALES
 from mxcli.files.tensors import DTYPES, TensorInfo
 from mxcli.numerics.blocks import packed_columns
 from mxcli.numerics.floats import FloatFormat
@@ -106,9 +103,9 @@ def _columns(row: BlockFormat, packed: int) -> int:
     return packed * 8 // row.element.stored_bits
 
 
-def _weights(tensors: Mapping[str, TensorInfo], config: Config) -> list[Weight]:
-    settings = config.get(QUANTIZATION_CONFIG)
-    if not isinstance(settings, Mapping):
+def _weights(disk: OnDisk) -> list[Weight]:
+    settings = disk.settings
+    if not settings:
         raise InputError("config.json: without its quantization_config the codes cannot be read.")
     if settings.get("version") != VERSION:
         raise InputError(
@@ -118,18 +115,15 @@ def _weights(tensors: Mapping[str, TensorInfo], config: Config) -> list[Weight]:
     exceptions = settings.get("tensors", {})
     if not isinstance(exceptions, Mapping):
         raise InputError("config.json: the 'tensors' of its quantization_config must be an object.")
-    problems, found = [], []
-    for name in (key.removesuffix("_scale") for key in tensors if key.endswith("_scale")):
+
+    def weight_of(name: str) -> Weight | None:
+        own = exceptions.get(name, {})
         try:
-            own = exceptions.get(name, {})
-            weight = _weight(name, {**settings, **(own if isinstance(own, Mapping) else {})}, tensors)
-        except (ValueError, UsageError) as fault:
-            problems.append(f"{printable(name)}: {fault}.")
-        else:
-            found += [weight] if weight else []
-    if problems:
-        raise together(InputError, "Weights that do not fit their quantization_config", problems)
-    return found
+            return _weight(name, {**settings, **(own if isinstance(own, Mapping) else {})}, disk.tensors)
+        except UsageError as fault:
+            raise ValueError(str(fault)) from fault
+
+    return found_weights(disk, "_scale", weight_of)
 
 
 def _weight(name: str, settings: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Weight | None:
@@ -167,4 +161,6 @@ OWN = Layout(
     contents=_contents,
     settings=_settings,
     weights=_weights,
+    dialects=(METHOD,),
+    needs_config=True,
 )
