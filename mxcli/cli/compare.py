@@ -29,6 +29,7 @@ def compare(
     roundings: options.Roundings = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
+    requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "saturate",
     on_indivisible: options.OnIndivisible = "pad",
     by: options.By = "role",
@@ -99,16 +100,16 @@ def compare(
     from mxcli.flows.grouping import check_grouping
 
     check_grouping(by)
-    from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.compare import make_comparison, plan_comparison
     from mxcli.flows.measuring import memory_to_measure
     from mxcli.flows.memory import check_memory
+    from mxcli.flows.restoring import open_floats
     from mxcli.output.comparison import compared_line, comparison_csv, comparison_json, comparison_text
     from mxcli.output.comparison_plan import PlannedComparison, comparison_plan_json, comparison_plan_text
     from mxcli.output.plan import Site
     from mxcli.output.study import study_of_comparison
 
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_floats(source, requantize=requantize)
     planned = plan_comparison(checkpoint, combinations, asked)
     for layer in planned.decided:
         talk.detail(f"{printable(layer.name)}: {layer.reason}")

@@ -138,13 +138,21 @@ OnIndivisible = Annotated[
         "with zeros, or leave the tensor as it is.",
     ),
 ]
+Requantize = Annotated[
+    bool,
+    typer.Option(
+        "--requantize",
+        help="Take a source that is quantized already: the values its codes stand for. Errors are measured against "
+        "those.",
+    ),
+]
 Layout = Annotated[
     str | None,
     typer.Option(
         "--layout",
         metavar="LAYOUT",
         autocompletion=completion.layouts,
-        help="Whose names and order of bytes the output has: compressed-tensors, or mxcli for any format.  "
+        help="Whose names and order of bytes the output has: one that `mxcli explain` lists; mxcli holds any format.  "
         "[default: compressed-tensors where it can hold the result]",
     ),
 ]

@@ -34,6 +34,7 @@ def quantize(
     selectors: options.Selectors = None,
     recipe: options.Recipe = None,
     save_recipe: options.SaveRecipe = None,
+    requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "error",
     on_indivisible: options.OnIndivisible = "error",
     dry_run: options.DryRun = False,
@@ -85,15 +86,15 @@ def quantize(
         on_indivisible=on_indivisible,
         layout=layout,
     )
-    from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.arrange import arrange
     from mxcli.flows.memory import check_memory
     from mxcli.flows.plan import make_plan
     from mxcli.flows.quantize import quantize_checkpoint
     from mxcli.flows.report import report_of
+    from mxcli.flows.restoring import open_floats
     from mxcli.output.plan import written_line, written_record
 
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_floats(source, requantize=requantize)
     recipes.check_recipe(content, checkpoint)
     plan = make_plan(checkpoint, asked)
     arrangement = arrange(checkpoint, plan)

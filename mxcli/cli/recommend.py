@@ -64,6 +64,7 @@ def recommend(
     rounding: options.Rounding = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
+    requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "error",
     on_indivisible: options.OnIndivisible = "keep",
     layout: options.Layout = None,
@@ -129,6 +130,7 @@ def recommend(
     from mxcli.flows.recipe_text import recipe_text
     from mxcli.flows.recommend import memory_to_recommend, plan_candidates
     from mxcli.flows.recommend import recommend as recommended
+    from mxcli.flows.restoring import open_floats
     from mxcli.output.recommendation import (
         conclusion,
         recommendation_csv,
@@ -136,7 +138,7 @@ def recommend(
         recommendation_text,
     )
 
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_floats(source, requantize=requantize)
     candidates = plan_candidates(checkpoint, names, asked, target)
     inputs = None if captures is None else CapturedInputs(open_checkpoint(captures))
     backend = open_backend(where, talk)

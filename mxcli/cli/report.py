@@ -24,6 +24,7 @@ def report(
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
     recipe: options.Recipe = None,
+    requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "saturate",
     on_indivisible: options.OnIndivisible = "pad",
     sort: options.Sort = "sqnr_db",
@@ -81,13 +82,13 @@ def report(
         on_indivisible=on_indivisible,
         analysis=True,
     )
-    from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.measuring import memory_to_measure
     from mxcli.flows.memory import check_memory
     from mxcli.flows.plan import make_plan
     from mxcli.flows.report import LayerReport, make_report
+    from mxcli.flows.restoring import open_floats
 
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_floats(source, requantize=requantize)
     recipes.check_recipe(content, checkpoint)
     plan = make_plan(checkpoint, asked)
     for step in plan.steps:

@@ -44,7 +44,8 @@ class Checkpoint:
     output must carry along (paths under `root`; empty for a file opened by itself). `tied` maps an alias to
     the name that is stored; the alias is in `tensors` too when the file stores it as a second view (PyTorch).
     `captures` holds the capture record of each captured tensor. `dialect` names the quantized layout, None
-    for plain tensors. `index` is the shard index followed. `notes` are sentences about everything odd.
+    for plain tensors; `restored_from` the layout whose codes plain tensors are scaled back from when they are
+    read. `index` is the shard index followed. `notes` are sentences about everything odd.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Checkpoint:
     index: Path | None
     notes: tuple[str, ...]
     decoders: Mapping[Path, Callable[[TensorInfo], Array]] = field(repr=False, compare=False)
+    restored_from: str | None = None
 
     @property
     def where(self) -> Path:

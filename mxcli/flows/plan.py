@@ -13,7 +13,7 @@ from mxcli.files.selection import Choice, Rule, select
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.fused import fused_sets
 from mxcli.flows.overrides import Asked, Override, asked_for, serves
-from mxcli.flows.reasons import already_quantized, misfit, nothing_to_quantize, refused_length, why_kept
+from mxcli.flows.reasons import already_quantized, misfit, nothing_to_quantize, refused_length, requantized, why_kept
 from mxcli.numerics.blocks import divides
 from mxcli.numerics.floats import FP32
 from mxcli.numerics.formats import BlockFormat, find_format
@@ -127,6 +127,8 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
         infos, reasons = [step.tensor for step in steps], [step.reason for step in steps]
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
     grouped, notes = _grouped(steps)
+    if checkpoint.restored_from is not None:
+        notes.append(requantized(checkpoint.restored_from))
     return Plan(options, grouped, (*notes, *_override_notes(options, grouped, taken)))
 
 

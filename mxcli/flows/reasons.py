@@ -47,12 +47,20 @@ def refused_length(info: TensorInfo, row: BlockFormat, shape: Sequence[int]) -> 
 def already_quantized(where: object, dialect: str) -> str:
     """The refusal of a source that holds codes, with a way out that is one."""
     way_out = (
-        "Write it back to floats with `mxcli dequantize` first."
+        "Use --requantize to take the values they stand for, or `mxcli dequantize` to write those."
         if layout_of_dialect(dialect)
         else f"Take the checkpoint it was made from: of quantized ones only {', '.join(LAYOUTS)} are read back."
     )
     return (
         f"{printable(where)}: already quantized ({dialect}); quantizing codes again would lose their scales. {way_out}"
+    )
+
+
+def requantized(layout: str) -> str:
+    """What is said of a source that was quantized before."""
+    return (
+        f"The source is quantized already ({layout}): errors are measured against the values its codes stand for, and "
+        "what was lost in making them comes on top, which only the original can tell."
     )
 
 

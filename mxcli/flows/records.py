@@ -30,6 +30,7 @@ def quantize_record(
         "command": list(command),
         "options": options_record(plan.options),
         "input": fingerprint(checkpoint),
+        "requantized_from": checkpoint.restored_from,
         "layout": arrangement.layout.name,
         "notes": list(arrangement.notes),
         "tensors": {task.step.tensor.name: _tensor(task.step, stats) for task in arrangement.tasks},

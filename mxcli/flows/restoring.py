@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from mxcli.backends import Backend
+from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError, RefusedError, printable
-from mxcli.files.checkpoint import Checkpoint, read, with_roles
+from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read, with_roles
 from mxcli.files.layouts import (
     COLUMN,
     LAYOUTS,
@@ -86,12 +87,24 @@ class Restoring:
             config=None if self.source.config is None else without_quantization(self.source.config),
             dialect=None,
             decoders={**self.source.decoders, **decoders},
+            restored_from=self.layout.name,
         )
 
     def _plain_metadata(self, said: Mapping[str, str]) -> dict[str, str]:
         weights = [stored.weight for stored in self.weights.values()]
         of_layout = self.layout.metadata(weights, list(self.tensors)).keys()
         return {key: text for key, text in said.items() if key not in of_layout}
+
+
+def open_floats(source: str | Path, *, requantize: bool = False) -> Checkpoint:
+    """A source to be quantized or measured; with `requantize` one that is quantized is seen as the plain one.
+
+    What its own quantization lost cannot be known from it: errors are those against the values it stands for.
+    """
+    checkpoint = open_checkpoint(source)
+    if checkpoint.dialect is None or not requantize:
+        return checkpoint
+    return restoring(checkpoint).checkpoint(Cpu())
 
 
 def restoring(checkpoint: Checkpoint, dtype: str | None = None) -> Restoring:

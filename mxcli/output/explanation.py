@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from mxcli.errors import UsageError, did_you_mean, printable
+from mxcli.files.layouts import LAYOUTS, Layout
 from mxcli.numerics.dialects import ANY, DIALECTS, Choice, Dialect
 from mxcli.numerics.floats import ELEMENTS, SCALES, FloatFormat
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
@@ -24,7 +25,7 @@ from mxcli.numerics.rounding import (
 from mxcli.output.formats import TEXT_WIDTH, facts_lines, format_page, scalar_facts
 from mxcli.output.screen import Screen, bold
 
-Row = BlockFormat | FloatFormat | ScaleRounding | ScaleRecipe | ElementRounding | Dialect | Metric | Objective
+Row = BlockFormat | FloatFormat | ScaleRounding | ScaleRecipe | ElementRounding | Dialect | Metric | Objective | Layout
 
 TOPICS: Mapping[str, Mapping[str, Row]] = {
     "block formats": FORMATS,
@@ -33,6 +34,7 @@ TOPICS: Mapping[str, Mapping[str, Row]] = {
     "scale recipes (scales with a mantissa)": SCALE_RECIPES,
     "element roundings": ELEMENT_ROUNDINGS,
     "dialects (--as)": DIALECTS,
+    "layouts (--layout)": LAYOUTS,
     "metrics": METRICS,
     "objectives of recommend": OBJECTIVES,
 }
@@ -90,6 +92,9 @@ def _page(row: Row, screen: Screen) -> list[str]:
             "",
             *_facts(row, screen),
         ]
+    if isinstance(row, Layout):
+        facts = _facts(row, screen, holds=", ".join(row.formats))
+        return [_title(row, "a layout of checkpoints"), "", *_words(row.meaning, screen), "", *facts]
     if isinstance(row, Metric):
         unit = f" [{row.unit}]" if row.unit else ""
         better = {"low": "lower is better", "high": "higher is better"}.get(row.better, "neither direction is better")
@@ -124,12 +129,12 @@ def _named() -> Iterator[tuple[str, str, Row]]:
                 yield kind, name, row
 
 
-def _title(row: Dialect | ScaleRounding | ScaleRecipe, kind: str) -> str:
+def _title(row: Dialect | Layout | ScaleRounding | ScaleRecipe, kind: str) -> str:
     also = f" (also {', '.join(row.aliases)})" if row.aliases else ""
     return f"{row.name}{also}: {kind}"
 
 
-def _facts(row: Dialect | ScaleRounding | ScaleRecipe | ElementRounding, screen: Screen, **facts: str) -> list[str]:
+def _facts(row: Dialect | Layout | ScaleRounding | ScaleRecipe | ElementRounding, screen: Screen, **facts: str) -> list[str]:
     return facts_lines({**facts, "source": row.source}, screen)
 
 

@@ -23,9 +23,9 @@ _TOTALS = (Column("", right=False), Column("tensors"), Column("elements"), Colum
 
 def inspection_text(inspection: Inspection, screen: Screen) -> str:
     """Headline, one line per tensor, totals by dtype and role, ties and notes."""
-    headline = source_line(
-        inspection.source, inspection.total, inspection.by_dtype, inspection.dialect, len(inspection.files)
-    )
+    layout = f"quantized ({inspection.dialect})" if inspection.dialect else "not quantized"
+    source = source_line(inspection.source, inspection.total, inspection.by_dtype, len(inspection.files))
+    headline = f"{source}; {layout}"
     lines = [*(bold(line, screen) for line in folded_lines(headline, screen)), ""]
     rows: list[Row] = [
         [printable(info.name), info.dtype, shape_text(info.shape), info.role, byte_size(info.nbytes)]
@@ -48,13 +48,12 @@ def inspection_text(inspection: Inspection, screen: Screen) -> str:
     return "\n".join(lines)
 
 
-def source_line(source: str, total: Total, by_dtype: Mapping[str, Total], dialect: str | None, files: int = 1) -> str:
-    """The source, how much it holds, in which types and whose layout."""
+def source_line(source: str, total: Total, by_dtype: Mapping[str, Total], files: int = 1) -> str:
+    """The source, how much it holds and in which types."""
     spread = "" if files == 1 else f" in {counted(files, 'file')}"
-    layout = f"quantized ({dialect})" if dialect else "not quantized"
     return (
         f"{printable(source)}: {quantity(total.elements)} elements, {counted(total.tensors, 'tensor')}, "
-        f"{byte_size(total.bytes)}{spread}; {dtype_mix(by_dtype)}; {layout}"
+        f"{byte_size(total.bytes)}{spread}; {dtype_mix(by_dtype)}"
     )
 
 

@@ -36,7 +36,7 @@ def recommendation_text(result: Recommendation, screen: Screen, top: int | None 
     ranked = sorted(result.choices, key=lambda choice: -_worst(choice))
     shown = ranked if top is None else ranked[:top]
     head = [
-        source_line(result.source, result.total, result.by_dtype, dialect=None),
+        source_line(result.source, result.total, result.by_dtype),
         f"target: {_TARGETS[result.target.kind].format(result.target.value)}; chosen for {quantity(result.elements)} "
         f"elements in {counted(sum(len(c.group.tensors) for c in result.choices), 'tensor')}",
         f"harm: error of {result.objective.of} ({result.objective.name}), {result.objective.formula}",

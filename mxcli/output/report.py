@@ -140,7 +140,7 @@ def headlines(report: Report, screen: Screen) -> list[str]:
 
 def headed(result: Measured, rules: Iterable[str], screen: Screen) -> list[str]:
     """What the source is, the rules given, and the policies."""
-    source = source_line(result.source, result.total, result.by_dtype, dialect=None)
+    source = source_line(result.source, result.total, result.by_dtype)
     lines = [line for text in (source, *rules, policy_line(result.options)) for line in folded_lines(text, screen)]
     return [bold(lines[0], screen), *lines[1:]]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from command_line import strict_json
 
+from mxcli.files.layouts import LAYOUTS
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.floats import ELEMENTS, SCALES
 from mxcli.numerics.formats import FORMATS
@@ -44,6 +45,7 @@ NAMES = sorted(
             ELEMENT_ROUNDINGS,
             DIALECTS,
             METRICS,
+            LAYOUTS,
         )
         for name in rows
     }

@@ -54,7 +54,7 @@ def test_the_three_rules_for_150(mxcli: Callable[..., Any], tmp_path: Path, rule
 def test_the_table(tmp_path: Path) -> None:
     out = command("report", one_tensor(tmp_path, 957.0), "--scale-rounding", "floor", cwd=tmp_path).stdout
     lines = out.splitlines()
-    assert lines[0].endswith("one.safetensors: 32 elements, 1 tensor, 128 B; F32; not quantized")
+    assert lines[0].endswith("one.safetensors: 32 elements, 1 tensor, 128 B; F32")
     assert lines[1] == (
         "mxfp8_e4m3: e4m3 elements, e8m0 scales by 1x32; scale rounding floor, element rounding nearest-even, as mxcli "
         "(1 tensor)"

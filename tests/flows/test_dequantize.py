@@ -17,6 +17,7 @@ from mxcli.flows.dequantize import dequantize_checkpoint
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import Written, quantize_checkpoint
+from mxcli.flows.restoring import open_floats
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.recipe import resolve
@@ -236,3 +237,20 @@ def test_requantizing_what_came_back_changes_nothing(tmp_path: Path) -> None:
             tmp_path / format / "d" / "model.safetensors"
         )
         assert once.keys() == twice.keys()
+
+
+def test_a_quantized_source_is_taken_for_the_values_it_stands_for_when_asked(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m", llama(), LLAMA)
+    quantized(source, tmp_path / "q", Options("mxfp8"))
+    restored(tmp_path / "q", tmp_path / "d")
+    with pytest.raises(RefusedError, match=r"already quantized \(compressed-tensors\).* Use --requantize"):
+        make_plan(open_floats(tmp_path / "q"), Options("nvfp4"))
+    checkpoint = open_floats(tmp_path / "q", requantize=True)
+    plan = make_plan(checkpoint, Options("nvfp4"))
+    assert any("errors are measured against the values its codes stand for" in note for note in plan.notes)
+    quantize_checkpoint(checkpoint, plan, tmp_path / "again", backend=Cpu())
+    quantized(tmp_path / "d", tmp_path / "through floats", Options("nvfp4"))
+    file = "model.safetensors"
+    assert read_raw(tmp_path / "again" / file) == read_raw(tmp_path / "through floats" / file)
+    assert json.loads((tmp_path / "again" / "mxcli.json").read_text())["requantized_from"] == "compressed-tensors"
+    assert open_floats(source, requantize=True).restored_from is None

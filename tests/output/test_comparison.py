@@ -37,7 +37,7 @@ def comparison(folder: Path, formats: list[str], rules: list[str] | None = None,
 def test_the_table(tmp_path: Path) -> None:
     text = comparison_text(comparison(tmp_path, ["mxfp8"], ["floor", "rceil"], by="layer"), Screen())
     assert text.splitlines() == [
-        "x: 160 elements, 2 tensors, 640 B; F32; not quantized",
+        "x: 160 elements, 2 tensors, 640 B; F32",
         "mxfp8_e4m3: e4m3 elements, e8m0 scales by 1x32; scale rounding floor, rceil; element rounding nearest-even; "
         "as mxcli",
         "non-finite input: saturate; indivisible lengths: pad",
