@@ -36,3 +36,16 @@ def test_a_language_model(tmp_path: Path, models: Models) -> None:
         assert torch.isfinite(logits).all()
         assert logits[0, -1].argmax() == answer
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_it_says_the_same_quantized_and_scaled_back(tmp_path: Path, models: Models) -> None:
+    run("quantize", models.smollm2("bf16"), "--format", "nvfp4", "-o", tmp_path / "q", "-q")
+    run("dequantize", tmp_path / "q", "-o", tmp_path / "d", "-q")
+    said = []
+    for folder in (tmp_path / "q", tmp_path / "d"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        prompt = torch.tensor([CAPITAL[0]])
+        tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False)
+        said.append(tokens[0, len(CAPITAL[0]) :].tolist())
+    assert said[0] == said[1]
+    assert len(set(said[0])) > 4
