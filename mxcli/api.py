@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from mxcli.backends import AUTO, CPU, CUDA, Backend, choose_backend, open_resident, unpacked
+from mxcli.backends.reencoding import reencode
 from mxcli.errors import RefusedError, UsageError
 from mxcli.files import packing
 from mxcli.numerics.blocks import Quantized, divides
@@ -17,6 +18,7 @@ from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe, resolve
+from mxcli.numerics.reencodings import find_reencoding
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -70,6 +72,13 @@ class QuantizedTensor:
     def dequantize(self) -> Tensor:
         """float32, shape of the input."""
         return self._out(self._backend.dequantize(self._q))
+
+    def reencode(self, target: str) -> tuple[QuantizedTensor, int]:
+        """The same values as FP8 E4M3 under scales per "row" or per "1x128" elements, and how many elements could not
+        be kept exactly (0: the operands are identical). Raises UsageError for scales that are no powers of two."""
+        recipe = find_reencoding(target, self.format).recipe
+        found = reencode(self._q, recipe, self._backend)
+        return QuantizedTensor(found.quantized, as_torch=self._as_torch, backend=self._backend), found.inexact
 
     def __repr__(self) -> str:
         recipe = self._q.recipe

@@ -93,8 +93,8 @@ def _page(row: Row, screen: Screen) -> list[str]:
             *_facts(row, screen),
         ]
     if isinstance(row, Layout):
-        facts = _facts(row, screen, holds=", ".join(row.formats))
-        return [_title(row, "a layout of checkpoints"), "", *_words(row.meaning, screen), "", *facts]
+        return [_title(row, "a layout of checkpoints"), "", *_words(row.meaning, screen), "",
+                *_facts(row, screen, holds=", ".join(row.formats))]  # fmt: skip
     if isinstance(row, Metric):
         unit = f" [{row.unit}]" if row.unit else ""
         better = {"low": "lower is better", "high": "higher is better"}.get(row.better, "neither direction is better")
@@ -134,7 +134,9 @@ def _title(row: Dialect | Layout | ScaleRounding | ScaleRecipe, kind: str) -> st
     return f"{row.name}{also}: {kind}"
 
 
-def _facts(row: Dialect | Layout | ScaleRounding | ScaleRecipe | ElementRounding, screen: Screen, **facts: str) -> list[str]:
+def _facts(
+    row: Dialect | Layout | ScaleRounding | ScaleRecipe | ElementRounding, screen: Screen, **facts: str
+) -> list[str]:
     return facts_lines({**facts, "source": row.source}, screen)
 
 
