@@ -146,6 +146,15 @@ Requantize = Annotated[
         "those.",
     ),
 ]
+Fuse = Annotated[
+    str | None,
+    typer.Option(
+        "--fuse",
+        metavar="PART+PART[,...]",
+        help="Further sets of layers that share a tensor scale, since a loader fuses them: last parts of their module "
+        "paths, such as query_key+value. Known are q, k, v and gate, up under their usual names.",
+    ),
+]
 Layout = Annotated[
     str | None,
     typer.Option(
@@ -288,6 +297,7 @@ def plan_options(
     nonfinite: str,
     on_indivisible: str,
     layout: str | None = None,
+    fuse: str | None = None,
     analysis: bool = False,
 ) -> PlanOptions:
     """The options of a plan as typed; `selectors` are marked + or - and stand in their order.
@@ -308,6 +318,7 @@ def plan_options(
         on_indivisible=on_indivisible,
         selection=selection_rules(selectors),
         layout=layout,
+        fuse=fuse,
         analysis=analysis,
     )
 

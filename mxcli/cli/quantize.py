@@ -34,6 +34,7 @@ def quantize(
     selectors: options.Selectors = None,
     recipe: options.Recipe = None,
     save_recipe: options.SaveRecipe = None,
+    fuse: options.Fuse = None,
     requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "error",
     on_indivisible: options.OnIndivisible = "error",
@@ -85,6 +86,7 @@ def quantize(
         nonfinite=nonfinite,
         on_indivisible=on_indivisible,
         layout=layout,
+        fuse=fuse,
     )
     from mxcli.flows.arrange import arrange
     from mxcli.flows.memory import check_memory

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from mxcli.errors import UsageError, printable
 
 # The last part of each member's module path; what comes before it, an expert's number included, is the same.
 FUSED = (
@@ -18,23 +20,39 @@ FUSED = (
     ("w1", "w3"),
     ("wi_0", "wi_1"),
 )
-_SET_OF = {member: "+".join(members) for members in FUSED for member in members}
 
 
-def fused_set(name: str) -> str | None:
-    """The set a weight belongs to, such as `model.layers.0.self_attn.q_proj+k_proj+v_proj`, or None."""
+def named_sets(text: str) -> tuple[tuple[str, ...], ...]:
+    """The sets that a user names, as in "q+k+v,gate+up": last parts of module paths. Raises UsageError for a set of
+    fewer than two, and for a part that occurs twice."""
+    sets = tuple(tuple(part.strip() for part in each.split("+")) for each in text.split(","))
+    parts = [part for members in sets for part in members]
+    if any(len(members) < 2 or not all(members) for members in sets) or any("." in part for part in parts):
+        raise UsageError(
+            f"--fuse '{printable(text)}': a set is the last parts of module paths joined by +, such as "
+            "query_key+value; sets are separated by commas."
+        )
+    twice = sorted({part for part in parts if parts.count(part) > 1})
+    if twice:
+        raise UsageError(f"--fuse '{printable(text)}': {', '.join(map(printable, twice))} is in two sets.")
+    return sets
+
+
+def fused_set(name: str, sets: Iterable[Sequence[str]] = FUSED) -> str | None:
+    """The set a weight belongs to, such as `model.layers.0.self_attn.q_proj+k_proj+v_proj`, or None; of several sets
+    the first one."""
     module, _, parameter = name.rpartition(".")
     prefix, dot, last = module.rpartition(".")
-    if parameter != "weight" or last not in _SET_OF:
-        return None
-    return prefix + dot + _SET_OF[last]
+    members = next((members for members in sets if last in members), None)
+    return None if parameter != "weight" or members is None else prefix + dot + "+".join(members)
 
 
-def fused_sets(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The sets with two members or more among the names, in their order."""
+def fused_sets(names: Iterable[str], more: Iterable[Sequence[str]] = ()) -> dict[str, tuple[str, ...]]:
+    """The sets with two members or more among the names, in their order; `more` come before the ones known here."""
+    sets = (*more, *FUSED)
     found: dict[str, list[str]] = {}
     for name in names:
-        key = fused_set(name)
+        key = fused_set(name, sets)
         if key is not None:
             found.setdefault(key, []).append(name)
     return {key: tuple(members) for key, members in found.items() if len(members) > 1}

@@ -11,7 +11,7 @@ from mxcli.files.layouts import COLUMN, PREFERRED, ROW, find_layout
 from mxcli.files.orientation import LAST, reduction_axis, stores_conv1d
 from mxcli.files.selection import Choice, Rule, select
 from mxcli.files.tensors import TensorInfo
-from mxcli.flows.fused import fused_sets
+from mxcli.flows.fused import fused_sets, named_sets
 from mxcli.flows.overrides import Asked, Override, asked_for, serves
 from mxcli.flows.reasons import already_quantized, misfit, nothing_to_quantize, refused_length, requantized, why_kept
 from mxcli.numerics.blocks import divides
@@ -29,7 +29,8 @@ class Options:
     """What the user asked for, by the names of the command line.
 
     `axis` None lets blocks run along the dimension that a layer sums over, whichever way it is stored. `layout`
-    None is the preferred one that can hold the result. `analysis` says that nothing is written, so that no layout
+    None is the preferred one that can hold the result. `fuse` names further sets that share a tensor scale
+    (`named_sets`). `analysis` says that nothing is written, so that no layout
     has a say in the rules.
     """
 
@@ -43,6 +44,7 @@ class Options:
     overrides: tuple[Override, ...] = ()
     layout: str | None = None
     axis: str | None = None
+    fuse: str | None = None
     analysis: bool = False
 
     @property
@@ -126,7 +128,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
     if not any(step.recipe for step in steps):
         infos, reasons = [step.tensor for step in steps], [step.reason for step in steps]
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
-    grouped, notes = _grouped(steps)
+    grouped, notes = _grouped(steps, options.fuse)
     if checkpoint.restored_from is not None:
         notes.append(requantized(checkpoint.restored_from))
     return Plan(options, grouped, (*notes, *_override_notes(options, grouped, taken)))
@@ -147,6 +149,8 @@ def _check_names(options: Options) -> None:
             raise UsageError(f"unknown value '{printable(value)}': {flag} takes {', '.join(known)}")
     if options.layout is not None:
         find_layout(options.layout)
+    if options.fuse is not None:
+        named_sets(options.fuse)
 
 
 def _step(info: TensorInfo, choice: Choice, asked: Asked, axis: str, options: Options) -> Step:
@@ -214,12 +218,13 @@ def _tied(checkpoint: Checkpoint, info: TensorInfo) -> str | None:
     return stored.name if is_tied_again else None
 
 
-def _grouped(steps: list[Step]) -> tuple[tuple[Step, ...], list[str]]:
+def _grouped(steps: list[Step], fuse: str | None) -> tuple[tuple[Step, ...], list[str]]:
     """The steps with their groups, and notes on fused sets: which share a scale, which are not quantized alike."""
     by_name = {step.tensor.name: step for step in steps}
     group_of: dict[str, str] = {}
     shared, torn = 0, []
-    for key, names in fused_sets(by_name).items():
+    sets = fused_sets(by_name, named_sets(fuse) if fuse else ())
+    for key, names in sets.items():
         recipe = by_name[names[0]].recipe
         if any(by_name[name].recipe != recipe for name in names):
             torn.append(key)
@@ -236,4 +241,7 @@ def _grouped(steps: list[Step]) -> tuple[tuple[Step, ...], list[str]]:
             f"{len(torn):,} fused sets ('{printable(torn[0])}'{', …' if len(torn) > 1 else ''}) are quantized in "
             "part or differently; loaders that fuse them, such as vLLM, refuse that."
         )
-    return tuple(replace(step, group=group_of.get(step.tensor.name)) for step in steps), notes
+    grouped = (
+        replace(step, group=group_of[step.tensor.name]) if step.tensor.name in group_of else step for step in steps
+    )
+    return tuple(grouped), notes

@@ -30,6 +30,7 @@ def recipe_text(options: Options, comments: Iterable[str] = ()) -> str:
         ("nonfinite", options.nonfinite),
         ("on_indivisible", options.on_indivisible),
         ("layout", options.layout),
+        ("fuse", options.fuse),
         ("axis", options.axis),
     ):
         if value is not None:

@@ -32,6 +32,7 @@ from mxcli.files.plain import read_head
 from mxcli.files.selection import Rule
 from mxcli.files.toml_lines import Path as Place
 from mxcli.files.toml_lines import line_of, toml_lines
+from mxcli.flows.fused import named_sets
 from mxcli.flows.overrides import Asked, Override, overridden, taken_by
 from mxcli.flows.plan import AXES, INDIVISIBLE_POLICIES, Options
 from mxcli.numerics.dialects import find_dialect
@@ -40,7 +41,7 @@ from mxcli.numerics.recipe import NONFINITE_POLICIES, find_scale_rule
 from mxcli.numerics.rounding import ELEMENT_ROUNDINGS, POWER_OF_TWO_ROUNDINGS, SCALE_RECIPES
 
 RULE_KEYS = ("format", "scale_rounding", "rounding", "as")
-VALUES = (*RULE_KEYS, "nonfinite", "on_indivisible", "layout", "axis")
+VALUES = (*RULE_KEYS, "nonfinite", "on_indivisible", "layout", "axis", "fuse")
 INCLUDE, EXCLUDE, SELECTION, OVERRIDE = "include", "exclude", "selection", "override"
 SELECT, KEEP = "select", "keep"
 TOP_KEYS = (*VALUES, INCLUDE, EXCLUDE, SELECTION, OVERRIDE)
@@ -270,4 +271,5 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "on_indivisible": _one_of("on_indivisible", INDIVISIBLE_POLICIES),
     "layout": find_layout,
     "axis": _one_of("axis", AXES),
+    "fuse": named_sets,
 }

@@ -50,6 +50,7 @@ def options_record(options: Options) -> dict[str, object]:
         "overrides": [_override(each) for each in options.overrides],
         "layout": options.layout,
         "axis": options.axis,
+        "fuse": options.fuse,
     }
 
 

@@ -229,3 +229,30 @@ def test_every_format_plans_a_model_its_blocks_divide(tmp_path: Path, name: str)
         "model.a.weight": name,
         "model.norm.weight": None,
     }
+
+
+def test_sets_that_the_user_names_share_a_tensor_scale(tmp_path: Path) -> None:
+    names = ("a.query_key.weight", "a.value.weight", "a.q_proj.weight", "a.k_proj.weight")
+    source = write_model(tmp_path / "m", {name: noise(16, 32) for name in names})
+    plan = make_plan(open_checkpoint(source), Options("nvfp4", fuse="query_key+value, k_proj+x"))
+    assert {step.tensor.name: step.group for step in plan.steps} == {
+        "a.query_key.weight": "a.query_key+value",
+        "a.value.weight": "a.query_key+value",
+        "a.q_proj.weight": None,  # its partner was named for another set
+        "a.k_proj.weight": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("q", "a set is the last parts of module paths joined by"),
+        ("q+", "a set is the last parts"),
+        ("attn.q+attn.k", "a set is the last parts"),
+        ("q+k,k+v", "k is in two sets"),
+    ],
+)
+def test_sets_that_make_no_sense_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    source = write_model(tmp_path / "m", {"a.weight": noise(16, 32)})
+    with pytest.raises(UsageError, match=words):
+        make_plan(open_checkpoint(source), Options("nvfp4", fuse=text))
