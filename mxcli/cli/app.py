@@ -11,7 +11,18 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mxcli.cli import bench, compare, dequantize, doctor, explain, formats, inspect, quantize, recommend, report
+from mxcli.cli import (
+    bench_gemm,
+    compare,
+    dequantize,
+    doctor,
+    explain,
+    formats,
+    inspect,
+    quantize,
+    recommend,
+    report,
+)
 from mxcli.cli.arguments import normalized
 from mxcli.cli.streams import INTERRUPTED, silence, tell
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, UsageError, printable
@@ -36,7 +47,7 @@ for verb in (
     doctor.doctor,
 ):
     app.command()(verb)
-app.add_typer(bench.bench, name="bench")
+app.add_typer(bench_gemm.bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -88,7 +88,7 @@ def quantize(
     refuse_existing([json, csv], force=force)
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     found = find_device(device, lambda note: talk.notes([note]))
-    asked = _Asked(_words(format or ""), scale_rounding, dialect, size, rounds, _words(peers))
+    asked = _Asked(listed_words(format or ""), scale_rounding, dialect, size, rounds, listed_words(peers))
     result = _on_cpu(asked, _counts(threads)) if found == CPU else _on_gpu(asked, found)
     if json is not None:
         deliver(json_text("bench.quantize", result.record), json)
@@ -155,12 +155,13 @@ def _on_gpu(asked: _Asked, device: str) -> _Result:
     return _Result(bench_record(report), row_records(report), RECORD_NAMES, partial(bench_text, report), problems)
 
 
-def _words(text: str) -> list[str]:
+def listed_words(text: str) -> list[str]:
+    """The words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _counts(text: str) -> list[int]:
-    words = _words(text)
+    words = listed_words(text)
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"--threads {text} is not a list of positive numbers, such as 1,2")
     return [int(word) for word in words]

@@ -15,7 +15,7 @@ from mxcli.errors import LimitError, UsageError
 from mxcli.flows.peers import Peer, named_peers
 from mxcli.flows.timing import Timing, time_together
 from mxcli.numerics.blocks import Quantized
-from mxcli.numerics.recipe import Recipe, resolve
+from mxcli.numerics.recipe import Recipe, resolve, resolve_all
 
 Bits = np.ndarray[Any, Any]
 DTYPE = "BF16"
@@ -89,7 +89,7 @@ def run_quantize_bench(
     if rounds < 1:
         raise UsageError(f"--rounds {rounds} is not a positive number")
     others = named_peers(list(peers))
-    recipes = [resolve(name, scale_rounding=scale_rounding, dialect=dialect) for name in formats]
+    recipes = resolve_all(formats, scale_rounding=scale_rounding, dialect=dialect)
     bits = normal_bf16(size, size)
     checks = [_check(bits, recipe) for recipe in recipes]
     cases, failed = [], list[Row]()
@@ -114,7 +114,7 @@ def run_quantize_bench(
         "normal, standard deviation 0.02, seed 0",
         rounds,
         cpu.instruction_set(),
-        _processor(),
+        processor_name(),
         tuple(checks),
     )
 
@@ -199,7 +199,8 @@ def _missing(peer: Peer, threads: int, reason: str) -> Row:
     return Row(peer.name, peer.format, peer.scale_rounding, threads, False, None, None, None, None, None, reason)
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """The processor as it calls itself."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(

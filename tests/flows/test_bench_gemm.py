@@ -1,0 +1,139 @@
+"""The harness of timed products, with a clock that tells what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mxcli.errors import InputError, LimitError, UsageError
+from mxcli.files.checkpoint import open_checkpoint
+from mxcli.flows.bench_gemm import GemmSettings, Peak, run_gemm_bench
+from mxcli.flows.gemm_engine import open_engine
+from mxcli.flows.gemm_kernels import GEMM_KERNELS, Product, named_kernels
+from mxcli.flows.gemm_operands import DISTRIBUTIONS, Values, find_distribution
+from mxcli.flows.gemm_shapes import Shape, layer_shapes, read_shapes, typed_shapes
+
+torch = pytest.importorskip("torch")
+SAMPLES = Path(__file__).parents[2] / "samples"
+MODEL, CAPTURES = SAMPLES / "tiny-llama", SAMPLES / "tiny-llama-captures.safetensors"
+NORMAL = Values(DISTRIBUTIONS["normal"])
+
+
+class Stopped:
+    """A clock by which every call takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        call()
+        self.calls += 1
+        return 1e-3
+
+
+def test_rates_errors_and_ratios() -> None:
+    kernels = named_kernels(["mxfp8-emulated", "mxfp8"])
+    settings = GemmSettings(rounds=3, include_quantize=True, peak=Peak("x", {"bf16": 1e-3}, "y"))
+    rows = run_gemm_bench(open_engine("cpu"), kernels, [Shape(64, 32, 128)], NORMAL, settings, Stopped())
+    bf16, unmet, emulated = rows
+    assert (bf16.tflops, bf16.speedup) == (2 * 64 * 32 * 128 / 1e-3 / 1e12, 1.0)
+    assert bf16.peak_percent == pytest.approx(100 * 2 * 64 * 32 * 128 / 1e-3 / 1e12 / 1e-3)
+    assert (unmet.tflops, unmet.timing) == (None, None)
+    assert unmet.problem is not None
+    assert emulated.seconds == 2e-3  # the product and making its first operand
+    assert emulated.speedup == 0.5  # above 1 would be faster
+    assert bf16.sqnr_db is not None
+    assert emulated.sqnr_db is not None
+    assert 25 < emulated.sqnr_db < 32 < 50 < bf16.sqnr_db
+    assert emulated.deviation is not None
+    assert emulated.deviation < 1
+
+
+def test_a_wrong_product_is_not_timed() -> None:
+    clock = Stopped()
+    right = GEMM_KERNELS["fp8-row"]
+
+    def prepare(*arguments: object) -> Product:
+        product = right.prepare(*arguments)  # type: ignore[arg-type]
+        return replace(product, call=lambda: product.call() * 2)
+
+    wrong = replace(right, prepare=prepare)
+    with pytest.raises(LimitError, match=r"fp8-row 32x32x64: the product differs from that of its operands by"):
+        run_gemm_bench(open_engine("cpu"), [wrong], [Shape(32, 32, 64)], NORMAL, GemmSettings(), clock)
+    assert clock.calls == 0
+
+
+def test_what_the_library_refuses_is_a_reason() -> None:
+    def prepare(*arguments: object) -> Product:
+        def call() -> object:
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED when calling\n  cublasLtMatmul")
+
+        product = GEMM_KERNELS["bf16"].prepare(*arguments)  # type: ignore[arg-type]
+        return replace(product, call=call)  # type: ignore[arg-type]
+
+    row = replace(GEMM_KERNELS["fp8-row"], prepare=prepare)
+    (found,) = run_gemm_bench(open_engine("cpu"), [row], [Shape(32, 32, 64)], NORMAL, GemmSettings(), Stopped())
+    assert found.problem == "refused by the library: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"
+
+
+def test_operands_are_the_same_for_every_run_and_never_constant_by_default() -> None:
+    engine = open_engine("cpu")
+    first, second = (NORMAL.operands(Shape(8, 16, 32), engine) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    assert not torch.equal(first[0], replace(NORMAL, seed=1).operands(Shape(8, 16, 32), engine)[0])
+    assert first[0].std() > 0.9
+    assert [row.name for row in DISTRIBUTIONS.values() if row.is_constant] == ["ones", "zeros"]
+    with pytest.raises(UsageError, match="unknown data 'gaussian': known are normal"):
+        find_distribution("gaussian")
+
+
+def test_operands_of_a_model_are_its_own() -> None:
+    engine = open_engine("cpu")
+    model, captures = open_checkpoint(MODEL), open_checkpoint(CAPTURES)
+    own = Values(DISTRIBUTIONS["normal"], 0, model, captures)
+    shapes = {each.passes: each for each in layer_shapes(model, [16], ["fprop", "dgrad", "wgrad"])[:3]}
+    down = shapes["fprop"]
+    assert (down.layer, down.sizes, down.layers) == ("model.layers.0.mlp.down_proj.weight", (16, 128, 384), 4)
+    assert (shapes["dgrad"].sizes, shapes["wgrad"].sizes) == ((16, 384, 128), (128, 384, 16))
+    x, w = own.operands(down, engine)
+    dy, w_turned = own.operands(shapes["dgrad"], engine)
+    dy_turned, x_turned = own.operands(shapes["wgrad"], engine)
+    assert torch.equal(w.t(), w_turned)
+    assert torch.equal(dy.t(), dy_turned)
+    assert torch.equal(x.t(), x_turned)
+    assert own.own_data(down) == ("X", "W")
+    assert replace(own, captures=None).own_data(down) == ("W",)
+
+
+def test_tokens_beyond_those_captured_repeat_them() -> None:
+    model, captures = open_checkpoint(MODEL), open_checkpoint(CAPTURES)
+    (shape, *_) = layer_shapes(model, [100], ["fprop"])
+    x, _ = Values(DISTRIBUTIONS["normal"], 0, model, captures).operands(shape, open_engine("cpu"))
+    assert torch.equal(x[64:], x[:36])
+
+
+def test_shapes_as_typed_and_from_a_file(tmp_path: Path) -> None:
+    assert [shape.sizes for shape in typed_shapes("1x2x3, 4x5x6")] == [(1, 2, 3), (4, 5, 6)]
+    (tmp_path / "s.csv").write_text("k,m,n,note\n3,1,2,x\n")
+    assert [shape.sizes for shape in read_shapes(tmp_path / "s.csv")] == [(1, 2, 3)]
+    with pytest.raises(UsageError, match=r"'1x2': a shape is MxNxK") as caught:
+        typed_shapes("1x2,0x1x1,3x3x3")
+    assert "'0x1x1'" in str(caught.value)
+    (tmp_path / "bad.csv").write_text("m,n,k\n1,2,3\n1,-2,3\n,,\n")
+    with pytest.raises(InputError, match=r"bad.csv:3: 1,-2,3: needs m, n and k") as read:
+        read_shapes(tmp_path / "bad.csv")
+    assert "bad.csv:4" in str(read.value)
+    with pytest.raises(InputError, match="holds no shapes"):
+        read_shapes(_written(tmp_path / "none.csv", "m,n,k\n"))
+    with pytest.raises(InputError, match="cannot be read as CSV"):
+        read_shapes(tmp_path / "absent.csv")
+    with pytest.raises(UsageError, match="unknown pass backward"):
+        layer_shapes(open_checkpoint(MODEL), [1], ["backward"])
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
