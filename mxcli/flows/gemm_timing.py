@@ -11,8 +11,8 @@ from typing import Protocol
 from mxcli.flows.gemm_engine import Engine
 from mxcli.flows.timing import Timing, timing_of
 
-FLUSH_BYTES = 256 << 20
-"""Written before every timed call: more than any cache holds."""
+GPU_FLUSH_BYTES, CPU_FLUSH_BYTES = 256 << 20, 64 << 20
+"""Written before every timed call: more than the caches hold."""
 STABLE = 0.03
 """How far the medians of two neighbouring batches of calls may lie apart when a call counts as warmed up."""
 BATCH, MOST_BATCHES = 3, 8
@@ -28,10 +28,10 @@ class Clock(Protocol):
 class CpuClock:
     """The processor's clock; the caches hold something else when it starts."""
 
-    def __init__(self, flush_bytes: int = FLUSH_BYTES) -> None:
+    def __init__(self) -> None:
         import torch
 
-        self._flush = torch.zeros(flush_bytes // 4)
+        self._flush = torch.zeros(CPU_FLUSH_BYTES // 4)
 
     def seconds(self, call: Callable[[], object]) -> float:
         """See `Clock`."""
@@ -44,11 +44,11 @@ class CpuClock:
 class GpuClock:
     """Events of the GPU on torch's current stream."""
 
-    def __init__(self, device: str, flush_bytes: int = FLUSH_BYTES) -> None:
+    def __init__(self, device: str) -> None:
         import torch
 
         self._torch = torch
-        self._flush = torch.empty(flush_bytes, dtype=torch.uint8, device=device)
+        self._flush = torch.empty(GPU_FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def seconds(self, call: Callable[[], object]) -> float:
         """See `Clock`."""

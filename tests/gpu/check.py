@@ -2,8 +2,8 @@
 
 Bytes and statistics of every format under every rule against the CPU's, golden vectors, tensors of more than 2^31
 elements, conversions by instruction on every binary32, torch tensors, failures; then speed against the device's own
-copy and other packages. Takes about three minutes; exits 1 if anything differs. --quick leaves out the largest tensor
-and times fewer rounds.
+copy and other packages, and matrix products. Takes a few minutes; exits 1 if anything differs. --quick leaves out the
+largest tensor and times fewer rounds.
 """
 
 from __future__ import annotations
@@ -261,6 +261,16 @@ class Check:
 
     # ------------------------------------------------------------------------------------------------------ speed
 
+    def products(self) -> Iterator[Line]:
+        """Matrix products."""
+        from check_gemm import LARGE, products
+
+        from mxcli.flows.gemm_engine import open_engine
+
+        yield from products(
+            open_engine(DEVICE), self.device.describe(), LARGE[:1] if self.quick else LARGE, 5 if self.quick else 15
+        )
+
     def speed(self) -> Iterator[Line]:
         """Every recipe beside the device's copy and reading, and other packages."""
         size, rounds = BENCH_SIZE, 3 if self.quick else 15
@@ -322,8 +332,9 @@ def main() -> int:
             failed += show(step())
         except Exception as error:  # one check that breaks must not hide the others
             failed += show((step.__name__, f"{type(error).__name__}: {error}", False))
-    for line in check.speed():
-        failed += show(line)
+    for part in (check.speed, check.products):
+        for line in part():
+            failed += show(line)
     print(f"{failed} of the checks failed" if failed else "all checks passed", flush=True)
     return 1 if failed else 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import check
+import check_gemm
 import numpy as np
 import pytest
 from kernel_samples import nonfinite, normal
@@ -14,6 +15,8 @@ from same_results import needs_cxx
 from mxcli.backends import nvrtc
 from mxcli.errors import EnvironmentFailure
 from mxcli.flows import bench_gpu
+from mxcli.flows.gemm_engine import open_engine
+from mxcli.flows.gemm_shapes import Shape
 from mxcli.numerics.recipe import resolve
 
 pytestmark = needs_cxx
@@ -81,3 +84,14 @@ def test_speed_has_a_line_for_all_that_is_timed(small: check.Check) -> None:
 def test_checkpoints_are_the_same_files(small: check.Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "DEVICE", "cpu")
     assert small.checkpoints() == ("mxcli quantize", "3 formats, every file: equal", True)
+
+
+def test_products_are_proven_and_timed() -> None:
+    lines = list(check_gemm.products(open_engine("cpu"), "no GPU", shapes=(Shape(32, 32, 64),), rounds=1))
+    by_name = {what: (result, good) for what, result, good in lines}
+    assert all(good for _, good in by_name.values())
+    assert by_name["folding into FP8"][0] == "12 times: equal"
+    assert by_name["mxfp8 proven"][0] == "needs a GPU of compute capability 10.0 or later; this is the CPU"
+    assert by_name["fp8-row proven"][0].startswith("10 products, at most 0.")
+    assert "x bf16" in by_name["mxfp4-as-fp8-row 32x32x64"][0]
+    assert "bf16 32x32x64 against torch.mm" in by_name
