@@ -87,7 +87,14 @@ def test_checkpoints_are_the_same_files(small: check.Check, monkeypatch: pytest.
 
 
 def test_products_are_proven_and_timed() -> None:
-    lines = list(check_gemm.products(open_engine("cpu"), "no GPU", shapes=(Shape(32, 32, 64),), rounds=1))
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # beside other tests, threads would wait for one another
+    try:
+        lines = list(check_gemm.products(open_engine("cpu"), "no GPU", shapes=(Shape(32, 32, 64),), rounds=1))
+    finally:
+        torch.set_num_threads(threads)
     by_name = {what: (result, good) for what, result, good in lines}
     assert all(good for _, good in by_name.values())
     assert by_name["folding into FP8"][0] == "12 times: equal"
