@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mxcli.cli import (
+    bench,
     bench_gemm,
     compare,
     dequantize,
@@ -47,7 +48,8 @@ for verb in (
     doctor.doctor,
 ):
     app.command()(verb)
-app.add_typer(bench_gemm.bench, name="bench")
+bench.bench.command()(bench_gemm.gemm)
+app.add_typer(bench.bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -10,7 +10,7 @@ import typer
 from mxcli.backends import CPU, check_device, find_device, open_timed_device
 from mxcli.cli import options
 from mxcli.cli.arguments import STDOUT
-from mxcli.cli.bench import Rounds, bench, listed_words
+from mxcli.cli.bench import Rounds, listed_words
 from mxcli.cli.streams import deliver, refuse_existing, stdout_screen, talk_on_stderr
 from mxcli.errors import UsageError, printable
 
@@ -79,7 +79,6 @@ Threshold = Annotated[
 Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Also TFLOP/s against size, as .png or .svg.")]
 
 
-@bench.command()
 def gemm(
     kernel: Products = "",
     shape: Shapes = None,

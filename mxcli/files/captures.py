@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mxcli.errors import InputError, printable, together
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
+from mxcli.files.tensors import TensorInfo
 
 CAPTURE_KEY = "mxcli.capture"
 CAPTURE_VERSION = 1
@@ -46,3 +47,16 @@ def captured(path: Path, metadata: Mapping[str, str], names: Collection[str]) ->
     if problems:
         raise together(InputError, where, problems)
     return records
+
+
+def captured_by_layer(
+    tensors: Mapping[str, TensorInfo], records: Mapping[str, Capture], role: str
+) -> dict[str, list[TensorInfo]]:
+    """The tensors of a role by the layer they were captured at: as their records say, else by the name LAYER.ROLE."""
+    found: dict[str, list[TensorInfo]] = {}
+    for name, info in tensors.items():
+        record = records.get(name)
+        if info.role == role or (record is None and name.endswith(f".{role}")):
+            layer = str((record or {}).get("layer", name.removesuffix(f".{role}")))
+            found.setdefault(layer, []).append(info)
+    return found

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxcli.errors import InputError, UsageError, did_you_mean, printable
+from mxcli.files.captures import captured_by_layer
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.roles import ACTIVATION, GRADIENT
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.gemm_engine import Engine
-from mxcli.flows.gemm_shapes import DGRAD, FPROP, WGRAD, Shape
+from mxcli.flows.gemm_shapes import DY, OPERANDS, WGRAD, Shape, W, X
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -95,8 +96,8 @@ class Values:
         import torch
 
         made = []
-        for letter, rows in (("a", shape.m), ("b", shape.n)):
-            own = self._own(_SOURCES[shape.passes, letter], shape)
+        for letter, rows, source in zip("ab", (shape.m, shape.n), OPERANDS[shape.passes], strict=True):
+            own = self._own(source, shape)
             if own is None:
                 generator = torch.Generator(engine.device)
                 generator.manual_seed(random.Random(f"{self.seed} {letter} {shape.text}").getrandbits(63))
@@ -106,7 +107,7 @@ class Values:
 
     def own_data(self, shape: Shape) -> tuple[str, ...]:
         """Which of X, W and dY of a product are the model's own."""
-        names = dict.fromkeys(_SOURCES[shape.passes, letter][0] for letter in "ab")
+        names = dict.fromkeys(name for name, _ in OPERANDS[shape.passes])
         return tuple(name for name in names if self._stored(name, shape) is not None)
 
     def _own(self, source: tuple[str, bool], shape: Shape) -> Tensor | None:
@@ -125,25 +126,14 @@ class Values:
             return None
         if name == W:
             return self.model, self.model.tensors[shape.layer]
-        found = None if self.captures is None else self.captures.tensors.get(_captured_name(shape.layer, name))
-        return None if found is None or self.captures is None else (self.captures, found)
+        if self.captures is None:
+            return None
+        layers = captured_by_layer(self.captures.tensors, self.captures.captures, _ROLES[name])
+        found = layers.get(shape.layer.removesuffix(".weight"))
+        return (self.captures, found[0]) if found else None
 
 
-X, W, DY = "X", "W", "dY"
-# What A and B are in each pass, and whether turned: Y = X W^T, dX = dY W, dW = dY^T X.
-_SOURCES = {
-    (FPROP, "a"): (X, False),
-    (FPROP, "b"): (W, False),
-    (DGRAD, "a"): (DY, False),
-    (DGRAD, "b"): (W, True),
-    (WGRAD, "a"): (DY, True),
-    (WGRAD, "b"): (X, True),
-}
 _ROLES = {X: ACTIVATION, DY: GRADIENT}
-
-
-def _captured_name(layer: str, name: str) -> str:
-    return f"{layer.removesuffix('.weight')}.{_ROLES[name]}"
 
 
 def _bf16(source: Checkpoint, info: TensorInfo) -> Tensor:

@@ -53,6 +53,14 @@ PASSES: dict[str, Callable[[int, int, int], tuple[int, int, int]]] = {
     WGRAD: lambda m, n, k: (n, k, m),
 }
 
+X, W, DY = "X", "W", "dY"
+OPERANDS: dict[str, tuple[tuple[str, bool], tuple[str, bool]]] = {
+    FPROP: ((X, False), (W, False)),
+    DGRAD: ((DY, False), (W, True)),
+    WGRAD: ((DY, True), (X, True)),
+}
+"""What A and B are in each pass, and whether with rows and columns exchanged."""
+
 
 def typed_shapes(text: str) -> list[Shape]:
     """Shapes written MxNxK and separated by commas; raises UsageError naming every one that is none."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from mxcli.backends import Backend
 from mxcli.errors import InputError, printable, together
+from mxcli.files.captures import captured_by_layer
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
 from mxcli.files.reading import release_pages
@@ -30,12 +31,7 @@ class CapturedInputs:
 
     def __init__(self, captures: Checkpoint) -> None:
         self._captures = captures
-        self._layers: dict[str, list[TensorInfo]] = {}
-        for name, info in captures.tensors.items():
-            record = captures.captures.get(name)
-            if info.role == ACTIVATION or (record is None and name.endswith(f".{ACTIVATION}")):
-                layer = str((record or {}).get("layer", name.removesuffix(f".{ACTIVATION}")))
-                self._layers.setdefault(layer, []).append(info)
+        self._layers = captured_by_layer(captures.tensors, captures.captures, ACTIVATION)
 
     @property
     def most_rows(self) -> int:

@@ -1,0 +1,72 @@
+"""`mxcli report --products` from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import strict_json
+
+SAMPLE, CAPTURES = "samples/tiny-llama", "samples/tiny-llama-captures.safetensors"
+PRODUCTS = ("report", SAMPLE, "--format", "nvfp4", "--products", CAPTURES)
+
+
+def test_the_table_has_the_worst_products_and_sums_by_pass(mxcli: Callable[..., Any]) -> None:
+    code, out, _ = mxcli(*PRODUCTS, "--top", "3")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0] == f"{SAMPLE} with {CAPTURES}: 84 products of 28 layers"
+    assert lines[1] == "X: nvfp4, scale rounding te, element rounding nearest-even"
+    assert [line.split()[-4] for line in lines if line.startswith("all of")] == ["fprop", "dgrad", "wgrad"]
+    assert lines[-1] == "3 of 84 products shown, worst sqnr_db first"
+
+
+def test_records_have_each_product_and_the_rules_of_each_operand(mxcli: Callable[..., Any]) -> None:
+    record = strict_json(mxcli(*PRODUCTS, "--gradient-format", "mxfp8_e5m2", "--json").out)
+    assert record["schema"] == "mxcli.products/1"
+    assert record["rules"]["W"]["format"] == record["rules"]["X"]["format"] == "nvfp4"
+    assert record["rules"]["dY"] == {
+        "format": "mxfp8_e5m2", "scale_rounding": "rceil", "rounding": "nearest-even", "dialect": "mxcli"
+    }  # fmt: skip
+    assert len(record["products"]) == 84
+    by_pass = {name: metrics["sqnr_db"] for name, metrics in record["by_pass"].items()}
+    assert by_pass["fprop"] == pytest.approx(23.89, abs=0.01)
+    assert by_pass["dgrad"] == pytest.approx(23.2, abs=0.2)
+    assert {(p["format_a"], p["format_b"]) for p in record["products"] if p["pass"] == "wgrad"} == {
+        ("mxfp8_e5m2", "nvfp4")
+    }
+
+
+def test_csv_has_the_names_of_the_json(mxcli: Callable[..., Any]) -> None:
+    lines = mxcli(*PRODUCTS, "--csv", "-").out.splitlines()
+    assert lines[0] == "layer,pass,m,n,k,format_a,format_b,sqnr_db,relative_error,cosine,bias"
+    assert len(lines) == 85
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--html", "x.html", "--fail-on", "sqnr_db<1"), 2, "--html, --fail-on with --products"),
+        (("--sort", "amax"), 2, "amax"),
+        (("--gradient-format", "mxfp99"), 2, "unknown format 'mxfp99'"),
+    ],
+)
+def test_what_products_do_not_have_is_refused(
+    mxcli: Callable[..., Any], arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    found, _, err = mxcli(*PRODUCTS, *arguments)
+    assert found == code
+    assert words in err
+
+
+def test_captures_without_the_layers_are_refused(mxcli: Callable[..., Any]) -> None:
+    code, _, err = mxcli("report", SAMPLE, "--products", f"{SAMPLE}/model.safetensors")
+    assert code == 3
+    assert "holds no activations or gradients of the layers to be quantized" in err
+    assert not Path("x.html").exists()
+
+
+def test_formats_of_operands_need_products(mxcli: Callable[..., Any]) -> None:
+    assert mxcli("report", SAMPLE, "--gradient-format", "mxfp8").code == 2
