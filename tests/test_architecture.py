@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "": {"errors", "numerics", "api"},
     "__main__": {"cli"},
 }
-SLOW = {"accelerate", "cupy", "matplotlib", "torch", "transformers", "triton"}
+SLOW = {"accelerate", "cupy", "gguf", "matplotlib", "torch", "transformers", "triton"}
 IMPORTED_LATE = {"backends/cupy_device.py"}
 """The home of a slow package: nothing imports it before it is needed."""
 LINES = 400

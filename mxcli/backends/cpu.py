@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -216,10 +218,17 @@ def per_block_arrays(recipe: Recipe, shape: tuple[int, ...]) -> PerBlock:
     return PerBlock(**{name: np.zeros(grid, kind) for name, kind in kinds.items()})
 
 
+_KINDS = {ctypes.c_int64: "q", ctypes.c_double: "d"}
+_NUMBERS = {field[0]: _KINDS[field[1]] for field in KernelStats._fields_ if field[1] in _KINDS}
+_PACKED, _WORST = struct.Struct("".join(_NUMBERS.values())), struct.Struct("dq")
+_PLACES = {field[0]: getattr(KernelStats, field[0]) for field in KernelStats._fields_ if field[0] not in _NUMBERS}
+
+
 def _stats(k: KernelStats) -> Stats:
-    values: dict[str, object] = {}
-    for name in Stats.__slots__:
-        value = getattr(k, name)
-        values[name] = Histogram.of(bytes(value)) if name.endswith("_bins") else value
-    values["worst"] = tuple((w.noise, w.block) for w in k.worst[: k.worst_count])
-    return Stats(**values)  # type: ignore[arg-type]
+    """The totals as they lie in memory: numbers of eight bytes each, then bins, then the worst blocks."""
+    raw = bytes(k)
+    values: dict[str, Any] = dict(zip(_NUMBERS, _PACKED.unpack_from(raw), strict=True))
+    arrays = {name: raw[place.offset : place.offset + place.size] for name, place in _PLACES.items()}
+    worst = arrays.pop("worst")[: values.pop("worst_count") * _WORST.size]
+    values |= {name: Histogram.of(array) for name, array in arrays.items()}
+    return Stats(**values, worst=tuple(_WORST.iter_unpack(worst)))

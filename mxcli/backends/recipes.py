@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 from mxcli.backends.library import Float, KernelRecipe, Rounding
 from mxcli.numerics.floats import FP32, FloatFormat
@@ -18,8 +19,9 @@ def _float(f: FloatFormat) -> Float:
     return Float(f.bits, f.mantissa_bits, f.emin, f.emax, f.nan_code or 0, f.twos_complement, f.max)
 
 
+@cache
 def kernel_recipe(recipe: Recipe) -> KernelRecipe:
-    """The numbers that a recipe means."""
+    """The numbers that a recipe means; they are to be read only."""
     row, rule, choice = recipe.format, recipe.scale_rule, recipe.choice
     rows, columns = row.block
     k = KernelRecipe(

@@ -16,13 +16,16 @@ from mxcli.cli import (
     bench_gemm,
     compare,
     dequantize,
+    diff,
     doctor,
     explain,
     formats,
     inspect,
+    merge,
     quantize,
     recommend,
     report,
+    verify,
 )
 from mxcli.cli.arguments import normalized
 from mxcli.cli.streams import INTERRUPTED, silence, tell
@@ -39,10 +42,13 @@ app = typer.Typer(
 for verb in (
     inspect.inspect,
     quantize.quantize,
+    merge.merge,
     report.report,
     compare.compare,
     recommend.recommend,
     dequantize.dequantize,
+    verify.verify,
+    diff.diff,
     formats.formats,
     explain.explain,
     doctor.doctor,
@@ -94,13 +100,15 @@ def run(arguments: Sequence[str]) -> int:
         code = app(args=normalized(arguments), prog_name="mxcli", standalone_mode=False, obj=tuple(arguments))
         sys.stdout.flush()
         return _told_interruption(code) if isinstance(code, int) else 0
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as interruption:
+        _tell_notes(interruption)
         return _told_interruption(INTERRUPTED)
     except Exception as error:
         failure = _failure(error)
         if "--debug" in arguments or os.environ.get("MXCLI_DEBUG", "0") not in ("", "0"):
             traceback.print_exception(error)
         tell(f"error: {failure}")
+        _tell_notes(error)
         _flush_or_silence()
         return failure.exit_code
 
@@ -118,6 +126,12 @@ def _flush_or_silence() -> None:
         sys.stdout.flush()
     except OSError:
         silence(sys.stdout.fileno())
+
+
+def _tell_notes(error: BaseException) -> None:
+    """What was noted on an error on its way, such as what it left behind."""
+    for note in getattr(error, "__notes__", ()):
+        tell(f"note: {note}")
 
 
 def _told_interruption(code: int) -> int:

@@ -11,7 +11,8 @@ INCLUDE, EXCLUDE = "+", "-"
 _ENDINGS = {"--json": ".json", "--jsonl": ".jsonl"}
 _MARKS = {"--include": INCLUDE, "--exclude": EXCLUDE}
 _INDEX = ".index.json"
-_MACHINE = {"--device", "--threads", "--max-memory"}
+_MACHINE = {"--device", "--threads", "--max-memory", "--shard-range"}
+_MANNER = {"--resume"}
 
 
 def normalized(arguments: Sequence[str]) -> list[str]:
@@ -38,8 +39,8 @@ def normalized(arguments: Sequence[str]) -> list[str]:
 
 
 def repeatable(arguments: Sequence[str]) -> list[str]:
-    """The arguments without what says where to compute and within what: outputs do not depend on it, and neither
-    does the command that they record."""
+    """The arguments without what says where to compute, within what and in how many runs: outputs do not depend on it,
+    and neither does the command that they record."""
     result: list[str] = []
     waiting = list(arguments)
     while waiting:
@@ -48,7 +49,7 @@ def repeatable(arguments: Sequence[str]) -> list[str]:
             return [*result, word, *waiting]
         option, equals, _ = word.partition("=")
         if option not in _MACHINE:
-            result.append(word)
+            result += [word] if word not in _MANNER else []
         elif not equals and waiting:
             waiting.pop(0)
     return result

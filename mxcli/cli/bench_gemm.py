@@ -44,10 +44,6 @@ From = Annotated[
     str | None,
     typer.Option("--from", metavar="SOURCE", help="A model: the shapes of its linear layers, and its weights for B."),
 ]
-Captures = Annotated[
-    str | None,
-    typer.Option("--captures", metavar="SOURCE", help="Captured activations and gradients of that model's layers."),
-]
 Tokens = Annotated[
     str, typer.Option("--tokens", metavar="N[,N...]", help="Tokens that a layer of --from is computed for.")
 ]
@@ -59,7 +55,7 @@ Data = Annotated[
     str,
     typer.Option("--data", metavar="NAME", help="Values of operands: normal, heavy, uniform, ones or zeros."),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of random values.")]
+Seed = Annotated[int, options.SEED]
 Reference = Annotated[
     str, typer.Option("--vs", metavar="NAME", help="The product that speeds are compared with; above 1 is faster.")
 ]
@@ -84,7 +80,7 @@ def gemm(
     shape: Shapes = None,
     shapes: ShapeFile = None,
     source: From = None,
-    captures: Captures = None,
+    captures: options.Captures = None,
     tokens: Tokens = "16,4096",
     passes: Passes = "fprop",
     data: Data = "normal",

@@ -6,14 +6,23 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mxcli.cli import options
+from mxcli.cli import options, recipes
 from mxcli.cli.arguments import STDOUT, listed
-from mxcli.cli.forms import Forms, check_dry_run, check_forms, deliver_forms, enforce_limits, stated_limits
+from mxcli.cli.forms import (
+    Forms,
+    check_dry_run,
+    check_forms,
+    deliver_forms,
+    deliver_plan,
+    enforce_limits,
+    stated_limits,
+)
 from mxcli.cli.machine import found_device, machine, open_backend
-from mxcli.cli.pages import Pages, check_pages, deliver_pages
+from mxcli.cli.pages import Pages, check_pages, deliver_pages, study_of_compared
 from mxcli.cli.progress import progress
-from mxcli.cli.streams import INTERRUPTED, deliver, stdout_screen, talk_on_stderr
+from mxcli.cli.streams import INTERRUPTED, deliver, talk_on_stderr
 from mxcli.errors import printable
+from mxcli.numerics.draws import stated_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +38,7 @@ def compare(
     roundings: options.Roundings = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
+    recipe: options.RecipeForFormats = None,
     requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "saturate",
     on_indivisible: options.OnIndivisible = "pad",
@@ -42,6 +52,8 @@ def compare(
     markdown: options.Markdown = None,
     html: options.Html = None,
     plots: options.Plots = None,
+    sample: options.Sample = None,
+    seed: options.Seed = None,
     fail_on: options.FailOn = None,
     dry_run: options.DryRun = False,
     device: options.Device = "auto",
@@ -59,13 +71,15 @@ def compare(
     the others are held against. Each tensor is read once. The best SQNR of a tensor is marked; of several as good
     to within 0.01 dB the one with the fewest bits, then the one named first. Totals add up the tensors'
     statistics, and a few sentences say what follows from them. JSON has the metrics that are one number, by
-    combination; CSV has a row per tensor and combination.
+    combination; CSV has a row per tensor and combination. With --sample all combinations measure the same rows, so
+    that their differences are surer than the uncertainty of each.
 
     \b
     Examples:
       mxcli compare samples/tiny-llama --formats mxfp8
       mxcli compare samples/tiny-llama --formats mxfp4 --scale-roundings floor,rceil --by kind --top 5
       mxcli compare samples/tiny-llama --formats mxfp8,mxfp6,mxfp4,nvfp4 --top 0
+      mxcli compare samples/tiny-llama --formats mxfp4,nvfp4 --sample 0.01 --seed 1
       mxcli compare samples/tiny-llama-captures.safetensors --formats mxfp4,nvfp4 --include @gradient
       mxcli compare samples/tiny-llama --formats nvfp4 --scale-roundings te,ct --json | jq -r '.conclusion[]'
     """
@@ -76,26 +90,27 @@ def compare(
     check_forms(forms, force=force)
     check_pages(pages, force=force, dry_run=dry_run)
     limits = stated_limits(fail_on)
+    sampling = stated_sampling(sample, seed)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
     from mxcli.numerics.combinations import combine
 
-    combinations = combine(
-        listed(formats, "--formats"),
-        listed(scale_roundings, "--scale-roundings"),
-        listed(roundings, "--roundings"),
-        dialect=dialect,
-        nonfinite=nonfinite,
-    )
-    first = combinations.recipes[0]
-    asked = options.plan_options(
-        first.format.name,
-        first.scale_rule.name,
-        first.rounding.name,
-        dialect,
+    names = listed(formats, "--formats")
+    asked, content = recipes.options_of_several(
+        context,
+        recipe,
         selectors,
+        format=names[0],
+        dialect=dialect,
         nonfinite=nonfinite,
         on_indivisible=on_indivisible,
         analysis=True,
+    )
+    combinations = combine(
+        names,
+        listed(scale_roundings or asked.scale_rounding, "--scale-roundings"),
+        listed(roundings or asked.rounding, "--roundings"),
+        dialect=asked.dialect,
+        nonfinite=asked.nonfinite,
     )
     from mxcli.flows.grouping import check_grouping
 
@@ -104,29 +119,29 @@ def compare(
     from mxcli.flows.measuring import memory_to_measure
     from mxcli.flows.memory import check_memory
     from mxcli.flows.restoring import open_floats
+    from mxcli.flows.sampled import bytes_to_read, memory_to_sample
     from mxcli.output.comparison import compared_line, comparison_csv, comparison_json, comparison_text
     from mxcli.output.comparison_plan import PlannedComparison, comparison_plan_json, comparison_plan_text
     from mxcli.output.plan import Site
-    from mxcli.output.study import study_of_comparison
 
     checkpoint = open_floats(source, requantize=requantize)
+    recipes.check_recipe(content, checkpoint)
     planned = plan_comparison(checkpoint, combinations, asked)
     for layer in planned.decided:
         talk.detail(f"{printable(layer.name)}: {layer.reason}")
-    need = memory_to_measure(*planned.plans)
+    need = memory_to_sample(sampling, *planned.plans) if sampling else memory_to_measure(*planned.plans)
+    sizes = {steps[0].tensor.name: bytes_to_read(sampling, steps) for steps in planned.compared}
     if dry_run:
         talk.notes([*checkpoint.notes, *planned.notes])
         site = Site(None, None, found_device(where, talk), where.max_memory)
         check_memory(need, site.max_memory, site.device)
-        plan = PlannedComparison(source, checkpoint, planned, need, site)
-        if forms.json is not None:
-            deliver(comparison_plan_json(plan), forms.json)
-        if not forms.takes_stdout:
-            deliver(comparison_plan_text(plan, stdout_screen(no_color=no_color, wide=wide)))
+        plan = PlannedComparison(source, checkpoint, planned, need, site, sum(sizes.values()))
+        deliver_plan(
+            forms, json=lambda: comparison_plan_json(plan), text=lambda screen: comparison_plan_text(plan, screen)
+        )
         return
     backend = open_backend(where, talk)
     check_memory(need, where.max_memory, backend.name)
-    sizes = {steps[0].tensor.name: steps[0].tensor.nbytes for steps in planned.compared}
     total, done = sum(sizes.values()), 0
     with progress("compare", talk) as show:
 
@@ -137,7 +152,9 @@ def compare(
             if forms.jsonl == STDOUT:
                 deliver(compared_line(layer, combinations))
 
-        result = make_comparison(source, checkpoint, planned, backend=backend, by=by, on_layer=on_layer)
+        result = make_comparison(
+            source, checkpoint, planned, backend=backend, by=by, on_layer=on_layer, sampling=sampling
+        )
     talk.notes(result.notes)
     deliver_forms(
         forms,
@@ -149,10 +166,10 @@ def compare(
         ),
         text=lambda screen: comparison_text(result, screen, sort, top),
     )
-    deliver_pages(pages, lambda: study_of_comparison(result), checkpoint, context.obj)
+    deliver_pages(pages, lambda: study_of_compared(result, checkpoint, planned), checkpoint, context.obj)
     if result.unfinished:
         raise typer.Exit(INTERRUPTED)
-    enforce_limits(limits, _measured(result), talk)
+    enforce_limits(limits, _measured(result))
 
 
 def _measured(result: Comparison) -> Iterator[tuple[str, Metrics]]:

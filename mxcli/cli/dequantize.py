@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from mxcli.cli import options
+from mxcli.cli import options, writing
 from mxcli.cli.arguments import STDOUT, repeatable
 from mxcli.cli.machine import machine, open_backend
-from mxcli.cli.progress import progress
-from mxcli.cli.streams import deliver, refuse_existing, talk_on_stderr
+from mxcli.cli.streams import INTERRUPTED, deliver, refuse_existing, talk_on_stderr
 from mxcli.errors import UsageError
 
 
@@ -30,6 +29,9 @@ def dequantize(
     device: options.Device = "auto",
     threads: options.Threads = None,
     max_memory: options.MaxMemory = None,
+    max_shard_size: writing.MaxShardSize = None,
+    shard_range: writing.ShardRange = None,
+    resume: writing.Resume = False,
     force: options.Force = False,
     quiet: options.Quiet = False,
     no_color: options.NoColor = False,
@@ -38,7 +40,7 @@ def dequantize(
     """Write a quantized checkpoint back as plain floats.
 
     The weights are scaled back under the names they had, everything else is copied. The output appears whole or
-    not at all; its path is printed on stdout.
+    not at all; its path is printed on stdout. A run that was cut short is gone on with by --resume.
 
     \b
     Examples:
@@ -47,6 +49,7 @@ def dequantize(
       mxcli dequantize tiny-llama-nvfp4 -o tiny-llama-f32 --dtype f32
     """
     where = machine(device, threads, max_memory)
+    how = writing.asked(force=force, resume=resume, max_shard_size=max_shard_size, shard_range=shard_range)
     refuse_existing([json], force=force)
     if output is None:
         raise UsageError("missing option '-o/--output DIR': name the directory to write.")
@@ -61,17 +64,20 @@ def dequantize(
     need = memory_to_dequantize(checkpoint, named)
     backend = open_backend(where, talk)
     check_memory(need, where.max_memory, backend.name)
-    with progress("dequantize", talk) as show:
+    with writing.manner("dequantize", how, talk) as manner:
         restored = dequantize_checkpoint(
             checkpoint,
             output,
             backend=backend,
             dtype=named,
-            force=force,
-            on_progress=show,
+            max_shard_bytes=how.max_shard_bytes,
+            manner=manner,
             command=repeatable(context.obj or ()),
         )
-    talk.notes((*checkpoint.notes, *restored.notes))
+    talk.notes((*checkpoint.notes, *restored.notes, *writing.resumed_notes(restored.outcome)))
+    if not restored.outcome.complete:
+        writing.tell_unfinished(restored.outcome, output)
+        raise typer.Exit(INTERRUPTED)
     if json is not None:
         content = {
             "source": source,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,6 @@ from mxcli.cli.streams import deliver, refuse_existing, stdout_screen
 from mxcli.errors import UsageError, did_you_mean, printable, together
 
 if TYPE_CHECKING:
-    from mxcli.cli.streams import Talk
     from mxcli.flows.conditions import Condition, Metrics
     from mxcli.flows.report import LayerReport, Report
     from mxcli.output.screen import Screen
@@ -37,13 +36,16 @@ class Forms:
         return STDOUT in (self.json, self.jsonl, self.csv, self.markdown)
 
 
-def check_forms(forms: Forms, *, force: bool, beside: Iterable[str | None] = ()) -> None:
-    """Before any work: raises if two forms ask for stdout, a file exists, or the table cannot be so sorted."""
+def check_forms(
+    forms: Forms, *, force: bool, beside: Iterable[str | None] = (), sorts: Collection[str] | None = None
+) -> None:
+    """Before any work: raises if two forms ask for stdout, a file exists, or the table cannot be so sorted: by one of
+    `sorts`, else by a metric or name."""
     asked = {"--json": forms.json, "--jsonl": forms.jsonl, "--csv": forms.csv, "--markdown": forms.markdown}
     taking = [option for option, file in asked.items() if file == STDOUT]
     if len(taking) > 1:
         raise UsageError(f"{' and '.join(taking)} both ask for stdout: give all but one of them a FILE.")
-    _check_sort(forms.sort)
+    _check_sort(forms.sort, sorts)
     files = [file for file in (*asked.values(), *beside) if file not in (None, STDOUT)]
     twice = [
         file for file in files if [Path(str(other)).absolute() for other in files].count(Path(str(file)).absolute()) > 1
@@ -53,14 +55,19 @@ def check_forms(forms: Forms, *, force: bool, beside: Iterable[str | None] = ())
     refuse_existing([*asked.values(), *beside], force=force)
 
 
-def check_dry_run(forms: Forms, *, dry_run: bool, limits: bool = False) -> None:
-    """Raises UsageError where a form, or with `limits` a judgement, is asked for that needs measuring."""
-    if dry_run and limits:
+def check_dry_run(
+    forms: Forms, *, dry_run: bool, limits: bool = False, beside: Mapping[str, object] | None = None
+) -> None:
+    """Raises UsageError where a form, or with `limits` a judgement, is asked for that needs measuring; `beside` has
+    further options that do."""
+    if not dry_run:
+        return
+    if limits:
         raise UsageError("--dry-run measures nothing that --fail-on could judge: leave one of them out.")
-    if dry_run and (forms.jsonl or forms.csv or forms.markdown):
-        raise UsageError(
-            "--dry-run measures nothing, so there is no --jsonl, no --csv and no --markdown; --json gives the plan."
-        )
+    wanted = {"--jsonl": forms.jsonl, "--csv": forms.csv, "--markdown": forms.markdown, **(beside or {})}
+    asked = [option for option, value in wanted.items() if value is not None]
+    if asked:
+        raise UsageError(f"--dry-run measures nothing, so there is no {', no '.join(asked)}; --json gives the plan.")
 
 
 def stream_layer(layer: LayerReport, forms: Forms) -> None:
@@ -83,8 +90,15 @@ def deliver_report(report: Report, forms: Forms, *, verb: str, ending: str = "",
         json=lambda: report_json(report, verb, **more),
         csv=lambda: report_csv(report),
         lines=lambda streamed: map(layer_line, report.kept if streamed else (*report.layers, *report.kept)),
-        text=lambda screen: "\n".join(filter(None, (report_text(report, screen, forms.sort, forms.top), ending))),
+        text=lambda screen: ended(report_text(report, screen, forms.sort, forms.top), ending, screen),
     )
+
+
+def ended(text: str, ending: str, screen: Screen) -> str:
+    """The text with a last paragraph, if there is one."""
+    from mxcli.output.screen import folded_lines
+
+    return "\n".join([text, *folded_lines(ending, screen)]) if ending else text
 
 
 def deliver_forms(
@@ -102,7 +116,7 @@ def deliver_forms(
     if forms.json is not None:
         deliver(json(), forms.json)
     if forms.csv is not None:
-        deliver(csv(), forms.csv)
+        deliver(csv(), forms.csv, verbatim=True)
     if forms.jsonl is not None:
         left = list(lines(forms.jsonl == STDOUT))
         if left or forms.jsonl != STDOUT:
@@ -111,6 +125,14 @@ def deliver_forms(
         from mxcli.output.markdown import MARKDOWN, page
 
         deliver(page(text(MARKDOWN)), forms.markdown)
+    if not forms.takes_stdout:
+        deliver(text(stdout_screen(no_color=forms.no_color, wide=forms.wide)))
+
+
+def deliver_plan(forms: Forms, *, json: Callable[[], str], text: Callable[[Screen], str]) -> None:
+    """What would be done: the JSON if asked for, and the text unless that takes stdout."""
+    if forms.json is not None:
+        deliver(json(), forms.json)
     if not forms.takes_stdout:
         deliver(text(stdout_screen(no_color=forms.no_color, wide=forms.wide)))
 
@@ -130,19 +152,22 @@ def stated_limits(expressions: Iterable[str] | None) -> list[Condition]:
     return conditions
 
 
-def enforce_limits(conditions: Sequence[Condition], measured: Iterable[tuple[str, Metrics]], talk: Talk) -> None:
-    """Raises LimitError naming every measurement that is beyond a limit; metrics that are absent are told of."""
+def enforce_limits(conditions: Sequence[Condition], measured: Iterable[tuple[str, Metrics]]) -> None:
+    """Raises LimitError naming every measurement that is beyond a limit, and every one of which that cannot be said."""
     if not conditions:
         return
     from mxcli.flows.conditions import check_limits, limit_error
 
     limits = check_limits(conditions, measured)
-    talk.notes(limits.notes)
-    if limits.failures:
+    if limits.failures or limits.unevaluated:
         raise limit_error(limits)
 
 
-def _check_sort(sort: str) -> None:
+def _check_sort(sort: str, sorts: Collection[str] | None) -> None:
+    if sorts is not None:
+        if sort not in sorts:
+            raise UsageError(f"--sort {printable(sort)}: it takes {', '.join(sorts)}.{did_you_mean(sort, sorts)}")
+        return
     from mxcli.numerics.metrics import METRICS, NUMBERS
 
     sortable = ["name", *NUMBERS]

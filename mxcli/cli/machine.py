@@ -33,13 +33,13 @@ def machine(device: str, threads: int | None, max_memory: str | None) -> Machine
     return Machine(device, threads, None if max_memory is None else memory_size(max_memory))
 
 
-def memory_size(text: str) -> int:
+def memory_size(text: str, option: str = "--max-memory") -> int:
     """Bytes of a size such as 8G, 512M, 1.5GiB or 1000000: units are binary, with or without iB or B."""
     found = _SIZE.fullmatch(text.strip())
     size = int(Fraction(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
     if size < 1:
         raise UsageError(
-            f"--max-memory '{printable(text)}' is no size: give bytes, or a number with K, M, G or T such as 8G, 512M "
+            f"{option} '{printable(text)}' is no size: give bytes, or a number with K, M, G or T such as 8G, 512M "
             "or 1.5GiB."
         )
     return size

@@ -18,7 +18,7 @@ Source = Annotated[
         metavar="SOURCE",
         show_default=False,
         help="A .safetensors file, a directory with one, a sharded directory or its .index.json, a PyTorch "
-        ".pt/.pth/.bin, a NumPy .npy/.npz, or a capture file.",
+        ".pt/.pth/.bin, a .gguf file, a NumPy .npy/.npz, or a capture file.",
     ),
 ]
 Output = Annotated[
@@ -33,13 +33,17 @@ _FORMAT = typer.Option(
 )
 Format = Annotated[str, _FORMAT]
 FormatOrRecipe = Annotated[str | None, _FORMAT]
-Recipe = Annotated[
+_RECIPE = (
+    "A TOML file that says what the options say, and more of single tensors. Options given beside it win; --include "
+    "and --exclude come after its own."
+)
+Recipe = Annotated[str | None, typer.Option("--recipe", metavar="FILE", help=_RECIPE)]
+RecipeForFormats = Annotated[
     str | None,
     typer.Option(
         "--recipe",
         metavar="FILE",
-        help="A TOML file that says what the options say, and more of single tensors. Options given beside it win; "
-        "--include and --exclude come after its own.",
+        help=f"{_RECIPE} --formats take the place of its format, and its overrides may only keep tensors.",
     ),
 ]
 SaveRecipe = Annotated[
@@ -146,6 +150,14 @@ Requantize = Annotated[
         "those.",
     ),
 ]
+Captures = Annotated[
+    str | None,
+    typer.Option(
+        "--captures",
+        metavar="SOURCE",
+        help="Captured inputs of the layers (bench: gradients too): what becomes of them is said above.",
+    ),
+]
 Fuse = Annotated[
     str | None,
     typer.Option(
@@ -207,7 +219,9 @@ Jsonl = Annotated[
 Csv = Annotated[
     str | None,
     typer.Option(
-        "--csv", metavar="FILE", help="One CSV row per tensor, in FILE (- is stdout); same names as the JSON."
+        "--csv",
+        metavar="FILE",
+        help="CSV rows by tensor, in FILE (- is stdout), under the names of the JSON; what is null there is empty.",
     ),
 ]
 Markdown = Annotated[
@@ -246,6 +260,16 @@ Top = Annotated[
     int | None,
     typer.Option("--top", min=0, metavar="N", help="Rows of the table to show; totals still cover all."),
 ]
+SortGroups = Annotated[
+    str,
+    typer.Option(
+        "--sort",
+        metavar="KEY",
+        autocompletion=completion.group_keys,
+        help="Order of the table: harm (most under the smallest format first), sqnr_db (lowest first), "
+        "bits_per_element or elements (most first), or name.",
+    ),
+]
 By = Annotated[
     str,
     typer.Option(
@@ -255,17 +279,55 @@ By = Annotated[
         "as mlp.down_proj.",
     ),
 ]
+Sample = Annotated[
+    str | None,
+    typer.Option(
+        "--sample",
+        metavar="FRACTION",
+        help="Read about this share of each tensor, such as 0.01, and estimate the rest: every mean and ratio then has "
+        "its uncertainty, half of a 95 % interval, and the others are of the sample. Tensors below 2 MiB are read "
+        "whole, and of each of the others 1 MiB at least.",
+    ),
+]
+SEED = typer.Option(
+    "--seed",
+    min=0,
+    metavar="N",
+    help="Decides what is drawn at random, the rows of a --sample or the values of a benchmark: 0 if not given.",
+)
+Seed = Annotated[int | None, SEED]
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
         "--fail-on",
         metavar="EXPRESSION",
         help="End with exit code 5, after the report, if a tensor's metrics are as in 'saturated_percent>0.1' or "
-        "'sqnr_db<20 and elements>1000': < <= > >= == != of metrics and numbers, and, or, parentheses. May be "
-        "repeated.",
+        "'sqnr_db<20 and elements>1000': < <= > >= == != of metrics and numbers, and, or, parentheses; or if that "
+        "hangs on a metric the tensor lacks. Where there is no error the SQNR is infinite. May be repeated.",
     ),
 ]
 Wide = Annotated[bool, typer.Option("--wide", help="Full names and all columns, whatever the width of the terminal.")]
+ProductsOf = Annotated[
+    str | None,
+    typer.Option(
+        "--products",
+        metavar="CAPTURES",
+        help="Instead of tensors measure the products of layers, Y = X W^T, dX = dY W and dW = dY^T X, with what was "
+        "captured in this file or directory.",
+    ),
+]
+ActivationFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--activation-format", metavar="FORMAT", help="With --products: the format of X.  [default: the weights']"
+    ),
+]
+GradientFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--gradient-format", metavar="FORMAT", help="With --products: the format of dY.  [default: the weights']"
+    ),
+]
 PerBlock = Annotated[
     str | None,
     typer.Option(

@@ -13,6 +13,7 @@ from mxcli.errors import InputError, RefusedError, UsageError, printable
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
+    from mxcli.flows.compare import Comparison, ComparisonPlan
     from mxcli.flows.plan import Plan
     from mxcli.flows.report import Report
     from mxcli.output.study import Study
@@ -79,3 +80,17 @@ def study_of(report: Report, checkpoint: Checkpoint, plan: Plan) -> Study:
     from mxcli.output.study import study_of_report
 
     return study_of_report(report, worst_blocks(checkpoint, plan, report.layers))
+
+
+def study_of_compared(comparison: Comparison, checkpoint: Checkpoint, planned: ComparisonPlan) -> Study:
+    """A comparison and the worst blocks under its combinations, of tensors that are read once more; a sample has none,
+    so that no more is read than was asked for."""
+    from mxcli.flows.worst_blocks import worst_blocks_compared
+    from mxcli.output.study import study_of_comparison
+
+    if comparison.sample is not None and not comparison.sample.is_everything:
+        return study_of_comparison(comparison)
+    if comparison.sample is not None:
+        return study_of_comparison(comparison)
+    measured = [{layer.name: layer.metrics[at] for layer in comparison.layers} for at in range(len(planned.plans))]
+    return study_of_comparison(comparison, worst_blocks_compared(checkpoint, planned.plans, measured))

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mxcli.cli import options, recipes
+from mxcli.cli import options, recipes, writing
 from mxcli.cli.arguments import repeatable
 from mxcli.cli.forms import Forms, check_dry_run, check_forms, deliver_report
 from mxcli.cli.machine import found_device, machine, open_backend
-from mxcli.cli.progress import progress
-from mxcli.cli.streams import deliver, stdout_screen, talk_on_stderr
+from mxcli.cli.streams import INTERRUPTED, deliver, stdout_screen, talk_on_stderr
+from mxcli.cli.writing import Writing
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
     from mxcli.flows.arrange import Arrangement
+    from mxcli.flows.plan import Options, Plan
+    from mxcli.flows.quantize import Written
     from mxcli.flows.report import Report
     from mxcli.output.plan import Site
 
@@ -35,6 +37,7 @@ def quantize(
     recipe: options.Recipe = None,
     save_recipe: options.SaveRecipe = None,
     fuse: options.Fuse = None,
+    captures: options.Captures = None,
     requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "error",
     on_indivisible: options.OnIndivisible = "error",
@@ -48,6 +51,9 @@ def quantize(
     device: options.Device = "auto",
     threads: options.Threads = None,
     max_memory: options.MaxMemory = None,
+    max_shard_size: writing.MaxShardSize = None,
+    shard_range: writing.ShardRange = None,
+    resume: writing.Resume = False,
     force: options.Force = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -59,7 +65,12 @@ def quantize(
     Linear layers are quantized; norms, embeddings, routers, biases and the output head are kept and listed as
     ignored, unless selected. Everything that stands in the way is named before the first byte is written, and
     the output appears whole or not at all; the source is never touched. stdout carries the same report as
-    `mxcli report`, and as its last line what was written.
+    `mxcli report`, and as its last line what was written. A run that was cut short, by Ctrl-C, a kill or a full
+    disk, is gone on with by --resume; --shard-range divides one among machines.
+
+    With --captures NVFP4 and fp8_e4m3 layers get stored scales of their inputs too, which fit what was captured (W4A4,
+    static FP8); every such layer must be among the captures. Without, loaders quantize weights alone, and inputs of
+    FP8 layers as they come.
 
     \b
     Examples:
@@ -68,14 +79,17 @@ def quantize(
       mxcli quantize samples/tiny-llama --format nvfp4 -o tiny-llama-mixed --exclude '*.down_proj' --top 5
       mxcli quantize samples/tiny-llama --format nvfp4 --dry-run --save-recipe tiny-llama.toml
       mxcli quantize samples/tiny-llama --recipe tiny-llama.toml -o tiny-llama-by-recipe
+      mxcli quantize samples/tiny-llama --format mxfp4 -o tiny-llama-mxfp4 --resume --max-shard-size 200K
+      mxcli quantize samples/tiny-llama --format nvfp4 -o w4a4 --captures samples/tiny-llama-captures.safetensors
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
     where = machine(device, threads, max_memory)
+    how = writing.asked(force=force, resume=resume, max_shard_size=max_shard_size, shard_range=shard_range)
     check_forms(forms, force=force, beside=[save_recipe])
     _check_output(output, dry_run=dry_run)
     check_dry_run(forms, dry_run=dry_run)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
-    asked, content = recipes.merged_options(
+    wanted, content = recipes.merged_options(
         context,
         recipe,
         selectors,
@@ -90,16 +104,14 @@ def quantize(
     )
     from mxcli.flows.arrange import arrange
     from mxcli.flows.memory import check_memory
-    from mxcli.flows.plan import make_plan
     from mxcli.flows.quantize import quantize_checkpoint
     from mxcli.flows.report import report_of
     from mxcli.flows.restoring import open_floats
-    from mxcli.output.plan import written_line, written_record
 
     checkpoint = open_floats(source, requantize=requantize)
     recipes.check_recipe(content, checkpoint)
-    plan = make_plan(checkpoint, asked)
-    arrangement = arrange(checkpoint, plan)
+    plan = _planned(checkpoint, wanted, captures)
+    arrangement = arrange(checkpoint, plan, max_shard_bytes=how.max_shard_bytes)
     for task in arrangement.tasks:
         talk.detail(f"{printable(task.step.tensor.name)}: {task.step.reason}")
     if output is None or dry_run:
@@ -108,26 +120,52 @@ def quantize(
         site = _site(output, found_device(where, talk), where.max_memory)
         check_memory(arrangement.need, site.max_memory, site.device)
         recipes.save_recipe(save_recipe, checkpoint, plan, f"mxcli quantize {printable(source)}")
-        _deliver_plan(result, checkpoint, arrangement, site, forms, force=force)
+        _deliver_plan(result, checkpoint, arrangement, site, forms, how)
         return
     backend = open_backend(where, talk)
     check_memory(arrangement.need, where.max_memory, backend.name)
-    with progress("quantize", talk) as show:
+    with writing.manner("quantize", how, talk) as manner:
         written = quantize_checkpoint(
             checkpoint,
             plan,
             output,
             backend=backend,
-            force=force,
-            on_progress=show,
+            max_shard_bytes=how.max_shard_bytes,
+            manner=manner,
             command=repeatable(context.obj or ()),
         )
+    result = report_of(source, checkpoint, plan, written.arrangement, written.layers)
+    talk.notes((*result.notes, *writing.resumed_notes(written.outcome)))
+    if not written.outcome.complete:
+        deliver_report(result, forms, verb="quantize")
+        writing.tell_unfinished(written.outcome, output)
+        raise typer.Exit(INTERRUPTED)
     recipes.save_recipe(save_recipe, checkpoint, plan, f"mxcli quantize {printable(source)}")
-    result = report_of(source, checkpoint, plan, arrangement, written.layers)
-    talk.notes(result.notes)
-    ending = written_line(result, checkpoint, arrangement, output)
-    record = written_record(checkpoint, arrangement, output)
+    ending, record = _written(result, checkpoint, written, how)
     deliver_report(result, forms, verb="quantize", ending=ending, **record)
+
+
+def _planned(checkpoint: Checkpoint, wanted: Options, captures: str | None) -> Plan:
+    from mxcli.flows.plan import make_plan
+
+    plan = make_plan(checkpoint, wanted)
+    if captures is None:
+        return plan
+    from mxcli.backends.cpu import Cpu
+    from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.input_scales import with_input_scales
+
+    return with_input_scales(checkpoint, plan, open_checkpoint(captures), backend=Cpu())
+
+
+def _written(result: Report, checkpoint: Checkpoint, written: Written, how: Writing) -> tuple[str, dict[str, object]]:
+    """What was written, in a line and for JSON."""
+    from mxcli.output.plan import share_line, share_record, written_line, written_record
+
+    arrangement, folder = written.arrangement, str(written.folder)
+    if how.share is not None:
+        return share_line(arrangement, folder, how.share), share_record(arrangement, folder, how.share)
+    return written_line(result, checkpoint, arrangement, folder), written_record(checkpoint, arrangement, folder)
 
 
 def _site(output: str | None, device: str, max_memory: int | None) -> Site:
@@ -148,15 +186,15 @@ def _deliver_plan(
     arrangement: Arrangement,
     site: Site,
     forms: Forms,
-    *,
-    force: bool,
+    how: Writing,
 ) -> None:
     """The plan, after whatever would refuse the output has had its say."""
     from mxcli.files.writer_place import check_place
     from mxcli.output.plan import output_files, plan_json, plan_text
 
     if site.folder is not None:
-        check_place(Path(site.folder), checkpoint, output_files(checkpoint, arrangement), force=force)
+        names = output_files(checkpoint, arrangement)
+        check_place(Path(site.folder), checkpoint, names, force=how.force, resume=how.resume)
     if forms.json is not None:
         deliver(plan_json(result, checkpoint, arrangement, site), forms.json)
     if not forms.takes_stdout:

@@ -52,6 +52,31 @@ def merged_options(
     return options, content
 
 
+def options_of_several(
+    context: typer.Context,
+    recipe: str | None,
+    selectors: list[str] | None,
+    *,
+    format: str,
+    analysis: bool = False,
+    **named: str | None,
+) -> tuple[Options, RecipeFile | None]:
+    """Like `merged_options` for verbs that try several formats: `format` is one of them, in place of the recipe's.
+
+    Names that are typed are not looked up. Raises UsageError for a recipe that fixes formats of single tensors.
+    """
+    from mxcli.flows.plan import Options
+
+    if recipe is None:
+        return Options(format, **named, selection=selection_rules(selectors), analysis=analysis), None  # type: ignore[arg-type]
+    from mxcli.flows.recipes import for_any_format, options_from, read_recipe
+
+    content = for_any_format(read_recipe(recipe))
+    defaults = {key: value for key, value in named.items() if key in DEFAULTED and not _typed(context, key)}
+    typed = {"format": format, **{key: value for key, value in named.items() if key not in defaults}}
+    return options_from(content, typed, selection_rules(selectors), defaults=defaults, analysis=analysis), content
+
+
 def check_recipe(recipe: RecipeFile | None, checkpoint: Checkpoint) -> None:
     """Raises UsageError naming the selectors of a recipe that take nothing of a source."""
     if recipe is not None:

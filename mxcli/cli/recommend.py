@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mxcli.cli import options
+from mxcli.cli import options, recipes
 from mxcli.cli.arguments import listed
-from mxcli.cli.forms import Forms, check_forms, deliver_forms
-from mxcli.cli.machine import machine, open_backend
+from mxcli.cli.forms import Forms, check_dry_run, check_forms, deliver_forms, deliver_plan, ended
+from mxcli.cli.machine import found_device, machine, open_backend
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import deliver, refuse_existing, talk_on_stderr
 from mxcli.errors import InputError, UsageError, printable
@@ -33,14 +33,6 @@ KeepPercent = Annotated[
         help="Least harm with one format where at most P percent of the elements are kept as they are.",
     ),
 ]
-Captures = Annotated[
-    str | None,
-    typer.Option(
-        "--captures",
-        metavar="FILE",
-        help="Captured activations: harm is then the error of each layer's output, not of its weights.",
-    ),
-]
 Configs = Annotated[
     str | None,
     typer.Option(
@@ -52,26 +44,32 @@ Configs = Annotated[
 
 
 def recommend(
+    context: typer.Context,
     source: options.Source,
     formats: options.Formats,
     bits: Bits = None,
     min_sqnr: MinSqnr = None,
     keep_percent: KeepPercent = None,
-    captures: Captures = None,
+    captures: options.Captures = None,
     save_recipe: options.SaveRecipe = None,
     configs: Configs = None,
     scale_rounding: options.ScaleRounding = None,
     rounding: options.Rounding = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
+    recipe: options.RecipeForFormats = None,
     requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "error",
     on_indivisible: options.OnIndivisible = "keep",
     layout: options.Layout = None,
+    dry_run: options.DryRun = False,
+    sort: options.SortGroups = "harm",
     top: options.Top = None,
     wide: options.Wide = False,
     json: options.Json = None,
+    jsonl: options.Jsonl = None,
     csv: options.Csv = None,
+    markdown: options.Markdown = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     max_memory: options.MaxMemory = None,
@@ -87,7 +85,8 @@ def recommend(
     the target does less harm. Harm is the squared error relative to the squared norm, of weights or, with
     --captures, of the layers' outputs, added up over tensors (`mxcli explain weight-error`). Layers that loaders
     fuse (q, k, v; gate, up) and the experts of a layer get one format together. Of equals the choice with the fewest
-    bits is taken, then the first. Tensors that no format fits are kept and do not count.
+    bits is taken, then the first. Tensors that no format fits are kept and do not count. --sort and --top order and
+    shorten the table only. The page of a choice is that of `mxcli report --recipe`.
 
     \b
     Examples:
@@ -95,54 +94,83 @@ def recommend(
       mxcli recommend samples/tiny-llama --formats nvfp4,mxfp6,mxfp8 --min-sqnr 25 --top 5
       mxcli recommend samples/tiny-llama --formats nvfp4 --keep-percent 15 --configs tiny-llama-configs
       mxcli recommend samples/tiny-llama --formats nvfp4 --bits 6 --captures samples/tiny-llama-captures.safetensors
+      mxcli recommend samples/tiny-llama --formats mxfp4,mxfp8 --bits 6 --dry-run
       mxcli quantize samples/tiny-llama --recipe tiny-llama-5.toml -o tiny-llama-5
+      mxcli report samples/tiny-llama --recipe tiny-llama-5.toml --html tiny-llama-5.html
     """
-    forms = Forms(json=json, jsonl=None, csv=csv, sort="sqnr_db", top=top, wide=wide, no_color=no_color)
+    forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
-    check_forms(forms, force=force, beside=[save_recipe])
+    check_dry_run(forms, dry_run=dry_run, beside={"--save-recipe": save_recipe, "--configs": configs})
+    from mxcli.output.recommendation import SORTS
+
+    check_forms(forms, force=force, beside=[save_recipe], sorts=SORTS)
     _check_configs(configs, force=force)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
     names = listed(formats, "--formats")
-    from mxcli.numerics.recipe import resolve
-
-    for name in names:
-        resolve(name, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-    from mxcli.flows.plan import Options
-    from mxcli.flows.recipe_text import spelled_format
-    from mxcli.flows.targets import stated_target
-
-    target = stated_target(bits, min_sqnr, keep_percent, len({spelled_format(name) for name in names}))
-    asked = Options(
-        names[0],
+    asked, content = recipes.options_of_several(
+        context,
+        recipe,
+        selectors,
+        format=names[0],
         scale_rounding=scale_rounding,
         rounding=rounding,
         dialect=dialect,
         nonfinite=nonfinite,
         on_indivisible=on_indivisible,
-        selection=options.selection_rules(selectors),
         layout=layout,
     )
+    from mxcli.numerics.recipe import resolve_all
+
+    resolve_all(names, rounding=asked.rounding, dialect=asked.dialect, nonfinite=asked.nonfinite)
+    from mxcli.flows.recipe_text import spelled_format
+    from mxcli.flows.targets import stated_target
+
+    target = stated_target(bits, min_sqnr, keep_percent, len({spelled_format(name) for name in names}))
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.files.tensors import TensorInfo
     from mxcli.flows.memory import check_memory
     from mxcli.flows.output_error import CapturedInputs
     from mxcli.flows.producer_configs import producer_files
     from mxcli.flows.recipe_text import recipe_text
-    from mxcli.flows.recommend import memory_to_recommend, plan_candidates
+    from mxcli.flows.recommend import memory_to_recommend, objective_of, plan_candidates
     from mxcli.flows.recommend import recommend as recommended
     from mxcli.flows.restoring import open_floats
+    from mxcli.output.export import json_line
+    from mxcli.output.plan import Site
     from mxcli.output.recommendation import (
         conclusion,
         recommendation_csv,
         recommendation_json,
         recommendation_text,
+        tensor_records,
+    )
+    from mxcli.output.recommendation_plan import (
+        PlannedRecommendation,
+        recommendation_plan_json,
+        recommendation_plan_text,
     )
 
     checkpoint = open_floats(source, requantize=requantize)
+    recipes.check_recipe(content, checkpoint)
     candidates = plan_candidates(checkpoint, names, asked, target)
+    for steps in zip(*(plan.steps for plan in candidates.plans), strict=True):
+        if not any(step.recipe for step in steps):
+            talk.detail(f"{printable(steps[0].tensor.name)}: {steps[0].reason}")
     inputs = None if captures is None else CapturedInputs(open_checkpoint(captures))
+    need = memory_to_recommend(candidates, inputs)
+    if dry_run:
+        site = Site(None, None, found_device(where, talk), where.max_memory)
+        check_memory(need, site.max_memory, site.device)
+        plan = PlannedRecommendation(source, checkpoint, candidates, objective_of(inputs), need, site)
+        talk.notes(plan.notes)
+        deliver_plan(
+            forms,
+            json=lambda: recommendation_plan_json(plan),
+            text=lambda screen: recommendation_plan_text(plan, screen),
+        )
+        return
     backend = open_backend(where, talk)
-    check_memory(memory_to_recommend(candidates, inputs), where.max_memory, backend.name)
+    check_memory(need, where.max_memory, backend.name)
     total, done = sum(info.nbytes for group in candidates.groups for info in group.tensors), 0
     with progress("recommend", talk) as show:
 
@@ -171,8 +199,8 @@ def recommend(
         forms,
         json=lambda: recommendation_json(result, written=written),
         csv=lambda: recommendation_csv(result),
-        lines=lambda streamed: (),
-        text=lambda screen: "\n".join(filter(None, (recommendation_text(result, screen, top), ending))),
+        lines=lambda _: map(json_line, tensor_records(result)),
+        text=lambda screen: ended(recommendation_text(result, screen, sort, top), ending, screen),
     )
 
 

@@ -57,16 +57,20 @@ def tell(text: str) -> None:
         silence(sys.stderr.fileno())
 
 
-def deliver(text: str, file: str = STDOUT) -> None:
+def deliver(text: str, file: str = STDOUT, *, verbatim: bool = False) -> None:
     """The result, ending in a newline, to stdout or to `file`, which appears whole or not at all.
 
+    Text for people is spelled as the locale can show it; with `verbatim` all that the stream can encode stays as it is.
     A reader that closed the pipe ends the program silently.
     """
     if file != STDOUT:
         _write(Path(file), text)
         return
+    screen = detect(sys.stdout, os.environ)
+    if verbatim:
+        screen = Screen(unicode="utf" in (sys.stdout.encoding or "").lower())
     try:
-        print(spelled(text, detect(sys.stdout, os.environ)), flush=True)
+        print(spelled(text, screen), flush=True)
     except BrokenPipeError:
         silence(sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None

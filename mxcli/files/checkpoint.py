@@ -13,7 +13,8 @@ from pathlib import Path
 from mxcli.errors import InputError, printable, together
 from mxcli.files.captures import Capture, captured
 from mxcli.files.dialect import detect_dialect
-from mxcli.files.directory import NUMPY, PYTORCH, SAFETENSORS
+from mxcli.files.directory import GGUF, NUMPY, PYTORCH, SAFETENSORS
+from mxcli.files.gguf_file import read_gguf
 from mxcli.files.index import ShardIndex, absent_tensors, index_notes
 from mxcli.files.model_files import Configs, read_config, read_producer_config, side_files
 from mxcli.files.numpy_file import read_npy, read_npz
@@ -29,6 +30,7 @@ from mxcli.files.ties import tied_by_config
 READERS: Mapping[str, Callable[[Path], FileContents]] = {
     SAFETENSORS: read_safetensors,
     PYTORCH: read_pytorch,
+    GGUF: read_gguf,
     NUMPY: lambda path: read_npz(path) if path.suffix == ".npz" else read_npy(path),
 }
 
@@ -37,7 +39,7 @@ READERS: Mapping[str, Callable[[Path], FileContents]] = {
 class Checkpoint:
     """What `open_checkpoint` found.
 
-    `kind` is "safetensors", "pytorch" or "numpy"; `root` the directory of the source and `files` its weight
+    `kind` is "safetensors", "pytorch", "gguf" or "numpy"; `root` the directory of the source and `files` its weight
     files in order. `tensors` runs through the files in order and through each file by position. `metadata`
     holds each safetensors file's `__metadata__`. `config` is the parsed config.json, `producer_config` ModelOpt's
     hf_quant_config.json beside it, `side_files` what an

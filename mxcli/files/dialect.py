@@ -12,7 +12,7 @@ FP8 = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
 BYTES = frozenset({"U8", "I8"})
 CODES = FP8 | BYTES | {"F4", "F6_E2M3", "F6_E3M2"}
 ANY = frozenset(DTYPES)
-UNSCALED, UNKNOWN = "fp8-unscaled", "unknown"
+UNSCALED, UNKNOWN, BLOCKS = "fp8-unscaled", "unknown", "gguf"
 
 # quant_method as configurations spell it, to the dialect it means; others stand for themselves.
 METHODS = {
@@ -75,10 +75,12 @@ def detect_dialect(
 ) -> tuple[str | None, list[str]]:
     """The dialect, or None for plain tensors, and notes on it.
 
-    `config` is config.json and `producer_config` hf_quant_config.json. The configuration decides, but only
+    Blocks that a file types itself need no more to be known. Else, `config` is config.json and `producer_config` hf_quant_config.json. The configuration decides, but only
     when some tensor holds codes; without a configuration the tensors' names and dtypes decide. Codes that
     nothing explains are the dialect "unknown", so that they are never taken for plain numbers.
     """
+    if any(info.block_type for info in tensors.values()):
+        return BLOCKS, []
     stated = _stated(config, producer_config)
     if not any(info.role == "codes" or info.dtype in FP8 for info in tensors.values()):
         return None, [f"The configuration says {printable(stated)}, but no tensor holds codes."] if stated else []

@@ -8,20 +8,21 @@ from pathlib import Path
 
 from mxcli.errors import InputError, printable, together
 
-SAFETENSORS, PYTORCH, NUMPY = "safetensors", "pytorch", "numpy"
+SAFETENSORS, PYTORCH, GGUF, NUMPY = "safetensors", "pytorch", "gguf", "numpy"
 KINDS = {
     ".safetensors": SAFETENSORS,
     ".pt": PYTORCH,
     ".pth": PYTORCH,
     ".bin": PYTORCH,
+    ".gguf": GGUF,
     ".npy": NUMPY,
     ".npz": NUMPY,
 }
 INDEX_SUFFIX = ".index.json"
 PARTIAL_SUFFIX = ".partial"
 # Where one of these exists and no index does, it alone is the model, as for the libraries that wrote it.
-SOLE = {SAFETENSORS: "model.safetensors", PYTORCH: "pytorch_model.bin"}
-USUAL_INDEXES = tuple(name + INDEX_SUFFIX for name in SOLE.values())
+SOLE = {SAFETENSORS: "model.safetensors", PYTORCH: "pytorch_model.bin", GGUF: "model.gguf"}
+USUAL_INDEXES = tuple(SOLE[kind] + INDEX_SUFFIX for kind in (SAFETENSORS, PYTORCH))
 # Files with a checkpoint's ending that are no part of the model beside them, and why.
 ASIDE = (
     (r"consolidated.*\.(safetensors|pth)$", "the same model under its maker's own names"),
@@ -103,6 +104,18 @@ def refuse_gaps(root: Path, names: list[str]) -> None:
         raise together(InputError, f"{printable(root)}: {len(missing):,} shards are missing", problems)
 
 
+def refuse_variants(root: Path, kind: str, names: list[str]) -> None:
+    """Raise InputError where files of a kind that holds a whole model each are more than the parts of one."""
+    if kind != GGUF or len(names) == 1:
+        return
+    models = {match[1] if (match := SHARD_NAME.fullmatch(name)) else name for name in names}
+    if len(models) > 1:
+        raise InputError(
+            f"{printable(root)}: {counted(names)} models of their own; give one of them as the source instead of the "
+            "directory."
+        )
+
+
 def without_weights(root: Path, names: list[str]) -> str:
     """Why a directory without weights is no checkpoint, with the way out that its content suggests."""
     shown = printable(root)
@@ -110,7 +123,7 @@ def without_weights(root: Path, names: list[str]) -> str:
     if any(folder.name == "snapshots" for folder in folders):
         found = ", ".join(sorted(printable(folder) for folder in (root / "snapshots").iterdir()))
         return f"{shown}: a download cache, not a checkpoint; give one of its snapshots: {found}."
-    foreign = [name for name in names if name.endswith((".gguf", ".h5", ".msgpack", ".onnx"))]
+    foreign = [name for name in names if name.endswith((".h5", ".msgpack", ".onnx"))]
     if foreign:
         listed = ", ".join(map(printable, foreign[:3]))
         return f"{shown}: no weights that can be read, only {listed}; give safetensors or PyTorch files."

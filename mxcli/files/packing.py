@@ -32,3 +32,41 @@ def unswizzle(tiles: Array, rows: int, columns: int) -> Array:
     flat = np.ascontiguousarray(tiles).reshape(-1).view(np.uint8)
     plain = flat.reshape(down, across, 32, 4, 4).transpose(0, 3, 2, 1, 4)
     return np.ascontiguousarray(plain.reshape(down * TILE_ROWS, across * TILE_COLUMNS)[:rows, :columns])
+
+
+def spread_sixes(packed: Array) -> Array:
+    """Codes of 6 bits one to a byte, uint8 [..., 4n], from groups of four in three bytes [..., 3n], the first code in
+    the low bits."""
+    first, second, third = (packed[..., place::3] for place in range(3))
+    codes = np.empty((*packed.shape[:-1], packed.shape[-1] // 3, 4), np.uint8)
+    codes[..., 0] = first & 0b111111
+    codes[..., 1] = first >> 6 | (second & 0b1111) << 2
+    codes[..., 2] = second >> 4 | (third & 0b11) << 4
+    codes[..., 3] = third >> 2
+    return codes.reshape(*packed.shape[:-1], -1)
+
+
+def pack_sixes(codes: Array) -> Array:
+    """The inverse of `spread_sixes`; the two upper bits of each byte must be zero."""
+    first, second, third, fourth = (codes[..., place::4] for place in range(4))
+    packed = np.empty((*codes.shape[:-1], codes.shape[-1] // 4, 3), np.uint8)
+    packed[..., 0] = first | second << 6
+    packed[..., 1] = second >> 2 | third << 4
+    packed[..., 2] = third >> 4 | fourth << 2
+    return packed.reshape(*codes.shape[:-1], -1)
+
+
+def halves(neighbours: Array) -> Array:
+    """Codes of 4 bits, two to a byte along the last dimension: from elements 2j and 2j + 1 in byte j to elements j and
+    j + n of 2n, the lower-numbered one in the low bits both times."""
+    first, second = np.split(neighbours, 2, axis=-1)
+    paired = np.empty_like(neighbours)
+    paired[..., 0::2] = first & 0b1111 | second << 4
+    paired[..., 1::2] = first >> 4 | second & 0b1111_0000
+    return paired
+
+
+def neighbours(halves: Array) -> Array:
+    """The inverse of `halves`."""
+    even, odd = halves[..., 0::2], halves[..., 1::2]
+    return np.concatenate([even & 0b1111 | odd << 4, even >> 4 | odd & 0b1111_0000], axis=-1)

@@ -41,7 +41,7 @@ FOREIGN = (
     Foreign(
         lambda head: head.startswith(b"GGUF"),
         "a GGUF file",
-        "give the safetensors or PyTorch checkpoint it was made from",
+        "give it the ending .gguf",
     ),
     Foreign(
         lambda head: head.startswith(b"PK\x03\x04"),

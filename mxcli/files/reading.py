@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from mxcli.errors import InputError, printable
-from mxcli.files.tensors import DTYPES, Array, TensorInfo, storage_shape
+from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo, storage_shape
 
 
 def read_in_place(info: TensorInfo) -> Array:
@@ -23,14 +26,9 @@ def read_in_place(info: TensorInfo) -> Array:
     if info.nbytes == 0:
         return _frozen(np.empty(shape, dtype))
     try:
-        with info.file.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            end = info.offset + info.nbytes
-            if size < end:
-                raise InputError(
-                    f"{printable(info.file)}: changed while in use: tensor '{printable(info.name)}' ends at "
-                    f"byte {end:,} and the file now has {size:,}; run again on a file at rest."
-                )
+        with info.file.open("rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size < info.offset + info.nbytes:
+                raise InputError(_changed(info, file))
             if info.offset % dtype.itemsize:
                 return _frozen(
                     np.fromfile(file, dtype, info.nbytes // dtype.itemsize, offset=info.offset).reshape(shape)
@@ -42,6 +40,58 @@ def read_in_place(info: TensorInfo) -> Array:
         raise InputError(f"{printable(info.file)}: cannot be read: {printable(error)}.") from error
     count = info.nbytes // dtype.itemsize
     return np.frombuffer(mapped, dtype, count, info.offset - start).reshape(shape)
+
+
+def read_rows(info: TensorInfo, firsts: Sequence[int], rows: int) -> Array:
+    """As many `rows` from each of the `firsts` on, of the tensor with its leading dimensions folded into rows:
+    [firsts, rows, columns], a copy. The tensor lies in place, and nothing else of the file is asked for.
+
+    Raises InputError like `read_in_place`.
+    """
+    dtype = np.dtype(DTYPES[info.dtype].storage)
+    columns = storage_shape(info.dtype, info.shape)[-1]
+    out = np.empty((len(firsts), rows, columns), dtype)
+    row_bytes = columns * dtype.itemsize
+    try:
+        with info.file.open("rb", buffering=0) as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), info.offset, info.nbytes, os.POSIX_FADV_RANDOM)
+            for first, run in zip(firsts, out, strict=True):
+                _fill(file, info, first * row_bytes, memoryview(run).cast("B"))
+    except OSError as error:
+        raise InputError(f"{printable(info.file)}: cannot be read: {printable(error)}.") from error
+    return out
+
+
+def _fill(file: io.FileIO, info: TensorInfo, start: int, wanted: memoryview) -> None:
+    """Reads the bytes of a tensor from `start` on, as many as are wanted."""
+    file.seek(info.offset + start)
+    done = 0
+    while done < len(wanted):
+        count = file.readinto(wanted[done:])
+        if not count:
+            raise InputError(_changed(info, file))
+        done += count
+
+
+def _changed(info: TensorInfo, file: io.FileIO) -> str:
+    return (
+        f"{printable(info.file)}: changed while in use: tensor '{printable(info.name)}' ends at "
+        f"byte {info.offset + info.nbytes:,} and the file now has {os.fstat(file.fileno()).st_size:,}; run again on a "
+        "file at rest."
+    )
+
+
+def will_need(infos: Iterable[TensorInfo]) -> None:
+    """Have the system read tensors that lie in place, so that they are in memory when they are asked for.
+
+    It is a hint: where it cannot be given, nothing happens.
+    """
+    for info in infos:
+        if info.offset == IN_MEMORY or not hasattr(os, "posix_fadvise"):
+            continue
+        with suppress(OSError), info.file.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), info.offset, info.nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def release_pages(array: Array) -> None:

@@ -45,9 +45,12 @@ class TagRow:
     name: str
 
 
-_ROUTERS = r"(^|[._])(router|shared_expert_gate)(\.|$)|(^|\.)(mlp|moe|ffn|feed_forward|\w+_moe|mixer)\.gate\."
+_ROUTERS = (
+    r"(^|[._])(router|shared_expert_gate)(\.|$)|(^|\.)(mlp|moe|ffn|feed_forward|\w+_moe|mixer)\.gate\."
+    r"|(^|\.)ffn_gate_inp(_shexp)?\."
+)
 _NORMS = r"(?i)(^|\.)([^.]*norm[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)\.(weight|gamma|scale|g)$"
-_TABLES = r"(?!patch)[^.]*embed(ding)?s?|(embed_(tokens|in|positions)|positional_embed)[^.]*|wte|wpe|shared"
+_TABLES = r"(?!patch)[^.]*(embed(ding)?s?|embd)|(embed_(tokens|in|positions)|positional_embed)[^.]*|wte|wpe|shared"
 _EMBEDDINGS = rf"(^|\.)({_TABLES})(\.weight)?$"
 
 # The first row that fits decides.
@@ -60,7 +63,7 @@ ROLES = (
     ),
     RoleRow(
         "buffer",
-        r"inv_freq$|(^|\.)(freqs_cis|cos_cached|sin_cached)$|(^|\.)rotary_(pos_)?emb\.",
+        r"inv_freq$|(^|\.)(freqs_cis|cos_cached|sin_cached)$|(^|\.)(rotary_(pos_)?emb|rope_freqs|rope_factors_\w+)\.",
         "rotary table",
     ),
     RoleRow("buffer", r"(^|\.)attn\.bias$", "stored causal mask", dims=MATRICES),
@@ -91,12 +94,13 @@ ROLES = (
     RoleRow("lm_head", r"(^|\.)cls\.predictions\.decoder\.weight$", "output head"),
     RoleRow("norm", _NORMS, "normalization"),
     RoleRow("conv", r"(^|\.)patch_embed|conv", "convolution", dims=KERNELS, widths=FLOAT),
+    RoleRow("conv", r"(^|\.)(ssm_conv1d|shortconv\.conv)\.weight$", "convolution", dims=MATRIX),
     RoleRow("embedding", _EMBEDDINGS, "embedding table"),
     RoleRow("other", r"(^|\.)(A_log|D|[^.]*_tokens?|sinks|logit_scale)$", "model parameter"),
     RoleRow("norm", r"(^|[._])(weight|gamma|scale|g)$", "one value per channel", dims=VECTOR),
     RoleRow("codes", r"", "already in 8 bits or fewer", dims=MATRICES, widths=(NARROW,)),
     RoleRow(MTP, r"(^|\.)(mtp[^.]*|eh_proj)\.", "multi-token prediction layer", dims=MATRICES),
-    RoleRow(WEIGHT, r"(^|[._])experts?\.", "linear layers of experts", dims=range(2, 4)),
+    RoleRow(WEIGHT, r"(^|[._])experts?\.|_exps\.weight$", "linear layers of experts", dims=range(2, 4)),
     RoleRow(WEIGHT, r"(^|[._])moe\.", "linear layers of experts", dims=STACK),
     RoleRow(WEIGHT, r"(^|[._])weight(_(ih|hh)(_l\d+)?(_reverse)?)?$|(^|\.)kernel$", "linear layer", dims=MATRIX),
     RoleRow("conv", r"(^|[._])(weight|kernel)$", "convolution", dims=KERNELS),
@@ -107,8 +111,8 @@ TAGS = (
     TagRow("attn", r"(?i)(^|\.)[^.]*(attn|attention)[^.]*\."),
     TagRow("mlp", r"(?i)(^|\.)([^.]*(mlp|ffn|feed_?forward|DenseReluDense|moe|experts?)[^.]*|intermediate)\."),
     TagRow("mlp", r"(^|\.)(layers?|blocks?|h)\.\d+\.(output\.dense|fc\d)\."),
-    TagRow("expert", r"(^|\.)((local_|routed_)?experts?|expert_\d+)\.|moe\.(input|output)_linear\."),
-    TagRow("shared_expert", r"(^|\.)shared_experts?\."),
+    TagRow("expert", r"(^|\.)((local_|routed_)?experts?|expert_\d+)\.|moe\.(input|output)_linear\.|_exps\."),
+    TagRow("shared_expert", r"(^|\.)shared_experts?\.|_shexp\."),
     TagRow("router", _ROUTERS),
     TagRow(MTP, r"(^|\.)(mtp[^.]*|eh_proj)\."),
     TagRow("vision", r"(?i)(^|\.)(visual|vision|vision_[^.]*|vit|image_encoder|(multi_modal|mm)_projector)\."),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mxcli.errors import InputError, did_you_mean, printable
 from mxcli.files.directory import (
+    GGUF,
     INDEX_SUFFIX,
     KINDS,
     NUMPY,
@@ -21,6 +23,7 @@ from mxcli.files.directory import (
     model_names,
     of_kind,
     refuse_gaps,
+    refuse_variants,
     without_weights,
 )
 from mxcli.files.index import ShardIndex, read_index
@@ -64,19 +67,20 @@ def locate(source: str | Path) -> Source:
     names = listing(path.parent)
     indexed = any(name.endswith(INDEX_SUFFIX) for name in names)
     if "config.json" in names and not indexed and model_names(kind, names, []) == [path.name]:
-        return _in_directory(path.parent)
+        return _in_directory(path.parent, (kind,))
     return Source(path.parent, kind, (path,), notes=_lone_shard(path, names))
 
 
-def _in_directory(root: Path) -> Source:
+def _in_directory(root: Path, kinds: Sequence[str] = (SAFETENSORS, PYTORCH, GGUF, NUMPY)) -> Source:
     names = listing(root)
     notes: list[str] = []
     index = choose_index(root, names, notes)
     if index is not None:
         return _indexed(root / index, names, notes)
-    for kind in (SAFETENSORS, PYTORCH, NUMPY):
+    for kind in kinds:
         chosen = model_names(kind, names, notes)
         if chosen:
+            refuse_variants(root, kind, chosen)
             refuse_gaps(root, chosen)
             notes += _unfinished(names)
             return Source(root, kind, tuple(root / name for name in chosen), None, True, tuple(notes))
@@ -121,6 +125,8 @@ def _kind_of(path: Path) -> str:
         return PYTORCH
     if head.startswith(b"\x93NUMPY"):
         return NUMPY
+    if head.startswith(b"GGUF"):
+        return GGUF
     raise InputError(
         foreign_content(path, head, size)
         or f"{printable(path)}: not a checkpoint; known endings are {', '.join(KINDS)} and {INDEX_SUFFIX}."

@@ -71,6 +71,7 @@ class TensorInfo:
     `dtype` is a safetensors name and `shape` the logical shape (an F4 row of 16 counts 16, not 8). `offset`
     is the position of its first byte in `file`, or IN_MEMORY where the bytes must be decoded first
     (compressed, pickled, byte-swapped or transposed data). `nbytes` counts the bytes `read` returns.
+    `block_type` names the type of GGUF whose blocks the bytes are; empty where `dtype` and `shape` say it all.
     """
 
     name: str
@@ -80,6 +81,12 @@ class TensorInfo:
     file: Path
     offset: int
     nbytes: int
+    block_type: str = ""
+
+    @property
+    def type_name(self) -> str:
+        """What its bytes are, as people call it."""
+        return self.block_type or self.dtype
 
     @property
     def elements(self) -> int:

@@ -3,49 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import COLUMN, OWN, PREFERRED, QUANTIZATION_CONFIG, Entry, Layout, Weight, find_layout
 from mxcli.files.model_files import CONFIG
+from mxcli.files.outline import Target
+from mxcli.files.tensors import Array
 from mxcli.files.writer_shards import Shard
+from mxcli.flows.containers import CONTAINERS
 from mxcli.flows.ignored import ignored_modules
 from mxcli.flows.memory import Need, need_of
 from mxcli.flows.pieces import Piece, pieces_of, stack_module
 from mxcli.flows.plan import Plan, Step
 from mxcli.flows.reasons import nothing_to_quantize
-from mxcli.flows.sharding import shards_of
+from mxcli.flows.sharding import Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A step and the pieces it is quantized in; without pieces its tensor is copied, or left out if it is tied."""
+    """A step, where its tensor goes (None: nowhere), and the pieces it is quantized in; without pieces its tensor is
+    copied, or left out if it is tied."""
 
     step: Step
+    target: Target | None
     pieces: tuple[Piece, ...] = ()
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """The tensors written for it."""
-        info = self.step.tensor
+        return tuple(entry for unit in self.units for entry in unit)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The same, by pieces."""
         if self.pieces:
-            return tuple(content.entry for piece in self.pieces for content in piece.contents)
-        return () if self.step.tied_to is not None else (Entry(info.name, info.dtype, info.shape),)
+            return tuple(piece.entries for piece in self.pieces)
+        if self.target is None or self.step.tied_to is not None:
+            return ()
+        return ((Entry(self.target.name, self.target.dtype, self.step.tensor.shape),),)
 
     @property
     def working_bytes(self) -> int:
         """Memory it needs: the tensor, and of its largest piece what is written and a copy where it is turned."""
         largest = max((piece.nbytes for piece in self.pieces), default=0)
-        turned = self.step.tensor.nbytes // len(self.pieces) if self.pieces and self.step.axis == COLUMN else 0
+        copied = self.step.axis == COLUMN or (self.target is not None and self.target.reorder is not None)
+        turned = self.step.tensor.nbytes // max(1, len(self.pieces)) if copied else 0
         return self.step.tensor.nbytes + turned + largest
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
     """What is written: the tasks in order, the shards they fill, and configuration files by name; `ignored` are the
-    modules that stay plain."""
+    modules that stay plain, `constants` tensors that the source lacks."""
 
     layout: Layout
     tasks: tuple[Task, ...]
@@ -53,6 +65,7 @@ class Arrangement:
     configs: Mapping[str, Mapping[str, object]]
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
+    constants: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -76,71 +89,72 @@ class Arrangement:
         return need_of(((task.step.tensor.name, task.working_bytes) for task in self.tasks), pending)
 
 
-def arrange(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Arrangement:
-    """The plan in files; `layout` None is the one the plan's options name, else the preferred one that serves.
+def arrange(
+    checkpoint: Checkpoint, plan: Plan, layout: str | None = None, *, max_shard_bytes: int | None = None
+) -> Arrangement:
+    """The plan in files; `layout` None is the one the plan's options name, else the preferred one that serves. Without
+    `max_shard_bytes` the sharding of the source is kept.
 
     Steps that the layout cannot hold are kept, with a note. Raises RefusedError, naming everything at once, for a
     format or padding that a named layout cannot hold, for names that would occur twice, and if nothing is left.
     """
-    name = layout or plan.options.layout
-    chosen = find_layout(name) if name else _default_layout(checkpoint, plan)
+    chosen = layout_of(checkpoint, plan, layout)
     _refuse_impossible(plan, chosen)
-    tasks = _whole_modules(tuple(_task(step, chosen, checkpoint.config) for step in plan.steps), chosen)
+    container = CONTAINERS[chosen.kind]
+    outline = container.outline(checkpoint, [step.tensor for step in plan.steps])
+    tasks = tuple(_task(step, chosen, checkpoint.config, outline.targets[step.tensor.name]) for step in plan.steps)
+    tasks = _whole_modules(tasks, chosen)
     if not any(task.pieces for task in tasks):
         infos, reasons = [task.step.tensor for task in tasks], [task.step.reason for task in tasks]
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
-    entries: dict[Path, list[Entry]] = {}
+    units: dict[Path, list[Unit]] = {}
     for task in tasks:
-        entries.setdefault(task.step.tensor.file, []).extend(task.entries)
+        units.setdefault(task.step.tensor.file, []).extend(task.units)
     kept = [task.step.tensor for task in tasks if not task.pieces]
     weights = [piece.weight for task in tasks for piece in task.pieces]
     ignored = ignored_modules(kept, checkpoint.tied, [weight.name for weight in weights])
+    settings = chosen.settings(weights, ignored)
     configs = {
         # Of a source without configuration, just what says how the codes are to be read.
-        CONFIG: {**(checkpoint.config or {}), QUANTIZATION_CONFIG: chosen.settings(weights, ignored)},
+        CONFIG: {**(checkpoint.config or {}), **({QUANTIZATION_CONFIG: settings} if settings else {})},
         **chosen.beside(weights, ignored),
     }
-    shards = _described(shards_of(checkpoint, entries), tasks, chosen)
-    notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(name)), *chosen.remarks(weights))
-    return Arrangement(chosen, tasks, shards, configs, ignored, notes)
+    shards = _described(container.shards(checkpoint, outline, units, weights, max_shard_bytes), tasks, chosen)
+    remarks = (*chosen.remarks(weights), *outline.remarks)
+    notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(layout or plan.options.layout)), *remarks)
+    return Arrangement(chosen, tasks, shards, configs, ignored, notes, outline.constants)
+
+
+def layout_of(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Layout:
+    """The layout of that name, else the one the plan's options name, else the preferred one that serves."""
+    name = layout or plan.options.layout
+    return find_layout(name) if name else _default_layout(checkpoint, plan)
 
 
 def _described(shards: tuple[Shard, ...], tasks: Sequence[Task], layout: Layout) -> tuple[Shard, ...]:
-    """The shards, with what the layout says of its weights in their headers."""
-    weight_of = {piece.contents[0].entry.name: piece for task in tasks for piece in task.pieces}
-    stored = {content.entry.name for piece in weight_of.values() for content in piece.contents}
-    return tuple(
-        replace(
-            shard,
-            metadata={
-                **shard.metadata,
-                **layout.metadata(
-                    [weight_of[entry.name].weight for entry in shard.entries if entry.name in weight_of],
-                    [entry.name for entry in shard.entries if entry.name not in stored],
-                ),
-            },
-        )
-        for shard in shards
-    )
+    """The shards, with what the layout says in the header of each."""
+    weights = [piece.weight for task in tasks for piece in task.pieces]
+    said = layout.metadata(weights, [entry.name for task in tasks if not task.pieces for entry in task.entries])
+    return tuple(replace(shard, metadata={**shard.metadata, **said}) for shard in shards)
 
 
-def _task(step: Step, layout: Layout, config: Mapping[str, object] | None) -> Task:
+def _task(step: Step, layout: Layout, config: Mapping[str, object] | None, target: Target | None) -> Task:
     if step.recipe is None:
-        return Task(step)
-    pieces = pieces_of(step, layout, config)
+        return Task(step, target)
+    pieces = "it has no place for it" if target is None else pieces_of(step, layout, config, target)
     if isinstance(pieces, str):
-        return Task(_kept(step, layout, pieces))
-    return Task(step, pieces)
+        return Task(_kept(step, layout, pieces), target)
+    return Task(step, target, pieces)
 
 
 def _whole_modules(tasks: tuple[Task, ...], layout: Layout) -> tuple[Task, ...]:
-    """The tasks, where a stack of experts is split only if all stacks of its module are: a loader is told of a module
-    either that it is quantized or that it is not."""
+    """The tasks, where a stack of experts is split (or held by a layout of whole stacks) only if all stacks of its
+    module are: a loader is told of a module either that it is quantized or that it is not."""
     modules = [stack_module(task.step.tensor.name) for task in tasks]
     torn = {module for module, task in zip(modules, tasks, strict=True) if module and not task.pieces}
     return tuple(
-        Task(_kept(task.step, layout, "another stack of its experts is kept"))
-        if module in torn and any(piece.expert is not None for piece in task.pieces)
+        Task(_kept(task.step, layout, "another stack of its experts is kept"), task.target)
+        if module in torn and any(layout.whole_stacks or piece.expert is not None for piece in task.pieces)
         else task
         for module, task in zip(modules, tasks, strict=True)
     )
@@ -160,7 +174,8 @@ def _default_layout(checkpoint: Checkpoint, plan: Plan) -> Layout:
 
 
 def _refuse_impossible(plan: Plan, layout: Layout) -> None:
-    """Raise RefusedError for formats that a layout lacks, and for padding where it stores none."""
+    """Raise RefusedError for formats that a layout lacks, for padding where it stores none, and for scales of inputs
+    that it cannot do without."""
     problems = [
         f"{name}: the layout {layout.name} cannot hold it; it holds {', '.join(layout.formats)}. Use --layout "
         f"{OWN.name} for any format."
@@ -172,6 +187,12 @@ def _refuse_impossible(plan: Plan, layout: Layout) -> None:
         f"--layout {OWN.name} or --on-indivisible keep."
         for step in plan.quantized
         if step.padded and layout is not OWN
+    ]
+    problems += [
+        f"{name}: loaders of the layout {layout.name} take a stored scale of each layer's inputs. Give captured inputs "
+        f"with --captures, or use a format whose inputs are quantized as they come, such as {name}_channel."
+        for name in sorted({step.recipe.format.name for step in plan.quantized if step.recipe and not step.input_scale})
+        if name in layout.needs_input_scales
     ]
     if problems:
         raise together(RefusedError, f"What the layout {layout.name} cannot hold", problems)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mxcli.files.tensors import DTYPES, TensorInfo
-from mxcli.flows.fused import fused_set
+from mxcli.flows.fused import FUSED, fused_set, named_sets
 from mxcli.flows.measuring import stored_bits
 from mxcli.flows.plan import Plan, Step
 from mxcli.numerics.blocks import grid_shape
@@ -63,18 +63,20 @@ class Group:
         return sum(info.elements for info in self.tensors)
 
 
-def group_name(name: str) -> str:
+def group_name(name: str, sets: Iterable[Sequence[str]] = FUSED) -> str:
     """The set that a weight moves with: all experts of a module, a fused set, else itself."""
     experts = _EXPERTS.fullmatch(name)
-    return experts[1] if experts else fused_set(name) or name
+    return experts[1] if experts else fused_set(name, sets) or name
 
 
 def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
     """The groups of the tensors that some plan quantizes, in the order of the source."""
     found: dict[str, list[TensorInfo]] = {}
+    fuse = plans[0].options.fuse
+    sets = (*named_sets(fuse), *FUSED) if fuse else FUSED
     for steps in zip(*(plan.steps for plan in plans), strict=True):
         if any(step.recipe for step in steps):
-            found.setdefault(group_name(steps[0].tensor.name), []).append(steps[0].tensor)
+            found.setdefault(group_name(steps[0].tensor.name, sets), []).append(steps[0].tensor)
     return tuple(Group(name if len(infos) > 1 else infos[0].name, tuple(infos)) for name, infos in found.items())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -16,12 +16,14 @@ from mxcli.flows.inspect import Total, totals_by
 from mxcli.flows.measuring import Steps, measure, measured_steps, not_finite, oddities, refuse, summed
 from mxcli.flows.plan import Options, Plan, Step, make_plan
 from mxcli.flows.report import KEPT, PADDED, QUANTIZED, TIED, decision_of
+from mxcli.flows.sampled import Taken, measure_samples, sample_notes, taken
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.combinations import Combinations
+from mxcli.numerics.draws import Sampling
+from mxcli.numerics.estimates import Counted, metrics_of
 from mxcli.numerics.measures import Value
-from mxcli.numerics.metrics import NUMBERS, measured, number_of
+from mxcli.numerics.metrics import NUMBERS, judged_number, number_of
 from mxcli.numerics.recipe import Recipe
-from mxcli.numerics.stats import Stats
 
 Metrics = Mapping[str, Value]
 
@@ -47,26 +49,22 @@ class Compared:
 @dataclass(frozen=True, slots=True)
 class ComparisonPlan:
     """A plan for each combination. What all of them quantize is compared, so that every total is of the same tensors;
-    a tensor that one of them keeps is kept."""
+    a tensor that one of them keeps is kept.
+
+    `compared` holds the steps of each tensor that is compared, `decided` what becomes of every tensor, nothing of it
+    being measured yet.
+    """
 
     combinations: Combinations
     options: Options
     plans: tuple[Plan, ...]
-
-    @property
-    def compared(self) -> list[Steps]:
-        """The steps of each tensor that is compared."""
-        return measured_steps(self.plans)
-
-    @property
-    def decided(self) -> list[Compared]:
-        """What becomes of every tensor, nothing of it being measured yet."""
-        return [_compared(steps) for steps in zip(*(plan.steps for plan in self.plans), strict=True)]
+    compared: tuple[Steps, ...]
+    decided: tuple[Compared, ...]
 
     @property
     def quantized_bytes(self) -> list[int]:
         """What the tensors compared take under each combination, scales included."""
-        return [sum(map(_stored_bytes, steps)) for steps in zip(*self.compared, strict=True)]
+        return [sum(map(stored_bytes, steps)) for steps in zip(*self.compared, strict=True)]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -80,7 +78,7 @@ class Comparison:
 
     `sums` holds all metrics of everything compared under each combination (none: nothing was), `groups` those of the
     tensors `by` layer, role or kind, each with their number as `tensors`. `unfinished` is how many tensors an
-    interruption left out.
+    interruption left out. `sample` is the sample that was measured (None: no sample was asked for).
     """
 
     source: str
@@ -96,6 +94,7 @@ class Comparison:
     counts: Mapping[str, int]
     notes: tuple[str, ...]
     unfinished: int
+    sample: Taken | None = None
 
 
 def plan_comparison(checkpoint: Checkpoint, combinations: Combinations, options: Options) -> ComparisonPlan:
@@ -118,13 +117,14 @@ def plan_comparison(checkpoint: Checkpoint, combinations: Combinations, options:
     if refusals:
         raise together(RefusedError, "What cannot be compared as it is", list(dict.fromkeys(refusals)))
     plans = tuple(_under(recipe, of_format[recipe.format.name]) for recipe in combinations.recipes)
-    planned = ComparisonPlan(combinations, options, plans)
-    if not planned.compared:
+    compared = tuple(measured_steps(plans))
+    if not compared:
         raise RefusedError(
             "nothing to compare: no tensor is quantized under all of the formats. Use --on-indivisible pad, or other "
             "formats."
         )
-    return planned
+    decided = tuple(_compared(steps) for steps in zip(*(plan.steps for plan in plans), strict=True))
+    return ComparisonPlan(combinations, options, plans, compared, decided)
 
 
 def make_comparison(
@@ -135,8 +135,9 @@ def make_comparison(
     backend: Backend,
     by: str = "role",
     on_layer: Callable[[Compared], None] | None = None,
+    sampling: Sampling | None = None,
 ) -> Comparison:
-    """Measures every tensor under every combination, each tensor read once.
+    """Measures every tensor under every combination, each tensor read once, or with `sampling` a sample of each.
 
     `on_layer` is told of each as it is done. An interruption ends the measuring and leaves a comparison of what was
     done. Raises RefusedError for values that are not finite, if the options refuse them.
@@ -146,18 +147,19 @@ def make_comparison(
     groups = by_role if by == "role" else _Sums(planned, by)
     refusals: list[str] = []
     try:
-        for steps, made in measure(checkpoint, planned.plans, backend):
-            stats = [q.stats for q in made if q.stats is not None]
-            refusals += not_finite(steps[0], stats[0])
-            layers.append(_compared(steps, stats))
+        for steps, counted in _counted(checkpoint, planned, backend, sampling):
+            refusals += not_finite(steps[0], counted[0])
+            layers.append(_compared(steps, counted))
             for sums in {by_role, groups}:
-                sums.add(steps, stats)
+                sums.add(steps, counted)
             if on_layer is not None:
                 on_layer(layers[-1])
     except KeyboardInterrupt:
         pass
     refuse(refusals)
     infos, decided = checkpoint.tensors.values(), planned.decided
+    read = ((layer.metrics[0], planned.combinations.recipes) for layer in layers)
+    sample = None if sampling is None else taken(sampling, read)
     return Comparison(
         source=source,
         total=Total.of(infos),
@@ -170,9 +172,27 @@ def make_comparison(
         by=by,
         groups=groups.groups,
         counts=counts_of(decided),
-        notes=(*checkpoint.notes, *planned.notes, *oddities((layer.name, layer.metrics) for layer in layers)),
+        notes=(
+            *checkpoint.notes,
+            *planned.notes,
+            *oddities((layer.name, layer.metrics) for layer in layers),
+            *sample_notes(sample),
+        ),
         unfinished=len(planned.compared) - len(layers),
+        sample=sample,
     )
+
+
+def _counted(
+    checkpoint: Checkpoint, planned: ComparisonPlan, backend: Backend, sampling: Sampling | None
+) -> Iterator[tuple[Steps, list[Counted]]]:
+    """What is counted of each tensor, or of a sample of it, under every combination."""
+    if sampling is None:
+        for steps, made in measure(checkpoint, planned.plans, backend):
+            yield steps, [q.stats for q in made if q.stats is not None]
+    else:
+        for steps, samples in measure_samples(checkpoint, planned.plans, backend, sampling):
+            yield steps, list(samples)
 
 
 def counts_of(layers: Sequence[Compared]) -> dict[str, int]:
@@ -203,12 +223,12 @@ def is_as_good(sqnr_db: float, other_db: float) -> bool:
 
 def sqnr_or_infinity(metrics: Metrics) -> float | None:
     """SQNR in dB, infinite where the result is exact; None where there is none."""
-    return math.inf if metrics["mse"] == 0 else number_of(metrics, "sqnr_db")
+    return judged_number(metrics, "sqnr_db")
 
 
 def _under(recipe: Recipe, plan: Plan) -> Plan:
     """The plan for the recipe's format with the recipe itself: rules have no say in what is quantized."""
-    steps = tuple(replace(step, recipe=recipe) if step.recipe else step for step in plan.steps)
+    steps = tuple(replace(step, recipe=recipe) if step.recipe not in (None, recipe) else step for step in plan.steps)
     return replace(plan, steps=steps)
 
 
@@ -218,20 +238,20 @@ class _Sums:
     def __init__(self, planned: ComparisonPlan, by: str) -> None:
         self._rows = [recipe.format for recipe in planned.combinations.recipes]
         self._label = labels(by, (steps[0].tensor for steps in planned.compared))
-        self._groups: dict[str, list[Stats]] = {}
+        self._groups: dict[str, list[Counted]] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, steps: Steps, stats: list[Stats]) -> None:
+    def add(self, steps: Steps, counted: list[Counted]) -> None:
         """Counts a tensor in."""
         label = self._label[steps[0].tensor.name]
         known = self._groups.get(label)
-        self._groups[label] = [a + b for a, b in zip(known, stats, strict=True)] if known else stats
+        self._groups[label] = list(map(add, known, counted)) if known else counted
         self._counts[label] = self._counts.get(label, 0) + 1
 
     @property
     def groups(self) -> dict[str, tuple[Metrics, ...]]:
         """Metrics of each group under each combination."""
-        return {label: self._metrics(stats, self._counts[label]) for label, stats in self._groups.items()}
+        return {label: self._metrics(each, self._counts[label]) for label, each in self._groups.items()}
 
     @property
     def total(self) -> tuple[Metrics, ...]:
@@ -239,14 +259,14 @@ class _Sums:
         columns = list(zip(*self._groups.values(), strict=True))
         return self._metrics([reduce(add, column) for column in columns], sum(self._counts.values()))
 
-    def _metrics(self, stats: Sequence[Stats], tensors: int) -> tuple[Metrics, ...]:
-        return tuple(summed(each, row, tensors) for each, row in zip(stats, self._rows, strict=False))
+    def _metrics(self, counted: Sequence[Counted], tensors: int) -> tuple[Metrics, ...]:
+        return tuple(summed(each, row, tensors) for each, row in zip(counted, self._rows, strict=False))
 
 
-def _compared(steps: Steps, stats: Sequence[Stats] = ()) -> Compared:
+def _compared(steps: Steps, counted: Sequence[Counted] = ()) -> Compared:
     metrics = tuple(
-        measured(each, step.recipe.format, step.shape, metrics=NUMBERS)
-        for step, each in zip(steps, stats, strict=False)
+        metrics_of(each, step.recipe.format, step.shape, metrics=NUMBERS)
+        for step, each in zip(steps, counted, strict=False)
         if step.recipe is not None
     )
     decision = _decision(steps)
@@ -256,12 +276,12 @@ def _compared(steps: Steps, stats: Sequence[Stats] = ()) -> Compared:
 
 def _decision(steps: Steps) -> str:
     """What becomes of a tensor: kept if any combination keeps it, padded if any pads it."""
-    decisions = {decision_of(step) for step in steps}
+    decisions = [decision_of(step) for step in steps]
     return next(word for word in (TIED, KEPT, PADDED, QUANTIZED) if word in decisions)
 
 
-def _stored_bytes(step: Step) -> int:
-    """Bytes of the codes and scales of a tensor."""
+def stored_bytes(step: Step) -> int:
+    """Bytes of the codes and scales of a tensor that is quantized."""
     assert step.recipe is not None
     row, shape = step.recipe.format, step.shape
     codes = math.prod(shape[:-1]) * packed_columns(row, shape[-1])

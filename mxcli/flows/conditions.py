@@ -1,15 +1,20 @@
-"""Limits that a user states on metrics (`--fail-on`): read safely, checked for every tensor, told all at once."""
+"""Limits that a user states on metrics (`--fail-on`): read safely, checked for every tensor, told all at once.
+
+What could not be checked has not passed: where the outcome hangs on a metric that a tensor does not have, that is told
+as a failure is.
+"""
 
 from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mxcli.errors import LimitError, UsageError, did_you_mean, printable
+from mxcli.numerics.estimates import is_of_part, uncertainty_of
 from mxcli.numerics.measures import Value
-from mxcli.numerics.metrics import METRICS, NUMBERS, number_of
+from mxcli.numerics.metrics import ESTIMATED, METRICS, NUMBERS, OF_SAMPLE, judged_number
 
 Metrics = Mapping[str, Value]
 
@@ -22,6 +27,11 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
     ast.NotEq: operator.ne,
 }
 _EXAMPLE = "'saturated_percent>0.1 or sqnr_db<20'"
+_NAMED = 10
+_WAY_OUT = (
+    " What cannot be checked has not passed: leave such tensors out (--exclude), or say for which the condition "
+    "counts, as in 'sqnr_db<20 and nonfinite==0'."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +45,12 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What conditions found: how many measurements were `checked`, a sentence for each that fails, and notes on
-    metrics that some tensor lacks."""
+    """What conditions found: how many measurements were `checked`, a sentence for each that fails, and one for each
+    condition that could not be evaluated for some."""
 
     checked: int
     failures: tuple[str, ...]
-    notes: tuple[str, ...]
+    unevaluated: tuple[str, ...] = ()
 
 
 def parse_condition(text: str) -> Condition:
@@ -59,34 +69,40 @@ def parse_condition(text: str) -> Condition:
     return Condition(text, tree, metrics)
 
 
-def holds(condition: Condition, metrics: Metrics) -> bool:
-    """Whether a tensor fails; a comparison with a metric that is absent is never true."""
+def fails(condition: Condition, metrics: Metrics) -> bool | None:
+    """Whether a tensor fails; None where that hangs on a metric that is absent.
+
+    An exact result has an infinite SQNR and no error, so that it is better than any limit.
+    """
     return _holds(condition.tree, metrics)
 
 
 def check_limits(conditions: Iterable[Condition], measured: Iterable[tuple[str, Metrics]]) -> Limits:
     """All conditions for everything measured, under the names given."""
-    stated, checked, failures = tuple(conditions), 0, []
-    absent: dict[tuple[str, str], list[str]] = {}
+    stated, checked, failures = tuple(conditions), 0, list[str]()
+    lacking: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name, metrics in measured:
         checked += 1
         for condition in stated:
-            if holds(condition, metrics):
+            failed = fails(condition, metrics)
+            if failed:
                 failures.append(_failure(name, condition, metrics))
-            for metric in condition.metrics:
-                if metrics[metric] is None:
-                    absent.setdefault((condition.text, metric), []).append(name)
-    return Limits(checked, tuple(failures), tuple(_absences(absent)))
+            elif failed is None:
+                absent = tuple(metric for metric in condition.metrics if judged_number(metrics, metric) is None)
+                lacking.setdefault((condition.text, absent), []).append(name)
+    return Limits(checked, tuple(failures), tuple(_unevaluated(*each, names) for each, names in lacking.items()))
 
 
 def limit_error(limits: Limits) -> LimitError:
-    """The failures as one error."""
-    if len(limits.failures) == 1:
-        return LimitError(limits.failures[0])
-    return LimitError(
-        f"--fail-on: {len(limits.failures):,} failures in {limits.checked:,} measurements.",
-        limits.failures,
-    )
+    """The failures, and what could not be evaluated, as one error."""
+    told = (*limits.unevaluated, *limits.failures)
+    if len(told) == 1:
+        return LimitError(told[0] + _WAY_OUT if limits.unevaluated else told[0])
+    failures, unevaluated = len(limits.failures), len(limits.unevaluated)
+    counts = [f"{failures:,} failure{'s' if failures > 1 else ''}"] if failures else []
+    counts += [f"{unevaluated:,} that could not be evaluated"] if unevaluated else []
+    headline = f"--fail-on: {' and '.join(counts)} in {limits.checked:,} measurements."
+    return LimitError(headline + _WAY_OUT if unevaluated else headline, told)
 
 
 def _names_in(node: ast.expr, text: str) -> Iterator[str]:
@@ -130,38 +146,57 @@ def _number(node: ast.expr) -> float | None:
     return None
 
 
-def _holds(node: ast.expr, metrics: Metrics) -> bool:
+def _holds(node: ast.expr, metrics: Metrics) -> bool | None:
     if isinstance(node, ast.BoolOp):
-        values = (_holds(value, metrics) for value in node.values)
-        return all(values) if isinstance(node.op, ast.And) else any(values)
+        return _joined([_holds(value, metrics) for value in node.values], deciding=isinstance(node.op, ast.Or))
     assert isinstance(node, ast.Compare)
     sides = [_value(side, metrics) for side in (node.left, *node.comparators)]
-    return all(
-        left is not None and right is not None and _COMPARISONS[type(op)](left, right)
+    pairs = [
+        None if left is None or right is None else _COMPARISONS[type(op)](left, right)
         for left, op, right in zip(sides, node.ops, sides[1:], strict=False)
-    )
+    ]
+    return _joined(pairs, deciding=False)
+
+
+def _joined(values: Sequence[bool | None], *, deciding: bool) -> bool | None:
+    """What `or` (one that is true is `deciding`) and `and` (one that is false) make of values, None being unknown."""
+    if deciding in values:
+        return deciding
+    return None if None in values else not deciding
 
 
 def _value(node: ast.expr, metrics: Metrics) -> float | None:
-    return number_of(metrics, node.id) if isinstance(node, ast.Name) else _number(node)
+    return judged_number(metrics, node.id) if isinstance(node, ast.Name) else _number(node)
 
 
 def _failure(name: str, condition: Condition, metrics: Metrics) -> str:
-    values = (f"{metric} is {_shown(metrics[metric])}" for metric in condition.metrics)
+    values = (f"{metric} is {_told(metrics, metric)}" for metric in condition.metrics)
     return f"{name}: {', '.join(values)} (--fail-on '{printable(condition.text)}')"
 
 
-def _shown(value: Value) -> str:
+def _unevaluated(text: str, absent: Sequence[str], names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return (
+        f"--fail-on '{printable(text)}' could not be evaluated without {' and '.join(absent)}: absent for "
+        f"{', '.join(names[:_NAMED])}{more}."
+    )
+
+
+def _told(metrics: Metrics, name: str) -> str:
+    """The number judged by, and whether it is only known from a sample."""
+    shown = _shown(judged_number(metrics, name))
+    if not is_of_part(metrics):
+        return shown
+    unsure = uncertainty_of(metrics, name)
+    words = {
+        ESTIMATED: f"estimated at {shown}" + ("" if unsure is None else f" ±{unsure:.2g}"),
+        OF_SAMPLE: f"{shown} in the sample",
+    }
+    return words.get(METRICS[name].sampled, shown)
+
+
+def _shown(value: float | None) -> str:
     return "absent" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _absences(absent: Mapping[tuple[str, str], list[str]]) -> Iterator[str]:
-    for (text, metric), names in absent.items():
-        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-        yield (
-            f"--fail-on '{printable(text)}': {metric} is absent for {names[0]}{more}, of which no comparison with it "
-            "is true."
-        )
 
 
 def _unreadable(text: str, why: str) -> UsageError:

@@ -16,27 +16,28 @@ from mxcli.flows.doctor import own_version
 from mxcli.flows.fingerprint import fingerprint
 from mxcli.flows.memory import Need, need_of
 from mxcli.flows.restoring import Restoring, restoring, restoring_notes
-from mxcli.flows.sharding import shards_of
-from mxcli.flows.writing import Job, Progress, write_checkpoint
+from mxcli.flows.sharding import Unit, shards_of
+from mxcli.flows.writing import Job, Manner, Outcome, Work, write_checkpoint
 
 DTYPES = ("BF16", "F16", "F32", "F64")
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was written where: the weights that were scaled back, with their dtype, and notes."""
+    """What was written where and how far it came: the weights that were scaled back, with their dtype, and notes."""
 
     folder: Path
     layout: str
     dtypes: Mapping[str, str]
     notes: tuple[str, ...]
+    outcome: Outcome
 
 
 def memory_to_dequantize(checkpoint: Checkpoint, dtype: str | None = None) -> Need:
     """What `dequantize_checkpoint` needs: a weight as stored and as written, while the one before is being written."""
     plain = _restoring(checkpoint, dtype)
-    pending = max(stored.plain.nbytes for stored in plain.weights.values())
-    return need_of(((name, _working_bytes(plain, info)) for name, info in plain.tensors.items()), pending)
+    pending = max(plain.tensors[name].nbytes for name in plain.dtypes)
+    return need_of(((name, plain.working_bytes(info)) for name, info in plain.tensors.items()), pending)
 
 
 def dequantize_checkpoint(
@@ -45,11 +46,12 @@ def dequantize_checkpoint(
     *,
     backend: Backend,
     dtype: str | None = None,
-    force: bool = False,
-    on_progress: Progress | None = None,
+    max_shard_bytes: int | None = None,
+    manner: Manner = Manner(),  # noqa: B008 - frozen
     command: Sequence[str] = (),
 ) -> Restored:
-    """Scale every quantized weight back as its layout says and write a plain checkpoint, all or nothing.
+    """Scale every quantized weight back as its layout says and write a plain checkpoint: under final names all or
+    nothing.
 
     `dtype` is one of DTYPES; None is the dtype that each weight had as far as it is recorded (else the model's,
     else BF16). Values are rounded to BF16 or F16 once, from binary32. Raises RefusedError for a source in no layout
@@ -58,10 +60,10 @@ def dequantize_checkpoint(
     """
     seen = _restoring(checkpoint, dtype)
     plain = seen.checkpoint(backend)
-    entries: dict[Path, list[Entry]] = {}
+    units: dict[Path, list[Unit]] = {}
     for info in plain.tensors.values():
-        entries.setdefault(info.file, []).append(Entry(info.name, info.dtype, info.shape))
-    dtypes = {name: stored.weight.dtype for name, stored in seen.weights.items()}
+        units.setdefault(info.file, []).append((Entry(info.name, info.dtype, info.shape),))
+    dtypes = seen.dtypes
     notes = tuple(restoring_notes(seen))
     record: dict[str, object] = {
         "schema": "mxcli.dequantized/1",
@@ -72,17 +74,14 @@ def dequantize_checkpoint(
         "dtypes": dtypes,
         "notes": list(notes),
     }
-    write_checkpoint(
-        checkpoint,
-        Path(output),
-        shards_of(plain, entries),
-        [_job(plain, info) for info in plain.tensors.values()],
+    work = Work(
+        shards=shards_of(plain, units, max_shard_bytes),
+        jobs=tuple(_job(plain, info) for info in plain.tensors.values()),
         configs={CONFIG: plain.config} if plain.config else {},
-        record=lambda: record,
-        force=force,
-        on_progress=on_progress,
+        record=record,
     )
-    return Restored(Path(output), seen.layout.name, dtypes, notes)
+    outcome = write_checkpoint(checkpoint, Path(output), work, manner)
+    return Restored(Path(output), seen.layout.name, dtypes, notes, outcome)
 
 
 def _restoring(checkpoint: Checkpoint, dtype: str | None) -> Restoring:
@@ -91,13 +90,8 @@ def _restoring(checkpoint: Checkpoint, dtype: str | None) -> Restoring:
     return restoring(checkpoint, dtype)
 
 
-def _working_bytes(plain: Restoring, info: TensorInfo) -> int:
-    stored = plain.weights.get(info.name)
-    return info.nbytes if stored is None else stored.working_bytes
-
-
 def _job(plain: Checkpoint, info: TensorInfo) -> Job:
     def make() -> Iterator[tuple[str, Array]]:
         yield info.name, read(plain, info)
 
-    return Job(info.name, info.nbytes, (info.name,), make)
+    return Job(info.name, info.nbytes, (info.name,), make, (info,))

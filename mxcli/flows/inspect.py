@@ -57,7 +57,7 @@ def inspect_checkpoint(source: str, checkpoint: Checkpoint) -> Inspection:
         tied=checkpoint.tied,
         captures=checkpoint.captures,
         total=Total.of(tensors),
-        by_dtype=totals_by(lambda info: info.dtype, tensors),
+        by_dtype=totals_by(lambda info: info.type_name, tensors),
         by_role=totals_by(lambda info: info.role, tensors),
         notes=checkpoint.notes,
     )

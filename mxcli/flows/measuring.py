@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from mxcli.files.tensors import DTYPES, Array
 from mxcli.flows.memory import Need, need_of
 from mxcli.flows.plan import Plan, Step
 from mxcli.numerics.blocks import Quantized, grid_shape
+from mxcli.numerics.estimates import Counted, metrics_of, uncertainty_key
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.measures import Value
-from mxcli.numerics.metrics import measured
 from mxcli.numerics.stats import Stats
 
 PER_BLOCK = {"amax": "F32", "decode": "F32", "saturated": "I32", "underflowed": "I32", "noise": "F64"}
@@ -32,11 +33,14 @@ _OF_ONE_FORMAT = ("subnormal_percent", "binades_available", "binades_used", "cod
 _ODDITIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
     "with NaN or infinities": lambda m: m["nonfinite"],
     "with blocks lost to a scale that became zero or was clamped": lambda m: m["scale_underflowed_blocks"],
-    "of zeros only": lambda m: m["amax"] == 0 and not m["nonfinite"],
+    "of zeros only": lambda m: (
+        m["amax"] == 0 and not m["nonfinite"] and m.get("sampled_elements", m["elements"]) == m["elements"]
+    ),
 }
 
 Steps = tuple[Step, ...]
 """What every plan does with one tensor."""
+T = TypeVar("T")
 
 
 def measured_steps(plans: Sequence[Plan]) -> list[Steps]:
@@ -57,28 +61,46 @@ def measure(
     Tensors that share a tensor scale are read together; what comes of the later ones waits for its turn. Codes are
     kept only if asked for.
     """
+    return in_turn(plans, lambda unit: _measured_unit(checkpoint, unit, backend, per_block=per_block, codes=codes))
+
+
+def in_turn(
+    plans: Sequence[Plan], measured_unit: Callable[[Sequence[Steps]], Iterable[tuple[Steps, T]]]
+) -> Iterator[tuple[Steps, T]]:
+    """What `measured_unit` makes of the tensors that share a tensor scale in some plan, in the order of the source."""
     turns = iter([steps[0].tensor.name for steps in measured_steps(plans)])
-    waiting: dict[str, tuple[Steps, tuple[Quantized, ...]]] = {}
+    waiting: dict[str, tuple[Steps, T]] = {}
     turn = next(turns, None)
-    for unit in _units(plans):
-        for steps, made in _measured_unit(checkpoint, unit, backend, per_block=per_block, codes=codes):
+    for unit in units(plans):
+        for steps, made in measured_unit(unit):
             waiting[steps[0].tensor.name] = steps, made
             while turn in waiting:
                 yield waiting.pop(turn)
                 turn = next(turns, None)
 
 
+def units(plans: Sequence[Plan]) -> list[list[Steps]]:
+    """The tensors to be measured, those together that share a tensor scale in some plan."""
+    wanted = {steps[0].tensor.name for steps in measured_steps(plans)}
+    found: dict[tuple[bool, str], list[Steps]] = {}
+    for steps in zip(*(plan.steps for plan in plans), strict=True):
+        group = next((step.group for step in steps if step.group is not None), None)
+        key = (True, group) if group is not None else (False, steps[0].tensor.name)
+        found.setdefault(key, []).append(steps)
+    return [unit for unit in found.values() if any(steps[0].tensor.name in wanted for steps in unit)]
+
+
 def memory_to_measure(*plans: Plan, per_block: bool = False) -> Need:
     """What `measure` needs: tensors that are read together, a copy where one is turned, and arrays per block."""
-    return need_of(_working_bytes(unit, per_block) for unit in _units(plans))
+    return need_of(_working_bytes(unit, per_block) for unit in units(plans))
 
 
-def summed(stats: Stats, row: BlockFormat, tensors: int) -> dict[str, Value]:
+def summed(counted: Counted, row: BlockFormat, tensors: int) -> dict[str, Value]:
     """The metrics of several tensors taken together, with their number."""
-    return {"tensors": tensors, **measured(stats, row, tensors=tensors)}
+    return {"tensors": tensors, **metrics_of(counted, row, tensors=tensors)}
 
 
-def summed_formats(parts: Mapping[BlockFormat, tuple[Stats, int]]) -> dict[str, Value]:
+def summed_formats(parts: Mapping[BlockFormat, tuple[Counted, int]]) -> dict[str, Value]:
     """The metrics of tensors in several formats taken together, given the sum and the number of those in each.
 
     Bits are averaged over elements and histograms by exponent added up; what only one element format has is absent.
@@ -86,11 +108,12 @@ def summed_formats(parts: Mapping[BlockFormat, tuple[Stats, int]]) -> dict[str, 
     if len(parts) == 1:
         ((row, (stats, tensors)),) = parts.items()
         return summed(stats, row, tensors)
-    each = [summed(stats, row, tensors) for row, (stats, tensors) in parts.items()]
-    whole = reduce(add, (stats for stats, _ in parts.values()))
+    each = [summed(counted, row, tensors) for row, (counted, tensors) in parts.items()]
+    whole = reduce(add, (counted for counted, _ in parts.values()))
     together = summed(whole, next(iter(parts)), sum(tensors for _, tensors in parts.values()))
-    together |= dict.fromkeys(_OF_ONE_FORMAT, None)
-    bits = sum(stored_bits(stats.elements, stats.blocks, row, tensors) for row, (stats, tensors) in parts.items())
+    unknown = {key for name in _OF_ONE_FORMAT for key in (name, uncertainty_key(name))}
+    together |= dict.fromkeys(unknown & together.keys(), None)
+    bits = sum(stored_bits(counted.elements, counted.blocks, row, tensors) for row, (counted, tensors) in parts.items())
     together["bits_per_element"] = bits / whole.elements if whole.elements else None
     for name, pick in (("scale_exponent_min", min), ("scale_exponent_max", max)):
         known = [value for metrics in each if isinstance(value := metrics[name], int)]
@@ -110,16 +133,20 @@ def stored_bits(elements: int, blocks: int, row: BlockFormat, tensors: int = 1) 
     return elements * row.element.stored_bits + blocks * row.scale.bits + tensors * tensor_scale
 
 
-def not_finite(step: Step, stats: Stats) -> list[str]:
+def not_finite(step: Step, counted: Counted) -> list[str]:
     """The refusal of a tensor with values that are not finite, if its recipe refuses them."""
+    stats = counted if isinstance(counted, Stats) else counted.counted
     if step.recipe is None or step.recipe.nonfinite != "error" or not stats.nan + stats.infinite:
         return []
-    place = [int(at) for at in np.unravel_index(stats.first_nonfinite, step.shape)]
-    if step.axis == COLUMN:
-        place[-2:] = place[:-3:-1]
+    part, where = "of its sample ", ""
+    if stats.first_nonfinite >= 0:
+        place = [int(at) for at in np.unravel_index(stats.first_nonfinite, step.shape)]
+        if step.axis == COLUMN:
+            place[-2:] = place[:-3:-1]
+        part, where = "", f", the first at {place}"
     return [
-        f"{printable(step.tensor.name)}: {stats.nan + stats.infinite:,} of {stats.elements:,} values are NaN "
-        f"or infinite, the first at {place}. Use --nonfinite saturate or nan-block to measure it all the same."
+        f"{printable(step.tensor.name)}: {stats.nan + stats.infinite:,} of {stats.elements:,} values {part}are NaN "
+        f"or infinite{where}. Use --nonfinite saturate or nan-block to measure it all the same."
     ]
 
 
@@ -137,17 +164,6 @@ def oddities(measured_as: Iterable[tuple[str, Sequence[Mapping[str, Value]]]]) -
         if found:
             plural, more = ("s", ", …") if len(found) > 1 else ("", "")
             yield f"{len(found):,} tensor{plural} ('{printable(found[0])}'{more}) {what}."
-
-
-def _units(plans: Sequence[Plan]) -> list[list[Steps]]:
-    """The tensors to be measured, those together that share a tensor scale in some plan."""
-    wanted = {steps[0].tensor.name for steps in measured_steps(plans)}
-    units: dict[tuple[bool, str], list[Steps]] = {}
-    for steps in zip(*(plan.steps for plan in plans), strict=True):
-        group = next((step.group for step in steps if step.group is not None), None)
-        key = (True, group) if group is not None else (False, steps[0].tensor.name)
-        units.setdefault(key, []).append(steps)
-    return [unit for unit in units.values() if any(steps[0].tensor.name in wanted for steps in unit)]
 
 
 def _measured_unit(

@@ -83,6 +83,18 @@ class CapturedInputs:
         release_pages(weight)
         return found
 
+    def amax(self, step: Step, backend: Backend) -> float:
+        """The largest magnitude among all captured inputs of a layer; raises InputError where one is not finite."""
+        largest = 0.0
+        for info in self._layers[_module(step.tensor)]:
+            x = read(self._captures, info)
+            found = backend.amax(x, info.dtype)
+            release_pages(x)
+            if found.nonfinite:
+                raise InputError(f"{printable(self._captures.where)}: {printable(info.name)} is not finite.")
+            largest = max(largest, found.value)
+        return largest
+
     def _input(self, step: Step) -> Array:
         """The captured rows of a layer, or a sample of them, in binary64; raises InputError if one is not finite."""
         infos = self._layers[_module(step.tensor)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mxcli.files.layouts import COLUMN, ROW, Content, Layout, Weight
+from mxcli.files.layouts import COLUMN, ROW, Content, Entry, Layout, Weight
 from mxcli.files.orientation import BEFORE_LAST, LAST, reduction_axis
+from mxcli.files.outline import Target
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.plan import Step
 
@@ -21,7 +22,8 @@ INTERLEAVED = frozenset({"gpt_oss"})
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A weight, how it is stored, and where it lies in the tensor as quantized: rows `begin` to `end` of one
-    `expert` of a stack, or (`expert` None) all of it. Pieces with the same `shared` have one tensor scale.
+    `expert` of a stack, or (`expert` None) all of it, its rows put in order by `reorder` if that is not None. Pieces
+    with the same `shared` have one tensor scale.
     """
 
     weight: Weight
@@ -30,15 +32,22 @@ class Piece:
     expert: int | None = None
     begin: int = 0
     end: int = 0
+    reorder: Callable[[Array], Array] | None = None
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The tensors written for it."""
+        return tuple(content.entry for content in self.contents)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is written for it."""
-        return sum(content.entry.nbytes for content in self.contents)
+        return sum(entry.nbytes for entry in self.entries)
 
     def of(self, x: Array, axis: str) -> Array:
         """The piece of a tensor."""
-        turned = np.swapaxes(x, -1, -2) if axis == COLUMN else x
+        ordered = x if self.reorder is None else self.reorder(x)
+        turned = np.swapaxes(ordered, -1, -2) if axis == COLUMN else ordered
         return turned if self.expert is None else turned[self.expert, self.begin : self.end]
 
 
@@ -48,13 +57,17 @@ def stack_module(name: str) -> str | None:
     return stack[1] if stack else None
 
 
-def pieces_of(step: Step, layout: Layout, config: Mapping[str, object] | None) -> tuple[Piece, ...] | str:
-    """The pieces of a quantized tensor, or why the layout cannot hold it."""
+def pieces_of(
+    step: Step, layout: Layout, config: Mapping[str, object] | None, target: Target | None = None
+) -> tuple[Piece, ...] | str:
+    """The pieces of a quantized tensor, or why the layout cannot hold it; `target` is where it goes if not to its own
+    name."""
     assert step.recipe is not None
-    whole = Weight(step.tensor.name, step.shape, step.recipe, step.tensor.dtype, step.axis)
+    name, reorder = (step.tensor.name, None) if target is None else (target.name, target.reorder)
+    whole = Weight(name, step.shape, step.recipe, step.tensor.dtype, step.axis, input_scale=step.input_scale)
     refusal = layout.refusal(whole)
     if refusal is None:
-        return (Piece(whole, layout.contents(whole), step.group),)
+        return (Piece(whole, layout.contents(whole), step.group, reorder=reorder),)
     pieces = _experts(step, layout, config)
     return refusal if pieces is None else pieces
 

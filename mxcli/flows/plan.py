@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mxcli.errors import RefusedError, UsageError, printable, together
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.layouts import COLUMN, PREFERRED, ROW, find_layout
+from mxcli.files.layouts import COLUMN, PREFERRED, ROW, InputScale, find_layout
 from mxcli.files.orientation import LAST, reduction_axis, stores_conv1d
 from mxcli.files.selection import Choice, Rule, select
 from mxcli.files.tensors import TensorInfo
@@ -59,7 +59,8 @@ class Step:
 
     `axis` COLUMN exchanges the last two dimensions before quantizing. `padded` says that the last block of rows
     is completed with zeros. `group` names the set of tensors with which it shares a tensor scale. `tied_to` names
-    the stored tensor that this one is another name of; it is not stored again.
+    the stored tensor that this one is another name of; it is not stored again. `input_scale` is the scale of the
+    layer's inputs where they are quantized too.
     """
 
     tensor: TensorInfo
@@ -69,6 +70,7 @@ class Step:
     padded: bool = False
     group: str | None = None
     tied_to: str | None = None
+    input_scale: InputScale | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

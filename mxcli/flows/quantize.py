@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +15,25 @@ from mxcli.backends import Backend
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.reading import release_pages
-from mxcli.files.tensors import Array
+from mxcli.files.tensors import IN_MEMORY, Array
 from mxcli.flows.arrange import Arrangement, Task, arrange
+from mxcli.flows.counted import Counted, add_counted, counted_of, counted_record
 from mxcli.flows.pieces import Piece
 from mxcli.flows.plan import Plan, Step
-from mxcli.flows.records import quantize_record
-from mxcli.flows.writing import Job, Progress, write_checkpoint
+from mxcli.flows.records import planned_record, with_statistics
+from mxcli.flows.writing import Job, Manner, Outcome, Work, shards_of_share, write_checkpoint
 from mxcli.numerics.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a run wrote: where, how it was laid out, and every step in order with the statistics of the quantized."""
+    """What a run wrote, all of it or its share: where, how it was laid out, every step in order with the statistics of
+    the quantized (None: not done), and how far it came."""
 
     folder: Path
     arrangement: Arrangement
     layers: tuple[tuple[Step, Stats | None], ...]
+    outcome: Outcome
 
 
 def quantize_checkpoint(
@@ -38,40 +43,39 @@ def quantize_checkpoint(
     *,
     backend: Backend,
     layout: str | None = None,
-    force: bool = False,
-    on_progress: Progress | None = None,
+    max_shard_bytes: int | None = None,
+    manner: Manner = Manner(),  # noqa: B008 - frozen
     command: Sequence[str] = (),
 ) -> Written:
-    """Quantize a checkpoint as planned and write it to the directory `output`, all or nothing.
+    """Quantize a checkpoint as planned and write it to the directory `output`: under final names all or nothing.
 
-    Peak memory is about the largest tensor with what is written for it (`Arrangement.need`). The bytes
-    depend on source, plan and layout only, on no backend. Raises RefusedError where the layout or the directory
-    will not do, and, under the policy `error`, naming every tensor that is not finite; EnvironmentFailure where
-    the disk or the backend fails.
+    Peak memory is about the largest tensor with what is written for it (`Arrangement.need`). The bytes depend on
+    source, plan, layout and the size of files only: on no backend, and not on how often the run was cut short and
+    resumed. Raises RefusedError where the layout or the directory will not do, and, under the policy `error`, naming
+    every tensor that is not finite; EnvironmentFailure where the disk or the backend fails: then what is finished can
+    be resumed, as after a signal.
     """
-    arrangement = arrange(checkpoint, plan, layout)
+    arrangement = arrange(checkpoint, plan, layout, max_shard_bytes=max_shard_bytes)
     run = _Run(checkpoint, arrangement, backend)
-    try:
-        write_checkpoint(
-            checkpoint,
-            Path(output),
-            arrangement.shards,
-            run.jobs(),
-            configs=arrangement.configs,
-            record=lambda: quantize_record(checkpoint, plan, arrangement, run.stats, command),
-            force=force,
-            on_progress=on_progress,
-        )
-    except _NotFinite as found:
-        raise together(RefusedError, "Values that are not finite", run.not_finite_from(found.task)) from None
-    layers = tuple((task.step, run.stats.get(task.step.tensor.name)) for task in arrangement.tasks)
-    return Written(Path(output), arrangement, layers)
+    work = Work(
+        shards=arrangement.shards,
+        jobs=tuple(run.jobs()),
+        configs=arrangement.configs,
+        record=planned_record(checkpoint, plan, arrangement, command),
+        finish=lambda record: with_statistics(record, run.stats),
+    )
+    outcome = write_checkpoint(checkpoint, Path(output), work, manner)
+    mine = arrangement if manner.share is None else _share_of(arrangement, shards_of_share(work, manner.share))
+    layers = tuple((task.step, run.stats_of(task)) for task in mine.tasks)
+    return Written(Path(output), mine, layers, outcome)
 
 
-class _NotFinite(Exception):  # noqa: N818 - it ends the writing, and is no error of its own
-    def __init__(self, task: Task) -> None:
-        super().__init__(task.step.tensor.name)
-        self.task = task
+def _share_of(arrangement: Arrangement, names: Collection[str]) -> Arrangement:
+    """The shards of these names, with the tasks that have no part in others."""
+    shards = tuple(shard for shard in arrangement.shards if shard.name in names)
+    held = {entry.name for shard in shards for entry in shard.entries}
+    tasks = tuple(task for task in arrangement.tasks if task.entries and held.issuperset(e.name for e in task.entries))
+    return replace(arrangement, tasks=tasks, shards=shards)
 
 
 class _Run:
@@ -79,7 +83,8 @@ class _Run:
 
     def __init__(self, checkpoint: Checkpoint, arrangement: Arrangement, backend: Backend) -> None:
         self._checkpoint = checkpoint
-        self._tasks = arrangement.tasks
+        self._tasks, self._constants = arrangement.tasks, arrangement.constants
+        self._shard_of = {entry.name: shard.name for shard in arrangement.shards for entry in shard.entries}
         self._backend = backend
         self._amax: dict[str, float] = {}
         self._sharing: dict[str, list[tuple[Task, Piece]]] = {}
@@ -88,19 +93,23 @@ class _Run:
                 if piece.shared is not None:
                     self._sharing.setdefault(piece.shared, []).append((task, piece))
         self.stats: dict[str, Stats] = {}
+        self._counted = Counter[str]()
 
-    def jobs(self) -> list[Job]:
-        """A job for every task that writes something."""
-        return [
-            Job(
-                task.step.tensor.name,
-                task.step.tensor.nbytes,
-                tuple(entry.name for entry in task.entries),
-                partial(self._made, task),
-            )
-            for task in self._tasks
-            if task.entries
-        ]
+    def jobs(self) -> Iterator[Job]:
+        """A job for every task that writes something; for one in pieces one for each of them, or, where reading the
+        tensor decodes all of it, for those of each shard."""
+        for task in self._tasks:
+            if task.pieces:
+                yield from (self._quantizing(task, part) for part in self._parts(task))
+            elif task.entries:
+                yield self._copying(task)
+        for name, array in self._constants.items():
+            yield Job(name, 0, (name,), partial(iter, [(name, array)]))
+
+    def stats_of(self, task: Task) -> Stats | None:
+        """The statistics of a tensor of which every piece was counted; None without."""
+        name = task.step.tensor.name
+        return self.stats.get(name) if self._counted[name] == len(task.pieces) else None
 
     def not_finite_from(self, first: Task) -> list[str]:
         """A refusal for every tensor to be quantized, from this one on, that holds NaN or infinities."""
@@ -110,28 +119,64 @@ class _Run:
             if task.pieces and (refusal := self._not_finite(task)) is not None
         ]
 
-    def _made(self, task: Task) -> Iterator[tuple[str, Array]]:
-        info = task.step.tensor
-        x = read(self._checkpoint, info)
-        if not task.pieces:
-            yield info.name, x
-            return
-        for piece in task.pieces:
-            part = piece.of(x, task.step.axis)
-            quantized = self._backend.quantize(
-                part, info.dtype, piece.weight.recipe, tensor_amax=self._shared_amax(piece)
-            )
-            assert quantized.stats is not None
-            self._count(task, quantized.stats)
-            for content in piece.contents:
-                yield content.entry.name, content.of(quantized)
-        release_pages(x)
+    def _parts(self, task: Task) -> list[slice]:
+        """The pieces of a tensor that are worked on together."""
+        shards = [self._shard_of[piece.entries[0].name] for piece in task.pieces]
+        keys = shards if task.step.tensor.offset == IN_MEMORY else range(len(task.pieces))
+        runs = [len(list(run)) for _, run in groupby(keys)]
+        return [slice(sum(runs[:at]), sum(runs[: at + 1])) for at in range(len(runs))]
 
-    def _count(self, task: Task, stats: Stats) -> None:
+    def _copying(self, task: Task) -> Job:
+        info, target = task.step.tensor, task.target
+        assert target is not None
+
+        def make() -> Iterator[tuple[str, Array]]:
+            yield target.name, target.of(read(self._checkpoint, info), info.dtype)
+
+        return Job(info.name, info.nbytes, (target.name,), make, (info,))
+
+    def _quantizing(self, task: Task, part: slice) -> Job:
+        """The job for some pieces of a tensor; what it remembers is their statistics, so that those of the tensor add
+        up in the order of its pieces whoever counted them."""
+        info, pieces, counted = task.step.tensor, task.pieces[part], list[Stats]()
+
+        def make() -> Iterator[tuple[str, Array]]:
+            x = read(self._checkpoint, info)
+            for piece in pieces:
+                plain = piece.of(x, task.step.axis)
+                quantized = self._backend.quantize(
+                    plain, info.dtype, piece.weight.recipe, tensor_amax=self._shared_amax(piece)
+                )
+                assert quantized.stats is not None
+                self._check(task, quantized.stats)
+                counted.append(quantized.stats)
+                for content in piece.contents:
+                    yield content.entry.name, content.of(quantized)
+            release_pages(x)
+
+        def remember() -> Counted:
+            stats = counted.copy()
+            counted.clear()
+            self._count(info.name, stats)
+            return counted_record(info.name, part.start, stats)
+
+        return Job(
+            name=info.name,
+            nbytes=info.nbytes * part.stop // len(task.pieces) - info.nbytes * part.start // len(task.pieces),
+            entries=tuple(entry.name for piece in pieces for entry in piece.entries),
+            make=make,
+            reads=(info,),
+            remember=remember,
+            recall=lambda memo: self._count(info.name, counted_of(memo)),
+        )
+
+    def _count(self, tensor: str, stats: Sequence[Stats]) -> None:
+        add_counted(self.stats, tensor, stats)
+        self._counted[tensor] += len(stats)
+
+    def _check(self, task: Task, stats: Stats) -> None:
         if task.step.recipe and task.step.recipe.nonfinite == "error" and stats.nan + stats.infinite:
-            raise _NotFinite(task)
-        name = task.step.tensor.name
-        self.stats[name] = self.stats[name] + stats if name in self.stats else stats
+            raise together(RefusedError, "Values that are not finite", self.not_finite_from(task))
 
     def _shared_amax(self, piece: Piece) -> float | None:
         """The largest finite magnitude of all weights that share this one's tensor scale; None where none do."""

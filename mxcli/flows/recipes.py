@@ -98,6 +98,23 @@ def options_from(
     return Options(**values, overrides=recipe.overrides, selection=rules, analysis=analysis)
 
 
+def for_any_format(recipe: RecipeFile) -> RecipeFile:
+    """The recipe for a verb that tries formats of its own on every tensor: without the recipe's format.
+
+    Raises UsageError naming every override that is for a format or a rule, with its line: only those that keep tensors
+    mean something there.
+    """
+    problems = [
+        f"{printable(recipe.where)}:{line}: the override of {printable(each.selector)} names a format or a rule, and "
+        "here formats are tried on every tensor: keep those tensors, or --exclude them."
+        for each, line in zip(recipe.overrides, recipe.override_lines, strict=True)
+        if not each.keep
+    ]
+    if problems:
+        raise together(UsageError, "Overrides that are for one format", problems)
+    return replace(recipe, named={key: value for key, value in recipe.named.items() if key != "format"})
+
+
 def check_selectors(recipe: RecipeFile, checkpoint: Checkpoint) -> None:
     """Raises UsageError naming every selector of a recipe that takes nothing of a source, with its line."""
     selectors = [

@@ -34,11 +34,13 @@ Progress = Callable[[TensorInfo], None]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What is to be chosen among, from headers alone: a plan for each format, and the groups of tensors."""
+    """What is to be chosen among, from headers alone: a plan for each format, the groups of tensors, and for each of
+    them the stored `bits` of every format it can have and of KEEP."""
 
     formats: tuple[str, ...]
     plans: tuple[Plan, ...]
     groups: tuple[Group, ...]
+    bits: tuple[Mapping[str, int], ...]
     target: Target
 
     @property
@@ -122,17 +124,16 @@ def plan_candidates(checkpoint: Checkpoint, formats: Sequence[str], options: Opt
     if options.layout is None and OWN.name in layouts:
         # What one format needs decides for all, so that the choice cannot change what a layout holds.
         plans, _ = _arranged(checkpoint, names, replace(options, layout=OWN.name))
-    candidates = Candidates(tuple(names), tuple(plans), groups_of(plans), target)
-    steps = _by_name(plans)
+    groups, steps = groups_of(plans), _by_name(plans)
     bits = [
-        [
-            *((names[at], sum(bits_of(steps[at][i.name]) for i in group.tensors)) for at in formats_of(group, steps)),
-            (KEEP, sum(map(kept_bits, group.tensors))),
-        ]
-        for group in candidates.groups
+        {
+            **{names[at]: sum(bits_of(steps[at][i.name]) for i in group.tensors) for at in formats_of(group, steps)},
+            KEEP: sum(map(kept_bits, group.tensors)),
+        }
+        for group in groups
     ]
-    check_reachable(target, candidates.groups, bits)
-    return candidates
+    check_reachable(target, groups, [list(each.items()) for each in bits])
+    return Candidates(tuple(names), tuple(plans), groups, tuple(bits), target)
 
 
 def _arranged(checkpoint: Checkpoint, names: Sequence[str], options: Options) -> tuple[list[Plan], set[str]]:
@@ -196,7 +197,7 @@ def recommend(
         by_dtype=totals_by(lambda info: info.dtype, infos),
         formats=candidates.formats,
         target=candidates.target,
-        objective=WEIGHT_ERROR if inputs is None else OUTPUT_ERROR,
+        objective=objective_of(inputs),
         choices=choices,
         harm=math.fsum(choice.option.harm for choice in choices),
         bound=best.bound,
@@ -207,6 +208,11 @@ def recommend(
         report=measured.report(source, plan),
         notes=tuple(dict.fromkeys([*checkpoint.notes, *plan.notes, *measured.notes(), *_stack_notes(plan)])),
     )
+
+
+def objective_of(inputs: CapturedInputs | None) -> Objective:
+    """What is kept low: the error of weights, or where inputs were captured that of outputs."""
+    return WEIGHT_ERROR if inputs is None else OUTPUT_ERROR
 
 
 class _Measured:
@@ -333,7 +339,8 @@ def _recipe(checkpoint: Checkpoint, candidates: Candidates, choices: Sequence[Ch
         if choice.option.name == name
         for selector in _selectors(checkpoint, choice.group)
     ]
-    options = replace(formats[usual].options, overrides=tuple(overrides))
+    asked = formats[usual].options
+    options = replace(asked, overrides=(*asked.overrides, *overrides))
     if not any(elements[name] for name in formats):
         plan = candidates.plans[0]
         kept = tuple(replace(s, recipe=None, reason="kept: recommended") if s.recipe else s for s in plan.steps)

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.layouts import COLUMN
 from mxcli.flows.arrange import Arrangement
 from mxcli.flows.doctor import own_version
 from mxcli.flows.fingerprint import fingerprint
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options, Plan, Step
+from mxcli.numerics.formats import find_format
+from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Stats
 
+QUANTIZED = "mxcli.quantized/1"
 
-def quantize_record(
-    checkpoint: Checkpoint,
-    plan: Plan,
-    arrangement: Arrangement,
-    stats: Mapping[str, Stats],
-    command: Sequence[str],
+
+def planned_record(
+    checkpoint: Checkpoint, plan: Plan, arrangement: Arrangement, command: Sequence[str]
 ) -> dict[str, object]:
-    """The record of a quantized checkpoint: no time, host or path, so that the same work has the same bytes."""
+    """The record of a quantized checkpoint before anything is measured: no time, host or path, so that the same work
+    has the same bytes."""
     return {
-        "schema": "mxcli.quantized/1",
+        "schema": QUANTIZED,
         "version": own_version(),
         "command": list(command),
         "options": options_record(plan.options),
@@ -33,8 +36,17 @@ def quantize_record(
         "requantized_from": checkpoint.restored_from,
         "layout": arrangement.layout.name,
         "notes": list(arrangement.notes),
-        "tensors": {task.step.tensor.name: _tensor(task.step, stats) for task in arrangement.tasks},
+        "tensors": {task.step.tensor.name: _tensor(task.step) for task in arrangement.tasks},
     }
+
+
+def with_statistics(record: Mapping[str, Any], stats: Mapping[str, Stats]) -> dict[str, object]:
+    """The record of a quantized checkpoint from the planned one; for every quantized tensor there are statistics."""
+    tensors = {
+        name: {**told, "statistics": _measured(told, stats[name])} if told["decision"] == "quantized" else told
+        for name, told in record["tensors"].items()
+    }
+    return {**record, "tensors": tensors}
 
 
 def options_record(options: Options) -> dict[str, object]:
@@ -59,7 +71,7 @@ def _override(override: Override) -> dict[str, object]:
     return {key: value for key, value in asdict(override).items() if value not in (None, False)}
 
 
-def _tensor(step: Step, stats: Mapping[str, Stats]) -> dict[str, object]:
+def _tensor(step: Step) -> dict[str, object]:
     info = step.tensor
     record: dict[str, object] = {
         "decision": "quantized" if step.recipe else "tied" if step.tied_to else "kept",
@@ -71,8 +83,16 @@ def _tensor(step: Step, stats: Mapping[str, Stats]) -> dict[str, object]:
     if step.recipe is not None:
         record |= recipe_record(step.recipe)
         record |= {"axis": step.axis, "padded": step.padded, "shares_tensor_scale_with": step.group}
-        record["statistics"] = measured(stats[info.name], step.recipe.format, step.shape)
+    if step.input_scale is not None:
+        record["input_scale"] = asdict(step.input_scale)
     return record
+
+
+def _measured(told: Mapping[str, Any], stats: Stats) -> dict[str, Value]:
+    shape = told["shape"]
+    if told["axis"] == COLUMN:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    return measured(stats, find_format(told["format"]), tuple(shape))
 
 
 def recipe_record(recipe: Recipe) -> dict[str, object]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import add
 from pathlib import Path
 
 from mxcli.backends import Backend
@@ -16,16 +18,20 @@ from mxcli.flows.arrange import Arrangement
 from mxcli.flows.inspect import Total, totals_by
 from mxcli.flows.measuring import PER_BLOCK, measure, not_finite, oddities, refuse, summed_formats
 from mxcli.flows.plan import Options, Plan, Step
+from mxcli.flows.sampled import Taken, measure_samples, sample_notes, taken
 from mxcli.numerics.blocks import grid_shape
+from mxcli.numerics.draws import Sampling
+from mxcli.numerics.estimates import Counted, metrics_of
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.measures import Value
-from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Stats
 
 QUANTIZED, PADDED, KEPT, TIED = "quantized", "padded", "kept", "tied"
 
 Gathered = Iterable[tuple[Step, Stats | None]]
+Sums = dict[BlockFormat, tuple[Counted, int]]
+"""What was counted of the tensors of each format together, and how many they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ class Report:
 
     `source` is what the user called it. `recipes` counts the tensors of each recipe, `counts` those of every
     decision. `sum` (None: nothing measured) and `by_role` are the metrics of tensors taken together, with their number
-    as `tensors`. `unfinished` is how many tensors an interruption left unmeasured.
+    as `tensors`. `unfinished` is how many tensors an interruption left unmeasured. `sample` is the sample that was
+    measured (None: no sample was asked for).
     """
 
     source: str
@@ -66,6 +73,7 @@ class Report:
     counts: Mapping[str, int]
     notes: tuple[str, ...]
     unfinished: int
+    sample: Taken | None = None
 
 
 def decision_of(step: Step) -> str:
@@ -78,27 +86,29 @@ def decision_of(step: Step) -> str:
 class Tally:
     """Layer reports as they come in, and the running sums over them: all that a report is made of."""
 
-    def __init__(self, source: str, checkpoint: Checkpoint, plan: Plan) -> None:
-        self._source, self._checkpoint, self._plan = source, checkpoint, plan
+    def __init__(self, source: str, checkpoint: Checkpoint, plan: Plan, sampling: Sampling | None = None) -> None:
+        self._source, self._checkpoint, self._plan, self._sampling = source, checkpoint, plan, sampling
         self._layers: list[LayerReport] = []
-        self._sums: dict[str, dict[BlockFormat, tuple[Stats, int]]] = {}
+        self._sums: dict[str, Sums] = {}
 
-    def add(self, step: Step, stats: Stats) -> LayerReport:
-        """Counts a measured tensor in."""
+    def add(self, step: Step, counted: Counted) -> LayerReport:
+        """Counts a measured tensor in: samples, if there is a sampling."""
         assert step.recipe is not None
-        layer = _layer(step, measured(stats, step.recipe.format, step.shape))
+        layer = _layer(step, metrics_of(counted, step.recipe.format, step.shape))
         self._layers.append(layer)
-        _count(self._sums.setdefault(layer.role, {}), step.recipe.format, stats)
+        _count(self._sums.setdefault(layer.role, {}), step.recipe.format, counted)
         return layer
 
     def report(self) -> Report:
         """The report on what was counted in so far."""
         plan, infos = self._plan, self._checkpoint.tensors.values()
-        whole: dict[BlockFormat, tuple[Stats, int]] = {}
+        whole: Sums = {}
         for of_role in self._sums.values():
-            for row, (stats, tensors) in of_role.items():
-                _count(whole, row, stats, tensors)
+            for row, (counted, tensors) in of_role.items():
+                _count(whole, row, counted, tensors)
         decisions = [decision_of(step) for step in plan.steps]
+        read = ((layer.metrics, [layer.recipe]) for layer in self._layers if layer.recipe is not None)
+        sample = None if self._sampling is None else taken(self._sampling, read)
         return Report(
             source=self._source,
             total=Total.of(infos),
@@ -114,14 +124,21 @@ class Tally:
                 *self._checkpoint.notes,
                 *plan.notes,
                 *oddities((layer.name, [layer.metrics]) for layer in self._layers),
+                *sample_notes(sample),
             ),
             unfinished=len(plan.quantized) - len(self._layers),
+            sample=sample,
         )
 
 
-def _count(sums: dict[BlockFormat, tuple[Stats, int]], row: BlockFormat, stats: Stats, tensors: int = 1) -> None:
+def _count(sums: Sums, row: BlockFormat, counted: Counted, tensors: int = 1) -> None:
     """Adds tensors of a format in."""
-    sums[row] = (sums[row][0] + stats, sums[row][1] + tensors) if row in sums else (stats, tensors)
+    sums[row] = (add(sums[row][0], counted), sums[row][1] + tensors) if row in sums else (counted, tensors)
+
+
+def planned_layers(plan: Plan) -> tuple[LayerReport, ...]:
+    """What is to become of every tensor, nothing of it being measured yet."""
+    return tuple(_layer(step) for step in plan.steps)
 
 
 def report_of(
@@ -144,30 +161,43 @@ def make_report(
     backend: Backend,
     on_layer: Callable[[LayerReport], None] | None = None,
     per_block: Path | None = None,
+    sampling: Sampling | None = None,
 ) -> Report:
-    """Measures every tensor that the plan quantizes, each read once.
+    """Measures every tensor that the plan quantizes, each read once, or with `sampling` a sample of each.
 
     `on_layer` is told of each as it is done. `per_block` names a safetensors file for arrays with a value per
     block; it is replaced, and appears only when complete. An interruption ends the measuring and leaves a
     report on what was done. Raises RefusedError for values that are not finite, if the options refuse them.
     """
-    tally = Tally(source, checkpoint, plan)
+    tally = Tally(source, checkpoint, plan, sampling)
     refusals: list[str] = []
     try:
         with _block_file(per_block, plan) as file:
-            for (step,), (q,) in measure(checkpoint, (plan,), backend, per_block=file is not None):
-                assert q.stats is not None
-                refusals += not_finite(step, q.stats)
-                if file is not None:
-                    for array in PER_BLOCK:
-                        file.write(f"{step.tensor.name}.{array}", getattr(q.per_block, array))
-                layer = tally.add(step, q.stats)
+            for step, counted in _counted(checkpoint, plan, backend, file, sampling):
+                refusals += not_finite(step, counted)
+                layer = tally.add(step, counted)
                 if on_layer is not None:
                     on_layer(layer)
     except KeyboardInterrupt:
         pass
     refuse(refusals)
     return tally.report()
+
+
+def _counted(
+    checkpoint: Checkpoint, plan: Plan, backend: Backend, file: ShardFile | None, sampling: Sampling | None
+) -> Iterator[tuple[Step, Counted]]:
+    """What is counted of each tensor, or of a sample of it; arrays per block are written to the file, if any."""
+    if sampling is not None:
+        for (step,), (sample,) in measure_samples(checkpoint, (plan,), backend, sampling):
+            yield step, sample
+        return
+    for (step,), (q,) in measure(checkpoint, (plan,), backend, per_block=file is not None):
+        assert q.stats is not None
+        if file is not None:
+            for array in PER_BLOCK:
+                file.write(f"{step.tensor.name}.{array}", getattr(q.per_block, array))
+        yield step, q.stats
 
 
 def _layer(step: Step, metrics: Mapping[str, Value] | None = None) -> LayerReport:
@@ -201,6 +231,4 @@ def _block_file(path: Path | None, plan: Plan) -> Iterator[ShardFile | None]:
 
 def _recipes(plan: Plan) -> tuple[tuple[Recipe, int], ...]:
     """The recipes of a plan with the number of tensors of each, most used first."""
-    used = [step.recipe for step in plan.quantized if step.recipe is not None]
-    counts = [(recipe, used.count(recipe)) for at, recipe in enumerate(used) if used.index(recipe) == at]
-    return tuple(sorted(counts, key=lambda pair: -pair[1]))
+    return tuple(Counter(step.recipe for step in plan.quantized if step.recipe is not None).most_common())

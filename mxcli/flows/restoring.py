@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from mxcli.files.layouts import (
     QUANTIZATION_CONFIG,
     Content,
     Entry,
+    ForeignWeight,
     Layout,
     OnDisk,
     Weight,
@@ -27,9 +28,9 @@ from mxcli.files.layouts import (
 from mxcli.files.model_files import RECORD
 from mxcli.files.plain import read_json_object
 from mxcli.files.roles import role_of
-from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo
+from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
 
-ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale")
+ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale", "._weight_act_per_tensor_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class StoredWeight:
 class Restoring:
     """How a source is seen as plain: its layout, its weights by plain name, and all plain tensors in order.
 
-    `unused` are tensors that say nothing of the weights (scales of activations).
+    `unused` are tensors that say nothing of the weights (scales of activations), `foreign` weights in codes of others.
     """
 
     source: Checkpoint
@@ -70,13 +71,35 @@ class Restoring:
     weights: Mapping[str, StoredWeight]
     tensors: Mapping[str, TensorInfo]
     unused: tuple[str, ...]
+    foreign: Mapping[str, ForeignWeight] = field(default_factory=dict)
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of every plain weight by name."""
+        ours = {name: stored.weight.dtype for name, stored in self.weights.items()}
+        return ours | {name: weight.plain.dtype for name, weight in self.foreign.items()}
+
+    def read(self, info: TensorInfo) -> Array:
+        """A plain tensor that is no weight in a format of ours, one in codes of others among them."""
+        if info.name in self.foreign:
+            return self.foreign[info.name].values(read(self.source, self.source.tensors[info.name]), info.dtype)
+        return read(self.source, info)
+
+    def working_bytes(self, info: TensorInfo) -> int:
+        """Memory that reading a plain tensor takes."""
+        if info.name in self.weights:
+            return self.weights[info.name].working_bytes
+        if info.name in self.foreign:
+            # Decoded in binary32 before it is in its dtype.
+            return self.source.tensors[info.name].nbytes + byte_count("F32", info.shape) + info.nbytes
+        return info.nbytes
 
     def checkpoint(self, backend: Backend) -> Checkpoint:
         """The plain checkpoint; reading one of its weights takes `working_bytes`."""
 
         def decode(info: TensorInfo) -> Array:
             stored = self.weights.get(info.name)
-            return read(self.source, info) if stored is None else values_of(self.source, stored, backend)
+            return self.read(info) if stored is None else values_of(self.source, stored, backend)
 
         files = {info.file for info in self.tensors.values() if info.offset == IN_MEMORY}
         decoders: dict[Path, Callable[[TensorInfo], Array]] = dict.fromkeys(files, decode)
@@ -114,16 +137,25 @@ def restoring(checkpoint: Checkpoint, dtype: str | None = None) -> Restoring:
     Raises RefusedError for a source in no layout that is read back, InputError where tensors do not fit their
     configuration.
     """
-    layout = _layout_of(checkpoint)
-    found = layout.weights(on_disk(checkpoint))
-    if not found:
+    layout = reading_layout(checkpoint)
+    seen = restored_as(checkpoint, layout, layout.weights(on_disk(checkpoint)), dtype)
+    if not seen.weights and not seen.foreign:
         raise RefusedError(f"{printable(checkpoint.root)}: holds no quantized weights.")
+    return seen
+
+
+def restored_as(checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight], dtype: str | None = None) -> Restoring:
+    """How a source is seen with these weights in it, all other tensors as they are."""
     recorded = _recorded_dtypes(checkpoint.root / RECORD)
     weights = {}
     for weight in found:
         plain = replace(weight, dtype=dtype or recorded.get(weight.name, weight.dtype))
         weights[weight.name] = StoredWeight(plain, layout.contents(weight))
-    return Restoring(checkpoint, layout, weights, *_tensors(checkpoint, weights))
+    foreign = {}
+    for other in layout.foreign(on_disk(checkpoint)):
+        entry = replace(other.plain, dtype=dtype or recorded.get(other.plain.name, other.plain.dtype))
+        foreign[entry.name] = replace(other, plain=entry)
+    return Restoring(checkpoint, layout, weights, *_tensors(checkpoint, weights, foreign), foreign)
 
 
 def on_disk(checkpoint: Checkpoint) -> OnDisk:
@@ -148,7 +180,10 @@ def without_quantization(config: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _layout_of(checkpoint: Checkpoint) -> Layout:
+def reading_layout(checkpoint: Checkpoint) -> Layout:
+    """The layout that reads a source. Raises RefusedError for a plain source and for one in no layout that is read
+    back, InputError where a configuration is needed and missing.
+    """
     found = layout_of_dialect(checkpoint.dialect)
     if found is not None:
         if found.needs_config and not (on_disk(checkpoint).settings or checkpoint.producer_config):
@@ -175,17 +210,18 @@ def _recorded_dtypes(record: Path) -> dict[str, str]:
 
 
 def _tensors(
-    checkpoint: Checkpoint, weights: Mapping[str, StoredWeight]
+    checkpoint: Checkpoint, weights: Mapping[str, StoredWeight], foreign: Mapping[str, ForeignWeight]
 ) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     """Every plain tensor in the order of the source, each weight at the place of its codes; and what says nothing."""
-    first = {stored.contents[0].entry.name: stored for stored in weights.values()}
+    first = {stored.contents[0].entry.name: stored.plain for stored in weights.values()}
+    first |= {name: weight.plain for name, weight in foreign.items()}
     consumed = {content.entry.name for stored in weights.values() for content in stored.contents}
     scales = {name.removesuffix(".weight") + ending for name in weights for ending in ACTIVATION_SCALES}
     plain: dict[str, TensorInfo] = {}
     unused: list[str] = []
     for name, info in checkpoint.tensors.items():
         if name in first:
-            entry = first[name].plain
+            entry = first[name]
             role = role_of(entry.name, entry.shape, entry.dtype)
             plain[entry.name] = TensorInfo(
                 entry.name, entry.dtype, entry.shape, role, info.file, IN_MEMORY, entry.nbytes

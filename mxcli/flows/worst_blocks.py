@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -14,11 +15,15 @@ from mxcli.files.layouts import COLUMN
 from mxcli.files.tensors import Array
 from mxcli.flows.plan import Plan, Step
 from mxcli.flows.report import LayerReport
+from mxcli.numerics.measures import Measurement, Value
+from mxcli.numerics.measures import worst_blocks as worst_places
 from mxcli.numerics.metrics import number_of
 from mxcli.numerics.recipe import Recipe
 
-TENSORS, ELEMENTS = 6, 32
-"""How many tensors are looked into, and the most elements of a block that are told of."""
+TENSORS, ELEMENTS, COMPARED = 6, 32, 8
+"""How many tensors are looked into, the most elements of a block that are told of, and the most plans of several."""
+
+Metrics = Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,8 @@ class BlockElement:
 
 @dataclass(frozen=True, slots=True)
 class WorstBlock:
-    """A block of a tensor as quantized (`index` of the batch, first `row` and `column`).
+    """A block of a tensor as quantized (`index` of the batch, first `row` and `column`), `under` the plan at that place
+    where there are several.
 
     `sqnr_db` is None where the block has no signal. `noise_percent` is its share of the tensor's noise. `scale` is what
     codes are multiplied with, a tensor scale included. Of a block with more than ELEMENTS elements, `elements` holds
@@ -54,6 +60,7 @@ class WorstBlock:
     saturated: int
     underflowed: int
     elements: tuple[BlockElement, ...]
+    under: int = 0
 
 
 def worst_blocks(
@@ -64,20 +71,62 @@ def worst_blocks(
 
     Computed on the CPU from what `layers` say of the plan's tensors. Raises InputError when a file has changed.
     """
-    steps = {step.tensor.name: step for step in plan.quantized}
-    amaxes = {layer.name: number_of(layer.metrics, "amax") for layer in layers}
-    known = [(sqnr, layer) for layer in layers if (sqnr := number_of(layer.metrics, "sqnr_db")) is not None]
+    measured = {layer.name: layer.metrics for layer in layers}
     found: list[WorstBlock] = []
-    for _, layer in sorted(known, key=lambda pair: pair[0]):
-        step, places = steps[layer.name], layer.metrics["worst_blocks"]
-        sharing = (step,) if step.group is None else plan.groups[step.group]
+    for step, amax in _lowest_first(plan, measured):
+        places = measured[step.tensor.name]["worst_blocks"]
+        if isinstance(places, list) and places:
+            found.append(_block(checkpoint, step, places[0], amax))
+        if len(found) == tensors:
+            break
+    return tuple(found)
+
+
+def worst_blocks_compared(
+    checkpoint: Checkpoint, plans: Sequence[Plan], measured: Sequence[Mapping[str, Metrics]]
+) -> tuple[WorstBlock, ...]:
+    """The worst block of the tensors with the lowest SQNR under each plan, given what was `measured` under it by
+    tensor: of several plans fewer tensors each, and of more than COMPARED plans the first ones only.
+
+    Where blocks are worst was not kept, so these few tensors are quantized once more, on the CPU. Raises like
+    `worst_blocks`.
+    """
+    found: list[WorstBlock] = []
+    for under, (plan, metrics) in enumerate(zip(plans[:COMPARED], measured, strict=False)):
+        tensors = max(1, TENSORS // len(plans))
+        for step, amax in islice(_lowest_first(plan, metrics), tensors):
+            found += [
+                replace(_block(checkpoint, step, place, amax), under=under) for place in _worst(checkpoint, step, amax)
+            ]
+    return tuple(found)
+
+
+def _lowest_first(plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[tuple[Step, float]]:
+    """The steps of tensors that were measured and have several blocks, with the largest magnitude among those that
+    share a tensor scale; the lowest SQNR first, none without noise."""
+    steps, groups = {step.tensor.name: step for step in plan.quantized}, plan.groups
+    amaxes = {name: number_of(metrics, "amax") for name, metrics in measured.items()}
+    known = [(sqnr, name) for name, each in measured.items() if (sqnr := number_of(each, "sqnr_db")) is not None]
+    for _, name in sorted(known, key=lambda pair: pair[0]):
+        step = steps[name]
+        sharing = (step,) if step.group is None else groups[step.group]
         shared = [amaxes.get(each.tensor.name) for each in sharing]
         if step.recipe is None or step.recipe.format.block == (None, None):
             continue
         # An interruption may have left out tensors whose magnitudes the tensor scale depends on.
-        if isinstance(places, list) and places and None not in shared and len(found) < tensors:
-            found.append(_block(checkpoint, step, places[0], max(filter(None, shared), default=0.0)))
-    return tuple(found)
+        if None not in shared:
+            yield step, max(filter(None, shared), default=0.0)
+
+
+def _worst(checkpoint: Checkpoint, step: Step, amax: float) -> list[dict[str, object]]:
+    """Where the worst block of a tensor lies, as the metric says it; none where no block has noise."""
+    assert step.recipe is not None
+    x, row = read(checkpoint, step.tensor), step.recipe.format
+    turned = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if step.axis == COLUMN else x
+    tensor_amax = amax if row.tensor_scale is not None else None
+    stats = cpu.quantize(turned, step.tensor.dtype, step.recipe, tensor_amax=tensor_amax, codes=False).stats
+    assert stats is not None
+    return worst_places(Measurement(stats, row, step.shape))[:1]
 
 
 def _block(checkpoint: Checkpoint, step: Step, place: Mapping[str, object], amax: float) -> WorstBlock:

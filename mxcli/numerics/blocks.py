@@ -39,9 +39,10 @@ def packed_columns(row: BlockFormat, columns: int) -> int:
 
 
 def divides(row: BlockFormat, shape: tuple[int, ...]) -> bool:
-    """Whether every block along the last dimension is whole. 2-D blocks of FP32 scales may have partial edges."""
+    """Whether every block along the last dimension is whole. 2-D blocks of FP32 scales, or of codes of 8 bits, may
+    have partial edges."""
     rows, columns = row.block
-    if columns is None or ((rows or 1) > 1 and row.scale.bits == 32):
+    if columns is None or ((rows or 1) > 1 and (row.scale.bits == 32 or row.element.stored_bits == 8)):
         return True
     _, height, width = folded(shape)
     return width % columns == 0 and height % (rows or 1) == 0

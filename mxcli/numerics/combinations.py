@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mxcli.errors import UsageError, together
-from mxcli.numerics.formats import BlockFormat, find_format
-from mxcli.numerics.recipe import Recipe, find_scale_rule, resolve, scale_kind, scale_rules
+from mxcli.errors import UsageError, did_you_mean, printable, together
+from mxcli.numerics.dialects import find_dialect
+from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
+from mxcli.numerics.recipe import Recipe, find_rounding, find_scale_rule, resolve, scale_kind, scale_rules
 from mxcli.numerics.rounding import ELEMENT_ROUNDINGS, SCALE_RECIPES
 
 COMMON_RULES = ("floor", "ceil", "rceil", "even")
@@ -41,18 +42,27 @@ def combine(
 
     Without `scale_roundings` a format is compared under the dialect's rule for it; where that would leave one
     combination only, under the common rules, or the recipes for its kind of scale. A format that no named rule
-    serves has the dialect's rule too. Raises UsageError for an unknown name, a rule that serves no named format,
-    and for fewer than two combinations.
+    serves has the dialect's rule too. Raises UsageError for unknown names, all of them at once, for rules that serve
+    no named format, and for fewer than two combinations.
     """
-    notes: list[str] = []
-    rows = _distinct("--formats", formats, find_format, lambda row: row.name, notes)
-    rules = _distinct("--scale-roundings", scale_roundings, lambda name: _rule_name(name, rows), str, notes)
-    chosen: list[str | None] = [*_distinct("--roundings", roundings, str, str, notes)] or [None]
+    notes, problems = list[str](), list[str]()
+    rows = _meant(formats, find_format, problems)
+    rules = _meant(scale_roundings, lambda name: _rule_name(name, rows), problems)
+    named = _meant(roundings, lambda name: find_rounding(name).name, problems)
+    _meant([] if dialect is None else [dialect], find_dialect, problems)
+    if problems:
+        raise together(UsageError, "Names that mean nothing", problems)
+    rows = _distinct("--formats", rows, lambda row: row.name, notes)
+    rules = _distinct("--scale-roundings", rules, str, notes)
+    chosen: list[str | None] = [*_distinct("--roundings", named, str, notes)] or [None]
     alone = len(rows) == len(chosen) == 1 and not rules
     _refuse_rules_without_format(rules, rows)
     recipes, left_out = [], []
     for row in rows:
         wanted = _usual(row) if alone else rules
+        if not wanted and (unserved := _unserved(row, dialect)):
+            problems.append(unserved)
+            continue
         serving = [rule for rule in wanted if rule in scale_rules(row)]
         if serving:
             left_out += [f"{row.name} {rule}" for rule in wanted if rule not in serving]
@@ -64,6 +74,8 @@ def combine(
             for rule in serving or (None,)
             for rounding in chosen
         ]
+    if problems:
+        raise together(UsageError, f"Formats that --as {dialect} has no rule for", problems)
     if left_out:
         notes.append(f"Left out, since the rule does not serve the format: {', '.join(left_out)}.")
     if len(recipes) < 2:
@@ -78,13 +90,21 @@ def _usual(row: BlockFormat) -> list[str]:
     return [recipe.name for recipe in SCALE_RECIPES.values() if recipe.scale == scale_kind(row)]
 
 
-def _distinct(
-    option: str, names: Iterable[str], find: Callable[[str], T], called: Callable[[T], str], notes: list[str]
-) -> list[T]:
-    """What the names mean, each once; a note says what was named twice."""
-    found: dict[str, T] = {}
+def _meant(names: Iterable[str], find: Callable[[str], T], problems: list[str]) -> list[T]:
+    """What the names mean; those that mean nothing are told of in `problems`."""
+    found = list[T]()
     for name in names:
-        thing = find(name.strip())
+        try:
+            found.append(find(name.strip()))
+        except UsageError as error:
+            problems += error.reasons
+    return found
+
+
+def _distinct(option: str, things: Iterable[T], called: Callable[[T], str], notes: list[str]) -> list[T]:
+    """Each of the things once; a note says what was named twice."""
+    found: dict[str, T] = {}
+    for thing in things:
         if called(thing) in found:
             notes.append(f"{option} names {called(thing)} twice; it is compared once.")
         found.setdefault(called(thing), thing)
@@ -93,7 +113,21 @@ def _distinct(
 
 def _rule_name(name: str, rows: Sequence[BlockFormat]) -> str:
     rule = find_scale_rule(name)
-    return resolve(rows[0], scale_rounding=name).scale_rule.name if rule is None else rule.name
+    if rule is not None:
+        return rule.name
+    known = list(dict.fromkeys(rule for row in rows or FORMATS.values() for rule in scale_rules(row)))
+    raise UsageError(
+        f"unknown scale rounding '{printable(name)}': known are {', '.join(known)}.{did_you_mean(name, known)}"
+    )
+
+
+def _unserved(row: BlockFormat, dialect: str | None) -> str | None:
+    """Why a dialect cannot quantize to a format for which no rule is named, if it cannot."""
+    try:
+        resolve(row, dialect=dialect)
+    except UsageError as error:
+        return error.message
+    return None
 
 
 def _refuse_rules_without_format(rules: Sequence[str], rows: Sequence[BlockFormat]) -> None:

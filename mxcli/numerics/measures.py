@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 from mxcli.numerics.floats import FP32, FloatFormat
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.stats import (
+    CODE_BINS,
     RANGE_BINS_PER_OCTAVE,
     SQNR_BINS,
     SQNR_BINS_PER_OCTAVE,
@@ -21,7 +23,7 @@ Value = int | float | None | dict[str, int] | dict[str, float | None] | list[dic
 QUANTILES = {"p0": 0.0, "p1": 0.01, "p50": 0.5, "p99": 0.99}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measurement:
     """Statistics with what they are statistics of. `shape` is None for a sum over several `tensors`."""
 
@@ -29,6 +31,22 @@ class Measurement:
     format: BlockFormat
     shape: tuple[int, ...] | None = None
     tensors: int = 1
+
+    @cached_property
+    def element_exponents(self) -> dict[float, int]:
+        """Elements by the exponent of their code's value, -inf for zero; codes that are not finite are left out."""
+        exponents, counts = _exponents(self.format.element), dict[float, int]()
+        for code, count in self.stats.code_bins.counted:
+            exponent = exponents[code]
+            if exponent is not None:
+                counts[exponent] = counts.get(exponent, 0) + count
+        return counts
+
+    @cached_property
+    def scale_exponents(self) -> dict[int, int]:
+        """Blocks by the exponent of their scale; a zero or (FP32) subnormal scale has that of the lowest bin."""
+        nan = len(self.stats.scale_bins) - 1
+        return {b - FP32.bias: n for b, n in self.stats.scale_bins.counted if b != nan}
 
 
 def percent(part: float, whole: float) -> float | None:
@@ -77,18 +95,13 @@ def bits_per_element(m: Measurement) -> float | None:
     return row.element.stored_bits + (s.blocks * row.scale.bits + tensor_scales) / s.elements
 
 
-def _magnitudes(m: Measurement, bins: Histogram) -> dict[int, int]:
-    """Counts by magnitude code, signs folded; codes that are not finite values are left out."""
-    element, counts = m.format.element, dict[int, int]()
-    for code, count in bins.counted:
-        if math.isfinite(value := element.value(code & ((1 << element.bits) - 1))):
-            magnitude = round(math.ldexp(abs(value), element.mantissa_bits - element.emin))
-            counts[magnitude] = counts.get(magnitude, 0) + count
-    return counts
-
-
-def _steps(element: FloatFormat, magnitude: int) -> float:
-    return math.ldexp(magnitude, element.emin - element.mantissa_bits)
+@cache
+def _exponents(element: FloatFormat) -> tuple[float | None, ...]:
+    """By code the exponent of its value, -inf for zero; None where the value is not finite."""
+    values = (element.value(code & ((1 << element.bits) - 1)) for code in range(CODE_BINS))
+    return tuple(
+        (math.frexp(value)[1] - 1 if value else -math.inf) if math.isfinite(value) else None for value in values
+    )
 
 
 def subnormal_percent(m: Measurement) -> float | None:
@@ -96,8 +109,7 @@ def subnormal_percent(m: Measurement) -> float | None:
     element = m.format.element
     if element.twos_complement:
         return None
-    lowest_normal = 1 << element.mantissa_bits
-    subnormal = sum(n for steps, n in _magnitudes(m, m.stats.code_bins).items() if 0 < steps < lowest_normal)
+    subnormal = sum(n for exponent, n in m.element_exponents.items() if -math.inf < exponent < element.emin)
     return percent(subnormal, m.stats.elements)
 
 
@@ -106,28 +118,23 @@ def binades_used(m: Measurement) -> float | None:
     counts = [(code, n) for code, n in m.stats.block_code_bins.counted if code]
     total = sum(n for _, n in counts)
     element = m.format.element
-    reach = sum(n * math.log2(element.magnitude(code) / element.min_positive) for code, n in counts)
+    least = element.min_positive
+    reach = sum(n * math.log2(element.magnitude(code) / least) for code, n in counts)
     return reach / total if total else None
-
-
-def _scale_exponents(m: Measurement) -> dict[int, int]:
-    """Counts by exponent of the block scales; a zero or (FP32) subnormal scale is under the key of the lowest bin."""
-    nan = len(m.stats.scale_bins) - 1
-    return {b - FP32.bias: n for b, n in m.stats.scale_bins.counted if b != nan}
 
 
 def scale_exponent_histogram(m: Measurement) -> dict[str, int]:
     """Blocks by exponent of their scale; scales of zero under `zero`."""
     holds_zero = m.format.scale is not FP32 and not m.format.has_power_of_two_scales
     zero = "zero" if holds_zero else str(-FP32.bias)
-    return {zero if e == -FP32.bias else str(e): n for e, n in _scale_exponents(m).items()}
+    return {zero if e == -FP32.bias else str(e): n for e, n in m.scale_exponents.items()}
 
 
 def extreme_exponent(pick: Callable[[list[int]], int]) -> Callable[[Measurement], Value]:
     """The smallest or largest exponent of the scales in use, zero scales left out."""
 
     def of(m: Measurement) -> Value:
-        exponents = [e for e in _scale_exponents(m) if e > -FP32.bias or m.format.has_power_of_two_scales]
+        exponents = [e for e in m.scale_exponents if e > -FP32.bias or m.format.has_power_of_two_scales]
         return pick(exponents) if exponents else None
 
     return of
@@ -135,32 +142,26 @@ def extreme_exponent(pick: Callable[[list[int]], int]) -> Callable[[Measurement]
 
 def element_exponent_histogram(m: Measurement) -> dict[str, int]:
     """Elements by the binade of their code's value; zeros under `zero`."""
-    element, histogram = m.format.element, dict[str, int]()
-    for magnitude, count in sorted(_magnitudes(m, m.stats.code_bins).items()):
-        key = str(math.frexp(_steps(element, magnitude))[1] - 1) if magnitude else "zero"
-        histogram[key] = histogram.get(key, 0) + count
-    return histogram
+    counts = sorted(m.element_exponents.items())
+    return {"zero" if exponent == -math.inf else str(exponent): count for exponent, count in counts}
 
 
 def code_use_percent(m: Measurement) -> float | None:
     """Percent of the format's finite codes that occur."""
     element = m.format.element
     finite = 2 * element.max_code + (1 if element.twos_complement else 2)
-    used = sum(1 for _ in m.stats.code_bins.counted)
-    return percent(used, finite) if m.stats.measured else None
+    return percent(m.stats.code_bins.used, finite) if m.stats.measured else None
 
 
 def _quantiles(bins: Histogram, value: Callable[[int], float | None]) -> dict[str, float | None]:
     """The value of the bin in which each quantile falls (nearest rank)."""
-    total, found = sum(bins), dict[str, float | None]()
-    for name, share in QUANTILES.items():
-        rank, seen = max(1, math.ceil(share * total)), 0
-        found[name] = None
-        for at, count in bins.counted:
-            seen += count
-            if seen >= rank:
-                found[name] = value(at)
-                break
+    total, seen = bins.total, 0
+    found: dict[str, float | None] = dict.fromkeys(QUANTILES)
+    waiting = list(QUANTILES.items())
+    for at, count in bins.counted:
+        seen += count
+        while waiting and seen >= max(1, math.ceil(waiting[0][1] * total)):
+            found[waiting.pop(0)[0]] = value(at)
     return found
 
 
@@ -172,12 +173,14 @@ def _rising(quantiles: dict[str, float | None]) -> dict[str, float | None]:
     return {name: None if value is None else max(least, value) for name, value in quantiles.items()}
 
 
+@cache
 def _bin_middle(at: int, per_octave: int, lowest_exponent: int) -> float:
     """log2 of the middle of a bin whose octave is cut into equal linear parts."""
     octave, part = divmod(at, per_octave)
     return octave + lowest_exponent + math.log2(1.0 + (part + 0.5) / per_octave)
 
 
+@cache
 def _decibels(at: int) -> float | None:
     """The middle of a bin of signal / noise in dB; None for that of blocks without noise."""
     exact = at == SQNR_BINS - 1

@@ -11,13 +11,19 @@ from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.measures import Measurement, Value
 from mxcli.numerics.stats import Stats
 
+KNOWN, ESTIMATED, OF_SAMPLE = "known", "estimated", "of the sample"
+"""What a metric of a sample is: follows from lengths alone; a mean or a ratio, which a sample estimates for the whole;
+a count, an extreme or a distribution, which the sample has of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A key of a report: its unit, meaning and formula, how to compute it, and which direction is better.
 
     `of` returns None where the value does not exist (no elements, no signal, an exact result). `number` says that
-    it is one number, which tensors can be ordered, compared and judged by, and no histogram or list.
+    it is one number, which tensors can be ordered, compared and judged by, and no histogram or list. `exact` is what
+    it tends to as the error vanishes, for one that does not exist without error. `sampled` says what it is where only
+    a sample of the tensor was read: KNOWN all the same, ESTIMATED for the whole tensor, or told OF_SAMPLE alone.
     """
 
     name: str
@@ -28,6 +34,8 @@ class Metric:
     better: str = "neither"
     source: str = "mxcli"
     number: bool = True
+    exact: float | None = None
+    sampled: str = OF_SAMPLE
 
 
 _B4 = "Pretraining Large Language Models with NVFP4, appendix B.4"
@@ -35,8 +43,10 @@ _B4 = "Pretraining Large Language Models with NVFP4, appendix B.4"
 METRICS: dict[str, Metric] = {
     row.name: row
     for row in (
-        Metric("elements", "elements", "elements of the tensor", "n", lambda m: m.stats.elements),
-        Metric("blocks", "blocks", "blocks that share a scale", "number of scales", lambda m: m.stats.blocks),
+        Metric("elements", "elements", "elements of the tensor", "n", lambda m: m.stats.elements, sampled=KNOWN),
+        Metric(
+            "blocks", "blocks", "blocks that share a scale", "number of scales", lambda m: m.stats.blocks, sampled=KNOWN
+        ),
         Metric(
             "bits_per_element",
             "bits",
@@ -44,6 +54,7 @@ METRICS: dict[str, Metric] = {
             "code bits + (blocks * scale bits + tensor scale bits) / elements",
             measures.bits_per_element,
             "low",
+            sampled=KNOWN,
         ),
         Metric("amax", "", "largest finite magnitude", "max |x|", lambda m: m.stats.amax),
         Metric(
@@ -61,6 +72,7 @@ METRICS: dict[str, Metric] = {
             "100 * saturated / elements",
             lambda m: measures.percent(m.stats.saturated, m.stats.elements),
             "low",
+            sampled=ESTIMATED,
         ),
         Metric(
             "saturated_blocks",
@@ -77,6 +89,7 @@ METRICS: dict[str, Metric] = {
             "100 * saturated_blocks / blocks",
             lambda m: measures.percent(m.stats.saturated_blocks, m.stats.blocks),
             "low",
+            sampled=ESTIMATED,
         ),
         Metric(
             "underflowed",
@@ -93,6 +106,7 @@ METRICS: dict[str, Metric] = {
             "100 * underflowed / elements",
             lambda m: measures.percent(m.stats.underflowed, m.stats.elements),
             "low",
+            sampled=ESTIMATED,
         ),
         Metric(
             "scale_underflowed_blocks",
@@ -109,6 +123,7 @@ METRICS: dict[str, Metric] = {
             "100 * count(0 < |code value| < smallest normal) / elements",
             measures.subnormal_percent,
             "low",
+            sampled=ESTIMATED,
         ),
         Metric(
             "nonfinite",
@@ -122,9 +137,15 @@ METRICS: dict[str, Metric] = {
             "nan_blocks", "blocks", "blocks that became NaN", "count(scale is NaN)", lambda m: m.stats.nan_blocks, "low"
         ),
         Metric("zero_blocks", "blocks", "blocks of zeros only", "count(amax = 0)", lambda m: m.stats.zero_blocks),
-        Metric("mse", "", "mean squared error", "mean((y - x)^2)", measures.mse, "low"),
+        Metric("mse", "", "mean squared error", "mean((y - x)^2)", measures.mse, "low", sampled=ESTIMATED),
         Metric(
-            "rmse", "", "root of the mean squared error", "sqrt(mse)", lambda m: measures.root(measures.mse(m)), "low"
+            "rmse",
+            "",
+            "root of the mean squared error",
+            "sqrt(mse)",
+            lambda m: measures.root(measures.mse(m)),
+            "low",
+            sampled=ESTIMATED,
         ),
         Metric(
             "sqnr_db",
@@ -133,11 +154,29 @@ METRICS: dict[str, Metric] = {
             "10 log10(sum x^2 / sum (y - x)^2)",
             measures.sqnr_db,
             "high",
+            exact=math.inf,
+            sampled=ESTIMATED,
         ),
         Metric(
-            "relative_error", "", "error norm over signal norm", "||y - x|| / ||x||", measures.relative_error, "low"
+            "relative_error",
+            "",
+            "error norm over signal norm",
+            "||y - x|| / ||x||",
+            measures.relative_error,
+            "low",
+            exact=0.0,
+            sampled=ESTIMATED,
         ),
-        Metric("cosine", "", "cosine between input and output", "x . y / (||x|| ||y||)", measures.cosine, "high"),
+        Metric(
+            "cosine",
+            "",
+            "cosine between input and output",
+            "x . y / (||x|| ||y||)",
+            measures.cosine,
+            "high",
+            exact=1.0,
+            sampled=ESTIMATED,
+        ),
         Metric(
             "max_abs_error", "", "largest error of an element", "max |y - x|", lambda m: m.stats.max_abs_error, "low"
         ),
@@ -155,6 +194,7 @@ METRICS: dict[str, Metric] = {
             "mean error",
             "mean(y - x)",
             lambda m: m.stats.error / m.stats.measured if m.stats.measured else None,
+            sampled=ESTIMATED,
         ),
         Metric(
             "binades_available",
@@ -163,6 +203,7 @@ METRICS: dict[str, Metric] = {
             "log2(element max / smallest positive)",
             lambda m: m.format.element.binades,
             source="Recipes for Pre-training LLMs with MXFP8, table 1",
+            sampled=KNOWN,
         ),
         Metric(
             "binades_used",
@@ -173,6 +214,7 @@ METRICS: dict[str, Metric] = {
             measures.binades_used,
             "high",
             _B4,
+            sampled=ESTIMATED,
         ),
         Metric(
             "scale_exponent_min",
@@ -271,3 +313,11 @@ def number_of(metrics: Mapping[str, Value], name: str) -> float | None:
     """A metric that is one number; None where it is absent or something else."""
     value = metrics[name]
     return value if isinstance(value, (int, float)) else None
+
+
+def judged_number(metrics: Mapping[str, Value], name: str) -> float | None:
+    """The number to judge by: the metric, or what it tends to where the result is exact (an SQNR is infinite); None
+    where there is neither."""
+    if metrics.get(name) is None and metrics["mse"] == 0:
+        return METRICS[name].exact
+    return number_of(metrics, name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mxcli.errors import UsageError, did_you_mean, printable
+from mxcli.errors import UsageError, did_you_mean, printable, together
 from mxcli.numerics.dialects import Choice, Dialect, find_dialect
 from mxcli.numerics.floats import FP32
 from mxcli.numerics.formats import BlockFormat, find_format
@@ -64,11 +65,8 @@ def resolve(
     bundle = find_dialect(dialect)
     if nonfinite not in NONFINITE_POLICIES:
         raise UsageError(f"unknown policy '{printable(nonfinite)}': --nonfinite takes {', '.join(NONFINITE_POLICIES)}")
-    if rounding is not None and rounding not in ELEMENT_ROUNDINGS:
-        raise UsageError(
-            f"unknown element rounding '{printable(rounding)}': known are {', '.join(ELEMENT_ROUNDINGS)}."
-            f"{did_you_mean(rounding, ELEMENT_ROUNDINGS)}"
-        )
+    if rounding is not None:
+        find_rounding(rounding)
     choice = bundle.choice(scale_kind(row), row.element.name)
     if choice is None:
         if scale_rounding is None:
@@ -86,6 +84,30 @@ def scale_rules(row: BlockFormat) -> list[str]:
     kind = scale_kind(row)
     names = [rule.name for rule in POWER_OF_TWO_ROUNDINGS.values() if kind != "narrow" and rule.serves(row.element)]
     return names + [recipe.name for recipe in SCALE_RECIPES.values() if recipe.scale == kind]
+
+
+def resolve_all(formats: Iterable[str], **rules: str | None) -> list[Recipe]:
+    """The recipe of each format, as `resolve` has it; raises UsageError naming every problem at once."""
+    recipes, problems = list[Recipe](), list[str]()
+    for name in formats:
+        try:
+            recipes.append(resolve(name, **rules))  # type: ignore[arg-type]
+        except UsageError as error:
+            problems += error.reasons
+    if problems:
+        raise together(UsageError, "Names that mean nothing", list(dict.fromkeys(problems)))
+    return recipes
+
+
+def find_rounding(name: str) -> ElementRounding:
+    """The element rounding of that name; raises UsageError where there is none."""
+    rounding = ELEMENT_ROUNDINGS.get(name)
+    if rounding is None:
+        raise UsageError(
+            f"unknown element rounding '{printable(name)}': known are {', '.join(ELEMENT_ROUNDINGS)}."
+            f"{did_you_mean(name, ELEMENT_ROUNDINGS)}"
+        )
+    return rounding
 
 
 def find_scale_rule(name: str) -> ScaleRounding | ScaleRecipe | None:

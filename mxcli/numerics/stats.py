@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from operator import add
 from typing import Any
 
@@ -17,24 +17,39 @@ SQNR_BINS_PER_OCTAVE, SQNR_LOWEST_EXPONENT, SQNR_BINS = 16, -16, 1281
 RANGE_BINS_PER_OCTAVE, RANGE_BINS = 4, 512
 """Bins of a block's largest over smallest nonzero magnitude."""
 WORST_BLOCKS = 8
+_ZEROS = bytes(512)
 
 
 class Histogram(Sequence[int]):
-    """Counts of a fixed number of bins, of which those from the first to the last that is not zero are held."""
+    """Counts of a fixed number of bins, of which those from the first to the last that is not zero are held.
+
+    Multiplied by a factor they are what counts stand for, and no longer whole.
+    """
 
     __slots__ = ("_bins", "_counts", "_first")
 
     def __init__(self, bins: int, counts: Iterable[int] = ()) -> None:
-        self._bins, self._first, self._counts = bins, 0, array("q", counts)
+        self._bins, self._first = bins, 0
+        self._counts: array[Any] = array("q", counts)
 
     @classmethod
     def of(cls, raw: bytes) -> Histogram:
         """From native 64-bit integers, one per bin."""
-        size = array("q").itemsize
-        held = cls(len(raw) // size)
-        held._first = (len(raw) - len(raw.lstrip(b"\0"))) // size
-        end = -(-len(raw.rstrip(b"\0")) // size)
-        held._counts = array("q", raw[held._first * size : end * size])
+        begin, end, size = 0, len(raw), array("q").itemsize
+        # Of a small tensor nearly all are zero: runs of them are skipped before single bytes are looked at.
+        while raw.startswith(_ZEROS, begin):
+            begin += len(_ZEROS)
+        while raw.endswith(_ZEROS, begin, end):
+            end -= len(_ZEROS)
+        first = (end - len(raw[begin:end].lstrip(b"\0"))) // size
+        last = -(-(begin + len(raw[begin:end].rstrip(b"\0"))) // size)
+        return cls._held(len(raw) // size, first, array("q", raw[first * size : last * size]))
+
+    @classmethod
+    def _held(cls, bins: int, first: int, counts: array[Any]) -> Histogram:
+        """Counts of the bins from the `first` on; those of the others are zero."""
+        held = cls(bins)
+        held._first, held._counts = first, counts
         return held
 
     def __len__(self) -> int:
@@ -56,12 +71,35 @@ class Histogram(Sequence[int]):
     __hash__ = None  # type: ignore[assignment]
 
     def __add__(self, other: Histogram) -> Histogram:
-        return Histogram(self._bins, map(add, self, other))
+        if not self._counts or not other._counts:
+            return self if self._counts else other
+        first = min(self._first, other._first)
+        last = max(each._first + len(each._counts) for each in (self, other))
+        kind = max(self._counts.typecode, other._counts.typecode, key="qd".index)
+        counts = array(kind, bytes((self._first - first) * self._counts.itemsize))
+        counts += array(kind, self._counts)
+        counts.frombytes(bytes((last - first - len(counts)) * counts.itemsize))
+        for at, count in other.counted:
+            counts[at - first] += count
+        return Histogram._held(self._bins, first, counts)
+
+    def __mul__(self, factor: float) -> Histogram:
+        return Histogram._held(self._bins, self._first, array("d", [count * factor for count in self._counts]))
+
+    @property
+    def total(self) -> int:
+        """The counts of all bins together."""
+        return sum(self._counts)
+
+    @property
+    def used(self) -> int:
+        """How many bins are not zero."""
+        return len(self._counts) - self._counts.count(0)
 
     @property
     def counted(self) -> Iterator[tuple[int, int]]:
         """The bins that are not zero, with their counts."""
-        return ((at, count) for at, count in enumerate(self._counts, self._first) if count)
+        return compress(enumerate(self._counts, self._first), self._counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +149,21 @@ class Stats:
     worst: tuple[tuple[float, int], ...] = ()
 
     def __add__(self, other: Stats) -> Stats:
-        both = {f.name: _combine(f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        return Stats(**both)
+        return Stats(
+            **{name: combine(getattr(self, name), getattr(other, name)) for name, combine in _COMBINED_BY.items()}
+        )
 
 
-_LARGEST = {"amax", "max_abs_error", "max_rel_error"}
-_LEAST_SET = {"min_block_sqnr", "min_block_range"}
+def _least_set(a: float, b: float) -> float:
+    """The lesser; where nothing set one of them, the other."""
+    return max(a, b) if min(a, b) < 0 else min(a, b)
 
 
-def _combine(name: str, a: Any, b: Any) -> Any:
-    if name == "worst":
-        return ()
-    if name == "first_nonfinite":
-        return a if a >= 0 else -1
-    if name in _LARGEST:
-        return max(a, b)
-    if name in _LEAST_SET:
-        return max(a, b) if min(a, b) < 0 else min(a, b)
-    return a + b
+_COMBINED_BY: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys((each.name for each in fields(Stats)), add),
+    **dict.fromkeys(("amax", "max_abs_error", "max_rel_error"), max),
+    **dict.fromkeys(("min_block_sqnr", "min_block_range"), _least_set),
+    "first_nonfinite": lambda a, _: a if a >= 0 else -1,
+    "worst": lambda _, __: (),
+}
+"""How each field of a sum follows from those of its parts."""

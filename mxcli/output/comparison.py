@@ -11,12 +11,21 @@ from mxcli.flows.compare import Compared, Comparison, best_of, sqnr_or_infinity
 from mxcli.flows.plan import Options
 from mxcli.flows.records import options_record, recipe_record
 from mxcli.numerics.combinations import Combinations
+from mxcli.numerics.estimates import keys_of
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import NUMBERS, number_of
 from mxcli.output.conclusion import Standing, conclusion
 from mxcli.output.export import csv_text, json_line, json_text
 from mxcli.output.numbers import ABSENT, counted, shape_text, significant
-from mxcli.output.report import ending_lines, headed, noise_cell, number_cell, worst_first
+from mxcli.output.report import (
+    ending_lines,
+    estimate_sentences,
+    headed,
+    noise_cell,
+    number_cell,
+    sample_record,
+    worst_first,
+)
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned, least_width
 
@@ -28,6 +37,8 @@ _RECIPE_KEYS = ("format", "scale_rounding", "rounding", "dialect")
 RECORD_KEYS = (
     *_LAYER_KEYS, "combination", *_RECIPE_KEYS, *(f"{name}_delta" for name in DELTAS), *NUMBERS
 )  # fmt: skip
+SAMPLE_KEYS = (*RECORD_KEYS[: -len(NUMBERS)], *keys_of(NUMBERS, sampled=True))
+"""Of a comparison of samples."""
 
 Metrics = Mapping[str, Value]
 
@@ -36,14 +47,14 @@ _DELTA = Column("+/-\ndB", drop=2)
 _PER_COMBINATION = (Column("SQNR \ndB "), _DELTA, Column("sat.\n%", drop=1), Column("und.\n%", drop=3))
 _TOTALS = (
     Column("", right=False),
-    Column("bits per\nelement", drop=3),
+    Column("bits per\nelement", drop=4),
     Column("SQNR \ndB "),
-    Column("+/-\ndB"),
-    Column("relative\nerror", drop=5),
-    Column("saturated\n% of elements", drop=2),
-    Column("saturated\n% of blocks", drop=4),
-    Column("underflowed\n% of elements", drop=2),
-    Column("best on\ntensors", drop=1),
+    Column("+/-\ndB", drop=1),
+    Column("relative\nerror", drop=6),
+    Column("saturated\n% of elements", drop=3),
+    Column("saturated\n% of blocks", drop=5),
+    Column("underflowed\n% of elements", drop=3),
+    Column("best on\ntensors", drop=2),
 )
 
 
@@ -84,6 +95,7 @@ def comparison_json(comparison: Comparison) -> str:
         ],
         "counts": dict(comparison.counts),
         "unfinished": comparison.unfinished,
+        **sample_record(comparison.sample),
         "totals": _named(comparison.combinations, comparison.sums) or None,
         "by": comparison.by,
         "groups": {label: _named(comparison.combinations, group) for label, group in comparison.groups.items()},
@@ -98,7 +110,8 @@ def comparison_json(comparison: Comparison) -> str:
 def comparison_csv(comparison: Comparison) -> str:
     """One row per tensor and combination, and one per tensor that was kept, under the names of the JSON records."""
     layers = (*comparison.layers, *comparison.kept)
-    return csv_text((row for layer in layers for row in _csv_rows(layer, comparison.combinations)), RECORD_KEYS)
+    keys = RECORD_KEYS if comparison.sample is None else SAMPLE_KEYS
+    return csv_text((row for layer in layers for row in _csv_rows(layer, comparison.combinations)), keys)
 
 
 def compared_record(layer: Compared, combinations: Combinations) -> dict[str, object]:
@@ -113,7 +126,7 @@ def compared_line(layer: Compared, combinations: Combinations) -> str:
 
 def shared_options(options: Options) -> dict[str, object]:
     """The options that all combinations have in common."""
-    apart = {"format", "scale_rounding", "rounding", "layout", "overrides"}
+    apart = {"format", "scale_rounding", "rounding", "layout"}
     return {name: value for name, value in options_record(options).items() if name not in apart}
 
 
@@ -142,7 +155,7 @@ def concluded(comparison: Comparison) -> list[str]:
             )
         )
     ]
-    return conclusion(standings)
+    return [*estimate_sentences(comparison.sample), *conclusion(standings)]
 
 
 def rule_lines(combinations: Combinations) -> list[str]:

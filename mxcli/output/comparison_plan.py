@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.flows.compare import Compared, ComparisonPlan, counts_of
 from mxcli.flows.inspect import Total, totals_by
@@ -15,20 +14,14 @@ from mxcli.flows.records import recipe_record
 from mxcli.flows.report import KEPT, TIED
 from mxcli.output.comparison import rule_lines, shared_options
 from mxcli.output.export import json_text
-from mxcli.output.numbers import byte_size, counted, shape_text, significant
-from mxcli.output.plan import Site, memory_words
+from mxcli.output.measuring_plan import Effort, effort_lines, effort_record, source_record, tensor_lines, tensor_records
+from mxcli.output.numbers import byte_size, significant
+from mxcli.output.plan import Site
 from mxcli.output.report import count_lines, headed
-from mxcli.output.screen import Screen, folded_lines
+from mxcli.output.screen import Screen
 from mxcli.output.table import Column, Row, aligned
 
-_TENSORS = (
-    Column("tensor", right=False),
-    Column("dtype", right=False, drop=3),
-    Column("shape", right=False, drop=2),
-    Column("size", drop=1),
-    Column("why", right=False, drop=4),
-)
-_COMBINATIONS = (Column("combination", right=False), Column("bits per\nelement"), Column("size if\nwritten"))
+_COMBINATIONS = (Column("combination", right=False), Column("bits per\nelement", drop=1), Column("size if\nwritten"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +33,10 @@ class PlannedComparison:
     planned: ComparisonPlan
     need: Need
     site: Site
+    bytes_read: int | None = None
     layers: tuple[Compared, ...] = ()
     unfinished: int = 0
+    sample: None = None
 
     @property
     def total(self) -> Total:
@@ -69,58 +64,40 @@ class PlannedComparison:
         return counts_of(self.planned.decided)
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes of the tensors compared."""
-        return sum(steps[0].tensor.nbytes for steps in self.planned.compared)
+    def effort(self) -> Effort:
+        """What it takes."""
+        tensors, ways = [steps[0].tensor for steps in self.planned.compared], len(self.planned.plans)
+        return Effort(tensors, len(tensors) * ways, f"{ways:,} combinations", self.need, self.site, self.bytes_read)
 
 
 def comparison_plan_text(plan: PlannedComparison, screen: Screen) -> str:
     """The tensors and why, the combinations and their sizes, and what it takes."""
-    tensors = plan.checkpoint.tensors
-    rows: list[Row] = [
-        [
-            printable(layer.name),
-            layer.dtype,
-            shape_text(layer.shape),
-            byte_size(tensors[layer.name].nbytes),
-            layer.reason,
-        ]
-        for layer in plan.planned.decided
-    ]
     elements = sum(steps[0].tensor.elements for steps in plan.planned.compared)
     sizes: list[Row] = [
         [name, significant(8 * size / elements), byte_size(size)]
         for name, size in zip(plan.planned.combinations.names, plan.planned.quantized_bytes, strict=True)
     ]
-    lines = [
-        *headed(plan, rule_lines(plan.planned.combinations), screen),
-        "",
-        *aligned(_TENSORS, rows, screen),
-        "",
-        *aligned(_COMBINATIONS, sizes, screen),
-        "",
-        *count_lines(plan, None, screen),
-    ]
-    count, ways = len(plan.planned.compared), len(sizes)
-    needs = [
-        f"would measure {counted(count, 'tensor')} under {ways:,} combinations: {count * ways:,} measurements, "
-        f"{byte_size(plan.bytes_read)} read once",
-        memory_words(plan.need, plan.site),
-        f"would compute on {plan.site.device}",
-    ]
-    return "\n".join([*lines, *(line for text in needs for line in folded_lines(text, screen))])
+    return "\n".join(
+        [
+            *headed(plan, rule_lines(plan.planned.combinations), screen),
+            "",
+            *tensor_lines(plan.planned.decided, plan.checkpoint, screen),
+            "",
+            *aligned(_COMBINATIONS, sizes, screen),
+            "",
+            *count_lines(plan, None, screen),
+            *effort_lines(plan.effort, screen),
+        ]
+    )
 
 
 def comparison_plan_json(plan: PlannedComparison) -> str:
     """The same as one JSON object."""
-    combinations, tensors = plan.planned.combinations, plan.checkpoint.tensors
+    combinations = plan.planned.combinations
     return json_text(
         "compare.plan",
         {
-            "source": plan.source,
-            "elements": plan.total.elements,
-            "bytes": plan.total.bytes,
-            "by_dtype": {dtype: asdict(total) for dtype, total in plan.by_dtype.items()},
+            **source_record(plan.source, plan.checkpoint),
             "options": shared_options(plan.options),
             "combinations": [
                 {"name": name, **recipe_record(recipe), "quantized_bytes": size}
@@ -129,23 +106,8 @@ def comparison_plan_json(plan: PlannedComparison) -> str:
                 )
             ],
             "counts": dict(plan.counts),
-            "measurements": len(plan.planned.compared) * len(combinations.names),
-            "bytes_read": plan.bytes_read,
-            "peak_memory_bytes": plan.need.peak_bytes,
-            "max_memory_bytes": plan.site.max_memory,
-            "device": plan.site.device,
+            **effort_record(plan.effort),
             "notes": [*plan.checkpoint.notes, *plan.planned.notes],
-            "tensors": [
-                {
-                    "name": layer.name,
-                    "dtype": layer.dtype,
-                    "shape": list(layer.shape),
-                    "role": layer.role,
-                    "decision": layer.decision,
-                    "reason": layer.reason,
-                    "bytes": tensors[layer.name].nbytes,
-                }
-                for layer in plan.planned.decided
-            ],
+            "tensors": tensor_records(plan.planned.decided, plan.checkpoint),
         },
     )

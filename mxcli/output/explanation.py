@@ -11,7 +11,7 @@ from mxcli.files.layouts import LAYOUTS, Layout
 from mxcli.numerics.dialects import ANY, DIALECTS, Choice, Dialect
 from mxcli.numerics.floats import ELEMENTS, SCALES, FloatFormat
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
-from mxcli.numerics.metrics import METRICS, Metric
+from mxcli.numerics.metrics import ESTIMATED, KNOWN, METRICS, OF_SAMPLE, Metric
 from mxcli.numerics.objectives import OBJECTIVES, Objective
 from mxcli.numerics.recipe import scale_rules
 from mxcli.numerics.rounding import (
@@ -37,6 +37,11 @@ TOPICS: Mapping[str, Mapping[str, Row]] = {
     "layouts (--layout)": LAYOUTS,
     "metrics": METRICS,
     "objectives of recommend": OBJECTIVES,
+}
+_SAMPLED = {
+    KNOWN: "the same, since it follows from lengths",
+    ESTIMATED: "an estimate for the whole, with its uncertainty",
+    OF_SAMPLE: "that of the sample",
 }
 
 
@@ -98,7 +103,7 @@ def _page(row: Row, screen: Screen) -> list[str]:
     if isinstance(row, Metric):
         unit = f" [{row.unit}]" if row.unit else ""
         better = {"low": "lower is better", "high": "higher is better"}.get(row.better, "neither direction is better")
-        facts = {"formula": row.formula, "better": better, "source": row.source}
+        facts = {"formula": row.formula, "better": better, "--sample": _SAMPLED[row.sampled], "source": row.source}
         return [
             f"{row.name}{unit}: a metric",
             "",

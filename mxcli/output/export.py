@@ -31,8 +31,8 @@ def csv_text(records: Iterable[Mapping[str, object]], names: Sequence[str]) -> s
     careful = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)  # minimal quoting leaves \r bare
     writer.writerow(names)
     for record in records:
-        row = [_cell(_finite(record.get(name))) for name in names]
-        (careful if any("\r" in str(cell) for cell in row) else writer).writerow(row)
+        row = [_cell(record.get(name)) for name in names]
+        (careful if any(isinstance(cell, str) and "\r" in cell for cell in row) else writer).writerow(row)
     return out.getvalue().rstrip("\n")
 
 
@@ -43,7 +43,7 @@ def _spread(part: object) -> str:
 
 
 def _cell(value: object) -> object:
-    return json_line(value) if isinstance(value, (dict, list)) else value
+    return json_line(value) if isinstance(value, (dict, list, tuple)) else _finite(value)
 
 
 def _finite(value: object) -> object:

@@ -10,6 +10,7 @@ from mxcli.errors import printable
 from mxcli.flows.report import KEPT, Report
 from mxcli.numerics.metrics import number_of
 from mxcli.output.numbers import counted, significant
+from mxcli.output.report import estimate_sentences
 
 OUTLIER_DB = 3.0
 """A tensor this far below the median is worth a look."""
@@ -20,8 +21,8 @@ def findings(report: Report) -> list[str]:
     """Sentences on a report, what matters most first; none if nothing was measured."""
     if report.sum is None:
         return []
-    return [*_error(report), *_outliers(report), *_saturation(report), *_underflow(report), *_range(report),
-            *_kept(report)]  # fmt: skip
+    return [*estimate_sentences(report.sample), *_error(report), *_outliers(report), *_saturation(report),
+            *_underflow(report), *_range(report), *_kept(report)]  # fmt: skip
 
 
 def _error(report: Report) -> Iterator[str]:

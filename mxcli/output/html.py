@@ -14,6 +14,7 @@ from html import escape
 from importlib.resources import files
 
 from mxcli.errors import printable
+from mxcli.flows.worst_blocks import COMPARED
 from mxcli.output.charts import BlockChart, Chart
 from mxcli.output.inspection import dtype_mix
 from mxcli.output.numbers import ABSENT, byte_size, counted, quantity
@@ -43,7 +44,7 @@ def html_page(study: Study, provenance: Provenance) -> str:
     sections = {
         "summary": ("Summary", _summary(study)),
         "plots": ("Plots", _figures(plots)),
-        "worst": ("Worst blocks", _worst(blocks)),
+        "worst": ("Worst blocks", _worst(study, blocks)),
         "totals": ("Totals", _totals(study)),
         "tensors": ("Tensors", _tensors(study)),
     }
@@ -166,12 +167,14 @@ def _figure(chart: Chart, more: str = "") -> str:
     )
 
 
-def _worst(blocks: Sequence[BlockChart]) -> str:
+def _worst(study: Study, blocks: Sequence[BlockChart]) -> str:
     if not blocks:
         return ""
+    some = "each recipe" if len(study.recipes) <= COMPARED else f"each of the first {COMPARED} recipes"
+    under = f", under {some}" if study.compares else ""
     return (
-        "<p class=lead>The block with most error of each of the tensors with the lowest SQNR: every element before and "
-        "after, joined by its error.</p>"
+        f"<p class=lead>The block with most error of each of the tensors with the lowest SQNR{under}: every element "
+        "before and after, joined by its error.</p>"
         f'<div class="figures">{"".join(_figure(block, _elements(block)) for block in blocks)}</div>'
     )
 

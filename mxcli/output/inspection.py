@@ -28,7 +28,7 @@ def inspection_text(inspection: Inspection, screen: Screen) -> str:
     headline = f"{source}; {layout}"
     lines = [*(bold(line, screen) for line in folded_lines(headline, screen)), ""]
     rows: list[Row] = [
-        [printable(info.name), info.dtype, shape_text(info.shape), info.role, byte_size(info.nbytes)]
+        [printable(info.name), info.type_name, shape_text(info.shape), info.role, byte_size(info.nbytes)]
         for info in inspection.tensors
     ]
     lines += [*aligned(_COLUMNS, rows, screen), ""]
@@ -82,6 +82,7 @@ def inspection_record(inspection: Inspection) -> dict[str, object]:
             {
                 "name": info.name,
                 "dtype": info.dtype,
+                "block_type": info.block_type or None,
                 "shape": list(info.shape),
                 "role": info.role,
                 "elements": info.elements,

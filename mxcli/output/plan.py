@@ -8,10 +8,11 @@ from mxcli.backends import CPU
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import RECORD
+from mxcli.files.writer_progress import Share
 from mxcli.flows.arrange import Arrangement, Task
 from mxcli.flows.memory import Need
 from mxcli.flows.report import Report, decision_of
-from mxcli.flows.sharding import INDEX
+from mxcli.flows.sharding import INDEX, is_indexed
 from mxcli.output.export import json_text
 from mxcli.output.numbers import ABSENT, byte_size, counted, shape_text
 from mxcli.output.report import count_lines, headlines
@@ -41,9 +42,7 @@ class Site:
 
 def output_files(checkpoint: Checkpoint, arrangement: Arrangement) -> list[str]:
     """Names of the files of an output, its record last."""
-    names = [shard.name for shard in arrangement.shards]
-    if len(names) > 1 or checkpoint.index is not None:
-        names.append(INDEX)
+    names = [shard.name for shard in arrangement.shards] + [INDEX] * is_indexed(arrangement.shards)
     carried = [path.relative_to(checkpoint.root).as_posix() for path in checkpoint.side_files]
     return [*names, *arrangement.configs, *carried, RECORD]
 
@@ -133,6 +132,25 @@ def written_record(checkpoint: Checkpoint, arrangement: Arrangement, folder: str
         "files": output_files(checkpoint, arrangement),
         "output_bytes": arrangement.output_bytes,
         "ignored": list(arrangement.ignored),
+    }
+
+
+def share_line(arrangement: Arrangement, folder: str, share: Share) -> str:
+    """What a share wrote, and what is left to do when all are there."""
+    return (
+        f"share {share} in {printable(folder)}: {counted(len(arrangement.shards), 'shard')}, "
+        f"{byte_size(arrangement.output_bytes)}; when all {share.of:,} are there, `mxcli merge` completes the output"
+    )
+
+
+def share_record(arrangement: Arrangement, folder: str, share: Share) -> dict[str, object]:
+    """The same for the JSON of a report."""
+    return {
+        "output": folder,
+        "layout": arrangement.layout.name,
+        "share": {"number": share.number, "of": share.of},
+        "files": [shard.name for shard in arrangement.shards],
+        "output_bytes": arrangement.output_bytes,
     }
 
 

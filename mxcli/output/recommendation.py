@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 from mxcli.errors import printable
-from mxcli.flows.choices import Effect
+from mxcli.flows.choices import Effect, Group
 from mxcli.flows.recommend import Choice, Recommendation
 from mxcli.flows.records import options_record
-from mxcli.flows.targets import BITS, KEEP_PERCENT, MIN_SQNR
+from mxcli.flows.targets import BITS, KEEP_PERCENT, MIN_SQNR, Target
 from mxcli.numerics.metrics import number_of
+from mxcli.numerics.objectives import Objective
 from mxcli.output.export import csv_text, json_text
 from mxcli.output.inspection import source_line
 from mxcli.output.numbers import ABSENT, counted, quantity, significant, trimmed
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
 
+DEFAULT_SORT = "harm"
 RECORD_KEYS = (
     "name", "group", "role", "dtype", "shape", "elements", "option", "bits_per_element", "harm", "sqnr_db", "chosen"
 )  # fmt: skip
@@ -28,29 +30,59 @@ _TARGETS = {
 }
 
 
-def recommendation_text(result: Recommendation, screen: Screen, top: int | None = None) -> str:
-    """What was asked, the groups with the most harm under their smallest format first, and the outcome in words.
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """An order of groups: by what, and in words."""
 
-    `top` limits the groups shown.
-    """
-    ranked = sorted(result.choices, key=lambda choice: -_worst(choice))
+    key: Callable[[Choice], float | str]
+    words: str
+
+
+SORTS: dict[str, Sort] = {
+    "harm": Sort(lambda choice: -_worst(choice), "most harm first"),
+    "sqnr_db": Sort(lambda choice: choice.option.sqnr_db, "lowest SQNR first"),
+    "bits_per_element": Sort(lambda choice: -choice.option.bits / choice.group.elements, "most bits first"),
+    "elements": Sort(lambda choice: -choice.group.elements, "largest first"),
+    "name": Sort(lambda choice: choice.group.name, "in order of name"),
+}
+"""By the names of the JSON records."""
+
+
+def recommendation_text(
+    result: Recommendation, screen: Screen, sort: str = DEFAULT_SORT, top: int | None = None
+) -> str:
+    """What was asked, the groups in the order of `sort`, and the outcome in words; `top` limits the groups shown."""
+    ranked = sorted(result.choices, key=SORTS[sort].key)
     shown = ranked if top is None else ranked[:top]
     head = [
         source_line(result.source, result.total, result.by_dtype),
-        f"target: {_TARGETS[result.target.kind].format(result.target.value)}; chosen for {quantity(result.elements)} "
-        f"elements in {counted(sum(len(c.group.tensors) for c in result.choices), 'tensor')}",
-        f"harm: error of {result.objective.of} ({result.objective.name}), {result.objective.formula}",
+        target_line(result.target, [choice.group for choice in result.choices]),
+        objective_line(result.objective),
     ]
     lines = [line for text in head for line in folded_lines(text, screen)]
     lines = [bold(lines[0], screen), *lines[1:], ""]
     lines += aligned(_columns(result), [*(_row(choice, result) for choice in shown), None, _total(result)], screen)
     lines.append("")
     if len(shown) < len(ranked):
-        lines.append(f"{len(shown):,} of {counted(len(ranked), 'group')} shown, most harm first")
+        lines += folded_lines(f"{len(shown):,} of {counted(len(ranked), 'group')} shown, {SORTS[sort].words}", screen)
     for sentence in conclusion(result):
         first, *rest = folded_lines(sentence, screen, "  ")
         lines += [bold(first, screen), *(bold(line, screen) for line in rest)]
     return "\n".join(lines)
+
+
+def target_line(target: Target, groups: Sequence[Group]) -> str:
+    """What is asked, and of how much."""
+    tensors = sum(len(group.tensors) for group in groups)
+    return (
+        f"target: {_TARGETS[target.kind].format(target.value)}; chosen for "
+        f"{quantity(sum(group.elements for group in groups))} elements in {counted(tensors, 'tensor')}"
+    )
+
+
+def objective_line(objective: Objective) -> str:
+    """What harm is."""
+    return f"harm: error of {objective.of} ({objective.name}), {objective.formula}"
 
 
 def recommendation_json(result: Recommendation, **more: object) -> str:
@@ -76,18 +108,16 @@ def recommendation_json(result: Recommendation, **more: object) -> str:
         "predicted_totals": None if report is None else report.sum,
         "recipe": options_record(result.recipe),
         "groups": [_group_record(choice) for choice in result.choices],
-        "tensors": list(_tensor_records(result)),
+        "tensors": list(tensor_records(result)),
         **more,
     }
     return json_text("recommend", content)
 
 
 def recommendation_csv(result: Recommendation) -> str:
-    """One row per tensor and option."""
+    """One row per tensor and option, under the names of the JSON records; `option` is the key there."""
     rows = (
-        {**tensor, "option": name, **effect, "chosen": name == tensor["chosen"]}
-        for tensor in _tensor_records(result)
-        for name, effect in _options(tensor)
+        {**tensor, "option": name, **effect} for tensor in tensor_records(result) for name, effect in _options(tensor)
     )
     return csv_text(rows, RECORD_KEYS)
 
@@ -208,7 +238,8 @@ def _group_record(choice: Choice) -> dict[str, object]:
     }
 
 
-def _tensor_records(result: Recommendation) -> Iterator[dict[str, object]]:
+def tensor_records(result: Recommendation) -> Iterator[dict[str, object]]:
+    """The tensors for JSON and JSON lines, in the order of the groups."""
     for choice in result.choices:
         for at, info in enumerate(choice.group.tensors):
             yield {

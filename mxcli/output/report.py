@@ -12,9 +12,12 @@ from mxcli.flows.inspect import Total
 from mxcli.flows.plan import Options
 from mxcli.flows.records import options_record, recipe_record
 from mxcli.flows.report import KEPT, LayerReport, Report
+from mxcli.flows.sampled import Taken
+from mxcli.numerics.estimates import keys_of, uncertainty_of
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import METRICS, number_of
 from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.samples import CONFIDENCE_PERCENT
 from mxcli.output.export import csv_text, json_line, json_text
 from mxcli.output.inspection import source_line
 from mxcli.output.numbers import ABSENT, counted, shape_text, significant, sparkline
@@ -48,6 +51,8 @@ _LAYER_KEYS = (
     "dialect",
 )
 RECORD_KEYS = (*_LAYER_KEYS, *METRICS)
+SAMPLE_KEYS = (*_LAYER_KEYS, *keys_of(METRICS, sampled=True))
+"""Of a report on a sample."""
 
 Metrics = Mapping[str, Value]
 T = TypeVar("T")
@@ -100,6 +105,10 @@ class Measured(Protocol):
     def unfinished(self) -> int:
         """How many an interruption left unmeasured."""
 
+    @property
+    def sample(self) -> Taken | None:
+        """The sample that was measured; None: no sample was asked for."""
+
 
 def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: int | None = None) -> str:
     """Two headlines, the tensors with the worst first, totals by role, and what was decided, counted.
@@ -123,13 +132,13 @@ def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: i
 
 def ending_lines(result: Measured, total: Metrics | None, screen: Screen, shown: int, sort: str) -> list[str]:
     """How many tensors are shown, what was decided about how many, and whether an interruption left some out."""
-    lines, layers = [], len(result.layers)
+    lines, layers = list[str](), len(result.layers)
     if shown < layers:
         order = "in order of name" if sort == "name" else f"worst {sort} first"
-        lines.append(f"{shown:,} of {counted(layers, 'tensor')} shown, {order}")
+        lines += folded_lines(f"{shown:,} of {counted(layers, 'tensor')} shown, {order}", screen)
     lines += count_lines(result, total, screen)
     if result.unfinished:
-        lines.append(f"interrupted: {counted(result.unfinished, 'tensor')} not measured")
+        lines += folded_lines(f"interrupted: {counted(result.unfinished, 'tensor')} not measured", screen)
     return lines
 
 
@@ -141,7 +150,8 @@ def headlines(report: Report, screen: Screen) -> list[str]:
 def headed(result: Measured, rules: Iterable[str], screen: Screen) -> list[str]:
     """What the source is, the rules given, and the policies."""
     source = source_line(result.source, result.total, result.by_dtype)
-    lines = [line for text in (source, *rules, policy_line(result.options)) for line in folded_lines(text, screen)]
+    said = (source, *rules, policy_line(result.options), *sample_lines(result.sample))
+    lines = [line for text in said for line in folded_lines(text, screen)]
     return [bold(lines[0], screen), *lines[1:]]
 
 
@@ -156,6 +166,7 @@ def report_json(report: Report, verb: str = "report", **more: object) -> str:
         "recipes": [{**recipe_record(recipe), "tensors": count} for recipe, count in report.recipes],
         "counts": dict(report.counts),
         "unfinished": report.unfinished,
+        **sample_record(report.sample),
         "totals": report.sum,
         "by_role": report.by_role,
         "notes": list(report.notes),
@@ -168,7 +179,8 @@ def report_json(report: Report, verb: str = "report", **more: object) -> str:
 
 def report_csv(report: Report) -> str:
     """One row per tensor, measured or kept, under the names of the JSON records."""
-    return csv_text([layer_record(layer) for layer in (*report.layers, *report.kept)], RECORD_KEYS)
+    keys = RECORD_KEYS if report.sample is None else SAMPLE_KEYS
+    return csv_text([layer_record(layer) for layer in (*report.layers, *report.kept)], keys)
 
 
 def layer_record(layer: LayerReport) -> dict[str, object]:
@@ -193,6 +205,33 @@ def layer_line(layer: LayerReport) -> str:
 def policy_line(options: Options) -> str:
     """What is done about values and lengths that do not fit."""
     return f"non-finite input: {options.nonfinite}; indivisible lengths: {options.on_indivisible}"
+
+
+def sample_lines(sample: Taken | None) -> list[str]:
+    """What was read of the tensors; nothing where no sample was asked for."""
+    if sample is None:
+        return []
+    unsure = "" if sample.is_everything else f"; ± is half of a {CONFIDENCE_PERCENT} % interval"
+    scales = (
+        f"; tensor scales are those of the sample ({', '.join(sample.tensor_scales)})" if sample.tensor_scales else ""
+    )
+    return [f"sample: {_share(sample)} of the elements, seed {sample.seed}{unsure}{scales}"]
+
+
+def estimate_sentences(sample: Taken | None) -> list[str]:
+    """What all that is said rests on, where something was left out."""
+    if sample is None or sample.is_everything:
+        return []
+    return [f"Estimated from {_share(sample)} of the elements."]
+
+
+def sample_record(sample: Taken | None) -> dict[str, object]:
+    """The key of the sample for JSON; none where no sample was asked for."""
+    return {} if sample is None else {"sample": {**asdict(sample), "confidence_percent": CONFIDENCE_PERCENT}}
+
+
+def _share(sample: Taken) -> str:
+    return f"{significant(100 * sample.sampled_elements / sample.elements) if sample.elements else '100'} %"
 
 
 def recipe_line(counted_recipe: tuple[Recipe, int]) -> str:
@@ -248,8 +287,9 @@ def noise_cell(metrics: Metrics, name: str) -> str:
 
 
 def number_cell(metrics: Metrics, name: str) -> str:
-    """Three significant digits of a metric."""
-    return significant(number_of(metrics, name))
+    """Three significant digits of a metric, and two of how unsure an estimate is."""
+    unsure = uncertainty_of(metrics, name)
+    return significant(number_of(metrics, name)) + ("" if unsure is None else f" ±{unsure:#.2g}".rstrip("."))
 
 
 def worst_first(layers: Iterable[T], sort: str, metrics: Callable[[T], Sequence[Metrics]]) -> list[T]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mxcli.numerics.estimates import SAMPLED, is_estimated, uncertainty_key
 from mxcli.numerics.metrics import METRICS, Metric
 from mxcli.numerics.recipe import NONFINITE_POLICIES
+from mxcli.numerics.samples import CONFIDENCE_PERCENT
 
 Schema = dict[str, Any]
 
@@ -13,6 +15,7 @@ _NUMBER: Schema = {"type": ["number", "null"]}
 _TEXT: Schema = {"type": "string"}
 _TEXT_OR_NONE: Schema = {"type": ["string", "null"]}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
+_HARM: Schema = {"type": "number", "minimum": 0}
 _RECIPE: Schema = dict.fromkeys(("format", "scale_rounding", "rounding", "dialect"), _TEXT)
 _DELTAS = ("sqnr_db_delta", "saturated_percent_delta", "underflowed_percent_delta")
 
@@ -38,6 +41,24 @@ def _metric(row: Metric) -> Schema:
 
 _ALL = {name: _metric(row) for name, row in METRICS.items()}
 _NUMBERS = {name: schema for name, schema in _ALL.items() if METRICS[name].number}
+_SURE: Schema = {**_NUMBER, "description": f"half of the {CONFIDENCE_PERCENT} % interval of an estimate; null: unknown"}
+_SAMPLED: Schema = {
+    **{key: {**_COUNT, "description": "of a sample: how many were measured"} for key in SAMPLED},
+    **{uncertainty_key(name): _SURE for name, row in METRICS.items() if is_estimated(row)},
+}
+_SAMPLE = _object(
+    {
+        "fraction": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "seed": _COUNT,
+        "tensors": _COUNT,
+        "read_whole": {**_COUNT, "description": "tensors of which nothing was left out"},
+        "elements": _COUNT,
+        "sampled_elements": _COUNT,
+        "tensor_scales": {**_list(_TEXT), "description": "formats with a scale of the sample, not of the tensor"},
+        "confidence_percent": {"const": CONFIDENCE_PERCENT},
+    },
+    description="the sample that --sample took; without it there is no such key, and no key of a sample",
+)
 _TOTAL = _object({"tensors": _COUNT, "elements": _COUNT, "bytes": _COUNT})
 _OPTIONS = _object(
     {
@@ -67,9 +88,15 @@ _DECIDED: Schema = {
 }
 
 
+def _metrics(properties: Schema, *, optional: frozenset[str] = frozenset()) -> Schema:
+    """An object of metrics, and of what only a sample has."""
+    return _object({**properties, **_SAMPLED}, optional=optional | _SAMPLED.keys())
+
+
 def report_schema() -> Schema:
     """Of `mxcli report --json` and of the report that `quantize --json` gives."""
-    measured = _object({**_DECIDED, **_RECIPE, **_ALL})
+    measured = _metrics({**_DECIDED, **_RECIPE, **_ALL})
+    totals = _metrics({"tensors": _COUNT, **_ALL})
     return _document(
         "report",
         {
@@ -77,8 +104,9 @@ def report_schema() -> Schema:
             "recipes": _list(_object({**_RECIPE, "tensors": _COUNT})),
             "counts": _mapping(_COUNT),
             "unfinished": {**_COUNT, "description": "tensors that an interruption left unmeasured"},
-            "totals": {"anyOf": [_object({"tensors": _COUNT, **_ALL}), {"type": "null"}]},
-            "by_role": _mapping(_object({"tensors": _COUNT, **_ALL})),
+            "sample": _SAMPLE,
+            "totals": {"anyOf": [totals, {"type": "null"}]},
+            "by_role": _mapping(totals),
             "notes": _list(_TEXT),
             "layers": _list(measured),
             "kept": _list(_object(_DECIDED)),
@@ -89,9 +117,9 @@ def report_schema() -> Schema:
 def compare_schema() -> Schema:
     """Of `mxcli compare --json`."""
     deltas = dict.fromkeys(_DELTAS, _NUMBER)
-    per_combination = _mapping(_object({**_NUMBERS, **deltas}, optional=frozenset(deltas)))
+    per_combination = _mapping(_metrics({**_NUMBERS, **deltas}, optional=frozenset(deltas)))
     layer = _object({**_DECIDED, "best": _TEXT_OR_NONE, "metrics": per_combination})
-    totals = _mapping(_object({"tensors": _COUNT, **_ALL}))
+    totals = _mapping(_metrics({"tensors": _COUNT, **_ALL}))
     return _document(
         "compare",
         {
@@ -99,6 +127,7 @@ def compare_schema() -> Schema:
             "combinations": _list(_object({"name": _TEXT, **_RECIPE, "best_on_tensors": _COUNT})),
             "counts": _mapping(_COUNT),
             "unfinished": _COUNT,
+            "sample": _SAMPLE,
             "totals": {"anyOf": [totals, {"type": "null"}]},
             "by": {"enum": ["layer", "role", "kind"]},
             "groups": _mapping(totals),
@@ -110,7 +139,41 @@ def compare_schema() -> Schema:
     )
 
 
-SCHEMAS = {"report": report_schema, "compare": compare_schema}
+def recommend_schema() -> Schema:
+    """Of `mxcli recommend --json`."""
+    effect = {"bits_per_element": _HARM, "harm": _HARM, "sqnr_db": {**_NUMBER, "description": "null: exact"}}
+    choice = {
+        "chosen": {**_TEXT, "description": "the name of one of the options"},
+        "options": _mapping(_object(effect)),
+    }
+    group = {"name": _TEXT, "tensors": _list(_TEXT), "elements": _COUNT, **choice}
+    tensor = {key: _DECIDED[key] for key in ("name", "role", "dtype", "shape")}
+    return _document(
+        "recommend",
+        {
+            **{key: schema for key, schema in _SOURCE.items() if key != "options"},
+            "target": {**_mapping({"type": "number"}), "minProperties": 1, "maxProperties": 1},
+            "objective": _object({"name": _TEXT, "formula": _TEXT}),
+            "formats": _list(_TEXT),
+            "chosen_for_elements": _COUNT,
+            "bits_per_element": _HARM,
+            "harm": _HARM,
+            "harm_lower_bound": _HARM,
+            "exact": {"type": "boolean", "description": "no other choice within the target does less harm"},
+            "smallest_harm": _HARM,
+            "kept_elements_percent": _HARM,
+            "conclusion": _list(_TEXT),
+            "notes": _list(_TEXT),
+            "predicted_totals": {"anyOf": [_object({"tensors": _COUNT, **_ALL}), {"type": "null"}]},
+            "recipe": _OPTIONS,
+            "groups": _list(_object(group)),
+            "tensors": _list(_object({**tensor, "group": _TEXT, "elements": _COUNT, **choice})),
+            "written": {**_list(_TEXT), "description": "files"},
+        },
+    )
+
+
+SCHEMAS = {"report": report_schema, "compare": compare_schema, "recommend": recommend_schema}
 
 
 def _document(verb: str, properties: Schema) -> Schema:
@@ -118,5 +181,5 @@ def _document(verb: str, properties: Schema) -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"mxcli {verb} --json",
         "description": "Numbers that do not exist (no elements, an exact result) are null; none is NaN or infinite.",
-        **_object({"schema": {"const": f"mxcli.{verb}/1"}, **properties}),
+        **_object({"schema": {"const": f"mxcli.{verb}/1"}, **properties}, optional=frozenset({"sample"})),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
@@ -42,7 +41,7 @@ def spelled(text: str, screen: Screen) -> str:
         return text
     if screen.unicode:
         return text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text.replace(ELLIPSIS, "...").encode("ascii", "backslashreplace").decode("ascii")
+    return text.replace(ELLIPSIS, "...").replace("±", "+-").encode("ascii", "backslashreplace").decode("ascii")
 
 
 def bold(text: str, screen: Screen) -> str:
@@ -67,7 +66,7 @@ def shortened(name: str, width: int, screen: Screen) -> str:
     mark = ELLIPSIS if screen.unicode else "~"
     segments = name.split(".")
     for at, segment in [*enumerate(segments)][:-2] + [*enumerate(segments)][-1:]:
-        if cells(".".join(segments)) <= width:
+        if cells(".".join(segments)) <= width or len(segments) == 1:
             break
         if not segment.isdecimal() and len(segment) > 2:
             segments[at] = segment[0] + mark
@@ -82,11 +81,17 @@ def shortened(name: str, width: int, screen: Screen) -> str:
 
 
 def folded_lines(text: str, screen: Screen, indent: str = "") -> list[str]:
-    """A paragraph in lines no longer than the screen is wide, later ones indented."""
-    if screen.width is None:
-        return [text]
-    width = max(screen.width, 20)
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    """A paragraph in lines no longer than the screen is wide, later ones indented; a longer word has its own line."""
+    first, *words = spelled(text, screen).split(" ")
+    lines, line = list[str](), first
+    for word in words:
+        longer = f"{line} {word}"
+        if screen.width is None or cells(longer) <= screen.width:
+            line = longer
+        else:
+            lines.append(line)
+            line = indent + word
+    return [*lines, line]
 
 
 def _beyond_ascii(stream: TextIO, environ: Mapping[str, str]) -> bool:

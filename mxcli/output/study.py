@@ -13,7 +13,7 @@ from mxcli.flows.worst_blocks import WorstBlock
 from mxcli.numerics.measures import Value
 from mxcli.output.comparison import concluded, rule_lines, titles
 from mxcli.output.findings import findings
-from mxcli.output.report import policy_line, recipe_line
+from mxcli.output.report import policy_line, recipe_line, sample_lines
 
 if TYPE_CHECKING:
     from mxcli.flows.compare import Compared, Comparison
@@ -89,7 +89,7 @@ def study_of_report(report: Report, worst_blocks: Sequence[WorstBlock] = ()) -> 
         total=report.total,
         by_dtype=report.by_dtype,
         recipes=(_recipe_name(report),),
-        rules=(*map(recipe_line, report.recipes), policy_line(report.options)),
+        rules=(*map(recipe_line, report.recipes), policy_line(report.options), *sample_lines(report.sample)),
         measured=tuple(_reported(layer) for layer in report.layers),
         kept=tuple(_reported(layer) for layer in report.kept),
         sums=() if report.sum is None else (report.sum,),
@@ -111,7 +111,7 @@ def study_of_comparison(comparison: Comparison, worst_blocks: Sequence[WorstBloc
         total=comparison.total,
         by_dtype=comparison.by_dtype,
         recipes=tuple(titles(comparison.combinations)),
-        rules=(*rule_lines(comparison.combinations), policy_line(comparison.options)),
+        rules=(*rule_lines(comparison.combinations), policy_line(comparison.options), *sample_lines(comparison.sample)),
         measured=tuple(_compared(layer) for layer in comparison.layers),
         kept=tuple(_compared(layer) for layer in comparison.kept),
         sums=comparison.sums,

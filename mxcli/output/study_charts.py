@@ -60,7 +60,7 @@ def study_charts(study: Study) -> list[Chart]:
 
 def block_charts(study: Study) -> list[BlockChart]:
     """A chart per block that was looked into."""
-    return [_block(at, block) for at, block in enumerate(study.worst_blocks, 1)]
+    return [_block(at, block, study) for at, block in enumerate(study.worst_blocks, 1)]
 
 
 def _kinds(study: Study) -> dict[str, str]:
@@ -330,7 +330,7 @@ def _comparison(study: Study) -> Chart | None:
     )
 
 
-def _block(at: int, block: WorstBlock) -> BlockChart:
+def _block(at: int, block: WorstBlock, study: Study) -> BlockChart:
     row = block.recipe.format
     width = (row.element.bits + 3) // 4
     down = len({each.row for each in block.elements}) > 1
@@ -346,7 +346,7 @@ def _block(at: int, block: WorstBlock) -> BlockChart:
     batch = f"index {block.index}, " if block.index else ""
     return BlockChart(
         f"worst_block_{at}",
-        printable(block.tensor),
+        f"{study.recipes[block.under]}: {printable(block.tensor)}" if study.compares else printable(block.tensor),
         f"{batch}row {block.row:,}, columns from {block.column:,}: {sqnr}, {trimmed(block.noise_percent)} % of the "
         f"tensor's noise; scale {_scale(block.scale)}, amax {significant(block.amax)}, {block.saturated} saturated, "
         f"{block.underflowed} underflowed.{some}",

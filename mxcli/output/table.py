@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from mxcli.output.markdown import table_lines
 from mxcli.output.screen import Screen, bold, cells, folded_lines, shortened, spelled
 
 GAP = "  "
-NARROWEST = 24
+NARROWEST, CROWDED = 24, 8
+"""Columns that names have at least while others can be left out, and that text has before it becomes unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,19 @@ Row = Sequence[str] | None
 def aligned(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> list[str]:
     """Lines of the table, headings first; its first column, of names, is shortened on a narrow screen.
 
-    Columns that do not fit are left out, and the last line says which.
+    Columns that do not fit are left out, and the last line says which. Where even the others do not fit, all text is
+    shortened, headings of groups included.
     """
+    columns = [replace(column, group=_short_group(column.group, screen)) for column in columns]
     texts = _texts(columns, rows, screen)
     if screen.markdown:
         return table_lines([_one_line(column) for column in columns], [column.right for column in columns], texts)
     shown, widths = _fitting(columns, _widths(columns, texts), screen)
-    if screen.width is not None:
-        widths[0] = min(widths[0], max(min(NARROWEST, widths[0]), screen.width - _total(widths, shown, 0)))
-        texts[0] = [shortened(text, widths[0], screen) for text in texts[0]]
+    headings = _headings(columns, shown)
+    for at in _squeezed(columns, widths, shown, screen):
+        headings[at], texts[at] = (
+            [shortened(text, widths[at], screen) for text in part] for part in (headings[at], texts[at])
+        )
 
     def lines_of(parts: Sequence[Sequence[str]]) -> list[str]:
         padded = [_padded(parts[at], widths[at], right=columns[at].right) for at in shown]
@@ -50,8 +56,7 @@ def aligned(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> l
 
     waiting = iter(lines_of(texts))
     across = "-" * _total(widths, shown, widths[0])
-    headings = [*_group_lines(columns, widths, shown), *lines_of(_headings(columns))]
-    lines = [bold(line, screen) for line in headings]
+    lines = [bold(line, screen) for line in (*_group_lines(columns, widths, shown), *lines_of(headings))]
     lines += [across if row is None else next(waiting) for row in rows]
     hidden = dict.fromkeys(" ".join(columns[at].title.split()) for at in range(len(columns)) if at not in shown)
     if hidden:
@@ -100,6 +105,25 @@ def _fitting(columns: Sequence[Column], widths: list[int], screen: Screen) -> tu
     return shown, taken
 
 
+def _squeezed(columns: Sequence[Column], widths: list[int], shown: Sequence[int], screen: Screen) -> set[int]:
+    """Makes columns of text narrower, names first, until the table fits as well as it can; which were."""
+    narrowed = set()
+    for least in (CROWDED, 1):
+        for at in shown:
+            excess = _total(widths, shown, widths[0]) - (screen.width or math.inf)
+            if excess > 0 and not columns[at].right and widths[at] > least:
+                widths[at] = max(least, widths[at] - int(excess))
+                narrowed.add(at)
+    return narrowed
+
+
+def _short_group(group: str, screen: Screen) -> str:
+    """The heading of a group in lines of at most half the screen."""
+    if screen.width is None:
+        return group
+    return "\n".join(shortened(line, max(screen.width // 2, 1), screen) for line in group.split("\n"))
+
+
 def _groups(columns: Sequence[Column], shown: Sequence[int]) -> list[tuple[str, list[int]]]:
     """Runs of shown columns under one group heading."""
     runs = groupby(shown, key=lambda at: columns[at].group)
@@ -127,7 +151,7 @@ def _group_lines(columns: Sequence[Column], widths: Sequence[int], shown: Sequen
         *above, last = group.split("\n")
         framed = f" {last} ".center(width, "-") if last and width - cells(last) > 3 else last
         parts.append([line.center(width) for line in (*above, framed)])
-    height = max(map(len, parts)) if any(column.group for column in columns) else 0
+    height = max(map(len, parts)) if any(columns[at].group for at in shown) else 0
     filled = [[" " * len(lines[0])] * (height - len(lines)) + lines for lines in parts]
     return [GAP.join(line).rstrip() for line in zip(*filled, strict=True)] if height else []
 
@@ -143,8 +167,8 @@ def _padded(texts: Sequence[str], width: int, *, right: bool) -> list[str]:
     return [fill + text if right else text + fill for text, fill in zip(texts, fills, strict=True)]
 
 
-def _headings(columns: Sequence[Column]) -> list[list[str]]:
-    """Per column its heading lines, as many for each, short headings at the bottom."""
+def _headings(columns: Sequence[Column], shown: Sequence[int]) -> list[list[str]]:
+    """Per column its heading lines, as many for each that is shown, short headings at the bottom."""
     split = [column.title.split("\n") for column in columns]
-    height = max(map(len, split))
+    height = max(len(split[at]) for at in shown)
     return [[""] * (height - len(lines)) + lines for lines in split]

@@ -38,6 +38,7 @@ def test_floor_saturates_957_and_rceil_does_not(mxcli: Callable[..., Any], tmp_p
     compared = strict_json(mxcli(*words, "--json").out)
     floor, rceil = compared["layers"][0]["metrics"].values()
     assert (floor["saturated"], rceil["saturated"]) == (1, 0)
+    assert (floor["max_rel_error"], rceil["max_rel_error"]) == (pytest.approx(61 / 957), pytest.approx(3 / 957))
     assert compared["layers"][0]["best"] == "mxfp8_e4m3 rceil"
     assert compared["conclusion"] == [
         "Against floor, rceil removes all saturation (100 % of blocks) and gains 26.2 dB on the only tensor."
@@ -167,3 +168,59 @@ def test_an_interruption_leaves_the_table(mxcli: Callable[..., Any], monkeypatch
     assert "\nall 4 tensors" in out
     assert "interrupted: 24 tensors not measured" in out
     assert err == "interrupted\n"
+
+
+RULES = """format = "nvfp4"
+as = "ocp"
+on_indivisible = "keep"
+exclude = "*.v_proj"
+
+[[override]]
+select = "*.down_proj"
+keep = true
+"""
+
+
+def test_a_recipe_says_all_but_the_formats(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(RULES)
+    words = ("compare", SAMPLE, "--formats", "mxfp4,mxfp8", "--recipe", recipe, "--json")
+    compared = strict_json(mxcli(*words).out)
+    assert [each["name"] for each in compared["combinations"]] == ["mxfp4_e2m1 floor", "mxfp8_e4m3 floor"]
+    assert compared["options"]["on_indivisible"] == "keep"
+    assert compared["options"]["overrides"] == [{"selector": "*.down_proj", "keep": True}]
+    assert len(compared["layers"]) == 20
+    kept = {layer["name"]: layer["reason"] for layer in compared["kept"]}
+    assert kept["model.layers.0.mlp.down_proj.weight"].startswith("kept")
+    typed = strict_json(mxcli(*words, "--as", "mxcli", "--scale-roundings", "ceil", "--include", "*.v_proj").out)
+    assert [each["name"] for each in typed["combinations"]] == ["mxfp4_e2m1 ceil", "mxfp8_e4m3 ceil"]
+    assert len(typed["layers"]) == 24
+    recipe.write_text('scale_rounding = "even"\nrounding = "half-away"\n')
+    compared = strict_json(mxcli(*words).out)
+    assert {(each["scale_rounding"], each["rounding"]) for each in compared["combinations"]} == {("even", "half-away")}
+
+
+def test_a_recipe_that_fixes_formats_of_tensors_cannot_be_compared(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(RULES + '\n[[override]]\nselect = "*.o_proj"\nformat = "mxfp8"\n')
+    for verb, more in (("compare", ()), ("recommend", ("--bits", "6"))):
+        code, out, err = mxcli(verb, SAMPLE, "--formats", "mxfp4,mxfp8", "--recipe", recipe, *more)
+        assert (code, out) == (2, "")
+        assert f"{recipe}:11: the override of *.o_proj names a format or a rule" in err
+    recipe.write_text('exclude = "*.qproj"\n')
+    code, _, err = mxcli("compare", SAMPLE, "--formats", "mxfp4,mxfp8", "--recipe", recipe)
+    assert code == 2
+    assert f"{recipe}:1: *.qproj: matches no tensor" in err
+
+
+def test_the_page_shows_the_worst_blocks_of_each_combination(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    page = tmp_path / "c.html"
+    words = (*WORDS, "--include", "*.layers.0.mlp", "--html", page, "--top", "0")
+    assert mxcli(*words).code == 0
+    text = page.read_text(encoding="utf-8")
+    titles = [part.partition("</bdi>")[0] for part in text.split("<h3><bdi>")[1:]]
+    shown = [title for title in titles if "model.layers.0.mlp" in title]
+    assert [title.partition(":")[0] for title in shown] == [name for name in NAMES for _ in range(2)]
+    assert "with the lowest SQNR, under each recipe: every element" in text
+    assert text.count("<summary>Values and codes</summary>") == 6
+    assert len(text) < 200_000

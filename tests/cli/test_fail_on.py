@@ -44,13 +44,31 @@ def test_a_comparison_names_the_combination(mxcli: Callable[..., Any], tmp_path:
     )
 
 
-def test_what_is_absent_fails_nothing_and_is_told_once(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_could_not_be_evaluated_has_not_passed(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """A tensor of NaN only has no error; one of zeros is exact, so that no limit on its error is passed."""
     source = odd_checkpoint(tmp_path)
-    code, _, err = mxcli("report", source, "--fail-on", "sqnr_db<0", "--fail-on", "mse<0")
-    assert code == 0
-    told = "note: --fail-on 'sqnr_db<0': sqnr_db is absent for all_nan.weight and "
-    assert err.count(told) == 1
-    assert err.count("of which no comparison with it is true.") == 2
+    code, out, err = mxcli("report", source, "-q", "--fail-on", "sqnr_db<0", "--json")
+    assert (code, out) == (5, mxcli("report", source, "--json").out)
+    assert err == (
+        "error: --fail-on 'sqnr_db<0' could not be evaluated without sqnr_db: absent for all_nan.weight. What cannot "
+        "be checked has not passed: leave such tensors out (--exclude), or say for which the condition counts, as in "
+        "'sqnr_db<20 and nonfinite==0'.\n"
+    )
+    assert mxcli("report", source, "-q", "--fail-on", "sqnr_db<0", "--exclude", "all_nan").code == 0
+    assert mxcli("report", source, "-q", "--fail-on", "sqnr_db<0 and nonfinite==0").code == 0
+    assert mxcli("report", source, "-q", "--fail-on", "sqnr_db<0 or nonfinite>9").err.count("all_nan.weight: sqnr") == 1
+
+
+def test_a_metric_that_no_tensor_has(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """Integers have no subnormals."""
+    words = (one_tensor(tmp_path, 957.0), "-q", "--fail-on", "subnormal_percent>1")
+    code, _, err = mxcli("report", *words, "--format", "mxint8")
+    assert code == 5
+    assert "could not be evaluated without subnormal_percent: absent for layer.weight. " in err
+    code, _, err = mxcli("compare", *words, "--formats", "mxint8,mxfp8")
+    assert code == 5
+    assert "could not be evaluated without subnormal_percent: absent for layer.weight under mxint8 rceil. " in err
+    assert "under mxfp8" not in err
 
 
 def test_what_cannot_be_read_is_told_at_once(mxcli: Callable[..., Any]) -> None:

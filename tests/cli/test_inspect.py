@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from command_line import CAPTURES, SAMPLE, strict_json
 from odd_files import many_tensors, odd_checkpoint
+from raw_checkpoint import safetensors_bytes, zeros
 from safetensors.numpy import save_file
 
 
@@ -35,6 +36,7 @@ def test_json(mxcli: Callable[..., Any]) -> None:
     assert record["tensors"][0] == {
         "name": "lm_head.weight",
         "dtype": "BF16",
+        "block_type": None,
         "shape": [256, 128],
         "role": "lm_head",
         "elements": 32768,
@@ -51,6 +53,36 @@ def test_everything_odd_is_said(mxcli: Callable[..., Any], tmp_path: Path) -> No
     out = mxcli("inspect", odd_checkpoint(tmp_path)).out
     assert "note: 1 tensor ('empty.weight') without elements." in out
     assert "note: 1 name ('evil\\x1b[31m.weight') empty or with control characters" in out
+
+
+def test_packed_codes_are_listed_by_their_elements(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """Readers that do not know these types refuse the file, or take a row of codes for one half as wide."""
+    shapes = {"f4.weight": ("F4", 2, 8), "f6.weight": ("F6_E2M3", 2, 4), "f4.weight_scale": ("F8_E8M0", 2, 1)}
+    source = tmp_path / "codes.safetensors"
+    source.write_bytes(safetensors_bytes({name: zeros(*shape) for name, shape in shapes.items()}, {"format": "pt"}))
+    code, out, err = mxcli("inspect", source)
+    assert (code, err) == (0, "")
+    words = [line.split() for line in out.splitlines()]
+    assert ["f4.weight", "F4", "2x8", "codes", "8", "B"] in words
+    assert ["f6.weight", "F6_E2M3", "2x4", "codes", "6", "B"] in words
+    assert ["f4.weight_scale", "F8_E8M0", "2x1", "scale", "2", "B"] in words
+    source.write_bytes(safetensors_bytes({"f4.weight": ("F4", [2, 7], bytes(7))}))
+    code, out, err = mxcli("inspect", source)
+    assert (code, out) == (3, "")
+    assert "F4 packs 2 elements into 1 byte, so its last dimension must be a multiple of 2, not 7" in err
+
+
+def test_tensors_without_elements_and_scalars_are_listed(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """They are left over from checkpoints that were split or resized, and have stopped programs that divide by size."""
+    shapes = {"a": (), "b": (0,), "c": (0, 32), "d": (5, 0)}
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    save_file(tensors, tmp_path / "empty.safetensors", {"format": "pt"})
+    code, out, err = mxcli("inspect", tmp_path / "empty.safetensors")
+    assert (code, err) == (0, "")
+    words = [line.split() for line in out.splitlines()]
+    assert [line[2] for line in words if line[:1] in (["a"], ["b"], ["c"], ["d"])] == ["scalar", "0", "0x32", "5x0"]
+    assert ["total", "4", "1", "4", "B"] in words
+    assert "note: 3 tensors ('b', …) without elements." in out
 
 
 def test_ties_are_named(mxcli: Callable[..., Any], tmp_path: Path) -> None:

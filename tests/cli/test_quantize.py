@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import SAMPLE, strict_json
 from odd_files import odd_checkpoint
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from tiny_models import read_raw
 
 
 def listing(folder: Path) -> dict[str, int]:
@@ -36,6 +39,59 @@ def test_dry_run_writes_nothing_and_tells_all(mxcli: Callable[..., Any], tmp_pat
     mxcli("quantize", SAMPLE, "--format", "nvfp4", "-o", output)
     assert sorted(plan["files"]) == sorted(listing(output))
     assert plan["output_bytes"] == (output / "model.safetensors").stat().st_size
+
+
+def test_a_dry_run_says_which_tensors_a_selector_takes(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """Layer 1 was meant, and 10 to 19 were taken along; a pattern was meant for some layers, and took them all."""
+    shape, source = (1, 32), tmp_path / "twenty.safetensors"
+    names = [f"model.layers.{number}.mlp.down_proj.weight" for number in range(20)]
+    save_file({name: np.ones(shape, np.float32) for name in names}, source)
+
+    def planned(*selectors: str) -> dict[str, str]:
+        words = ("quantize", source, "--format", "mxfp4", "--dry-run", *selectors, "--json")
+        plan = strict_json(mxcli(*words).out)["tensors"]
+        return {t["name"].split(".")[2]: t["reason"] for t in plan if t["decision"] == "quantized"}
+
+    assert planned("--include", "*layers.1.*") == {"1": "quantized: --include *layers.1.*"}
+    assert planned("--exclude", "*layers.1.*").keys() == {str(number) for number in range(20)} - {"1"}
+    assert planned("--include", "re:.*layers.1.*").keys() == {"1", *map(str, range(10, 20))}
+    assert planned("--include", r"re:.*layers\.1\..*") == {"1": r"quantized: --include re:.*layers\.1\..*"}
+    lines = mxcli("quantize", source, "--format", "mxfp4", "--dry-run", "--include", "*layers.1.*", "--wide").out
+    assert [line.split()[0] for line in lines.splitlines() if line.endswith("quantized: --include *layers.1.*")] == [
+        "model.layers.1.mlp.down_proj.weight"
+    ]
+    code, _, err = mxcli("quantize", source, "--format", "mxfp4", "--dry-run", "--include", "re:layers.1")
+    assert code == 2
+    assert "--include re:layers.1: matches no tensor. It must match the whole name" in err
+    code, _, err = mxcli("quantize", source, "--format", "mxfp4", "--dry-run", "--exclude", "re:.*")
+    assert code == 4
+    assert "20 kept: excluded by --exclude re:.*" in err
+
+
+def test_a_nan_is_refused_by_its_place_or_takes_its_block_alone(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """One NaN among 32 values: some programs lose the block, some the tensor, and most say nothing."""
+    x = np.ones((2, 64), np.float32)
+    clean, source, output = x.copy(), tmp_path / "nan.safetensors", tmp_path / "out"
+    x[1, 37] = np.nan
+    save_file({"a.weight": x, "b.weight": clean}, source, {"format": "pt"})
+    words = ("quantize", source, "--format", "mxfp8", "-o", output)
+    code, out, err = mxcli(*words)
+    assert (code, out) == (4, "")
+    assert err == (
+        "error: a.weight: 1 of 128 values are NaN or infinite, the first at [1, 37]. Use --nonfinite saturate or "
+        "nan-block, or --exclude 'a.weight'.\n"
+    )
+    assert not output.exists()
+    done = strict_json(mxcli(*words, "--nonfinite", "saturate", "--json").out)
+    assert {layer["name"]: layer["nonfinite"] for layer in done["layers"]} == {"a.weight": 1, "b.weight": 0}
+    stored = read_raw(output / "model.safetensors")
+    assert stored["a.weight_scale"] == ("U8", [2, 2], bytes([119, 119, 119, 255]))
+    assert stored["b.weight_scale"] == ("U8", [2, 2], bytes([119, 119, 119, 119]))
+    mxcli("dequantize", output, "-o", tmp_path / "back")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    clean[1, 32:] = np.nan
+    np.testing.assert_array_equal(back["a.weight"], clean)
+    assert (back["b.weight"] == 1).all()
 
 
 def test_dry_run_needs_no_output_and_refuses_what_the_run_would(mxcli: Callable[..., Any], tmp_path: Path) -> None:
@@ -106,3 +162,21 @@ def test_a_quantized_checkpoint_is_not_measured_or_quantized_again(mxcli: Callab
         assert (code, out) == (4, "")
         assert "already quantized (compressed-tensors)" in err
     assert "quantized (compressed-tensors)" in mxcli("inspect", tmp_path / "q").out
+
+
+def test_captures_give_layers_scales_of_their_inputs(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    captures = SAMPLE.parent / "tiny-llama-captures.safetensors"
+    words = ("quantize", SAMPLE, "--format", "nvfp4", "--captures", captures)
+    code, _, told = mxcli(*words, "--dry-run")
+    assert code == 0
+    assert "quantize the inputs of 28 layers too, with scales from tiny-llama-captures.safetensors" in told
+    assert mxcli(*words, "-o", tmp_path / "q").code == 0
+    raw = read_raw(tmp_path / "q" / "model.safetensors")
+    scales = {name: each for name, each in raw.items() if name.endswith(".input_global_scale")}
+    assert len(scales) == 28
+    # The amax of the captured inputs of the first attention is 3.578125; 2688 divided by it is 751.2314453125.
+    bits = np.float32(751.2314453125).tobytes()
+    assert scales["model.layers.0.self_attn.q_proj.input_global_scale"] == ("F32", [1], bits)
+    code, _, told = mxcli("quantize", SAMPLE, "--format", "fp8_e4m3", "--layout", "modelopt", "-o", tmp_path / "no")
+    assert code == 4
+    assert "Give captured inputs with --captures" in told

@@ -15,6 +15,7 @@ from command_line import CAPTURES, SAMPLE, command, strict_json
 from odd_files import odd_checkpoint, one_tensor
 from safetensors.numpy import load_file, save_file
 
+from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.metrics import METRICS
 
 
@@ -134,6 +135,74 @@ def test_nothing_odd_breaks_a_report(mxcli: Callable[..., Any], tmp_path: Path) 
     assert row[2:4] == ["-", "-"]
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_zeros_are_exact_in_every_format(mxcli: Callable[..., Any], tmp_path: Path, format: str) -> None:
+    """A layer that is all zero, pruned or never trained, made an infinite scale of 2688 / 0 and a garbage model."""
+    source = tmp_path / "zero.safetensors"
+    save_file({"layer.weight": np.zeros((16, 32), np.float32)}, source, {"format": "pt"})
+    code, out, err = mxcli("report", source, "--format", format, "--json")
+    assert (code, err) == (0, "note: 1 tensor ('layer.weight') of zeros only.\n")
+    zero = layers(out)["layer.weight"]
+    assert (zero["amax"], zero["mse"], zero["max_abs_error"], zero["max_rel_error"], zero["bias"]) == (0, 0, 0, 0, 0)
+    assert (zero["saturated"], zero["underflowed"], zero["nonfinite"]) == (0, 0, 0)
+    assert (zero["sqnr_db"], zero["relative_error"]) == (None, None)
+    table = mxcli("report", source, "--format", format).out
+    row = next(line.split() for line in table.splitlines() if line.startswith("layer.weight"))
+    assert row[1:6] == ["16x32", "exact", "exact", "0", "0"]
+
+
+def test_one_wild_block_in_a_hundred_is_seen(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """A tensor's smallest and largest scale do not tell whether one block is wild or half of them are."""
+    x = np.ones((100, 32), np.float32)
+    x[42, 5] = 1792
+    source, arrays = tmp_path / "wild.safetensors", tmp_path / "blocks.safetensors"
+    save_file({"layer.weight": x}, source)
+    words = ("report", source, "--format", "mxfp4", "--scale-rounding", "floor", "--per-block", arrays)
+    wild = layers(mxcli(*words, "--json").out)["layer.weight"]
+    assert wild["scale_exponent_histogram"] == {"-2": 99, "8": 1}
+    assert (wild["saturated"], wild["saturated_blocks"], wild["underflowed"]) == (1, 1, 31)
+    assert wild["block_sqnr_histogram"] == {"16": 1, "exact": 99}
+    assert wild["block_sqnr_db"]["p0"] == pytest.approx(16.89995, abs=1e-5)
+    assert wild["block_sqnr_db"]["p50"] is None
+    assert wild["worst_blocks"] == [{"index": 0, "row": 42, "column": 0, "noise": 65567.0, "noise_percent": 100.0}]
+    stored = {name.removeprefix("layer.weight."): array for name, array in load_file(arrays).items()}
+    assert {name: array[42, 0].item() for name, array in stored.items()} == {
+        "amax": 1792.0, "decode": 256.0, "saturated": 1, "underflowed": 31, "noise": 65567.0
+    }  # fmt: skip
+    assert {name: np.delete(array, 42).sum().item() for name, array in stored.items()} == {
+        "amax": 99.0, "decode": 24.75, "saturated": 0, "underflowed": 0, "noise": 0.0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "--format", "nvfp4"),
+        ("report", "--format", "fp8_e4m3"),
+        ("compare", "--formats", "mxfp4,nvfp4,fp8_e4m3_channel"),
+        ("recommend", "--formats", "mxfp4,fp8_e4m3", "--bits", "8.5"),
+    ],
+)
+def test_tensors_without_elements_break_nothing(
+    mxcli: Callable[..., Any], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """What was measured is divided by the number of elements, and of these there is none."""
+    shapes = {"scalar": (), "a.weight": (0,), "b.weight": (0, 32), "c.weight": (5, 0)}
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    save_file(tensors, tmp_path / "empty.safetensors", {"format": "pt"})
+    save_file(tensors | {"layer.weight": np.ones((2, 32), np.float32)}, tmp_path / "x.safetensors", {"format": "pt"})
+    verb, *options = words
+    code, out, err = mxcli(verb, tmp_path / "x.safetensors", *options, "--json")
+    assert code == 0
+    assert err.startswith("note: 3 tensors ('a.weight', …) without elements.\n")
+    measured = strict_json(out)
+    assert [each["name"] for each in measured["tensors" if verb == "recommend" else "layers"]] == ["layer.weight"]
+    code, out, err = mxcli(verb, tmp_path / "empty.safetensors", *options)
+    assert (code, out) == (4, "")
+    assert "nothing to quantize among 4 tensors" in err
+    assert "kept: weight, without elements" in err
+
+
 def test_values_that_are_not_finite_can_be_refused(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     code, out, err = mxcli("report", odd_checkpoint(tmp_path), "--nonfinite", "error")
     assert (code, out) == (4, "")
@@ -199,3 +268,27 @@ def test_fused_layers_share_their_tensor_scale(mxcli: Callable[..., Any], tmp_pa
     assert sqnr(up) == sqnr(up, "--include", up)
     assert sqnr(gate, "--include", gate) == pytest.approx(sqnr(up))
     assert sqnr(gate) != sqnr(gate, "--include", gate)
+
+
+def test_a_plan(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    words = ("report", SAMPLE, "--format", "nvfp4", "--dry-run", "--device", "cpu")
+    out = mxcli(*words, "--max-memory", "1G").out
+    assert out.startswith(mxcli("report", SAMPLE, "--format", "nvfp4", "--top", "0").out.partition("\n\n")[0])
+    assert "\nquantized 28, padded 0, kept 11 (norm 9, lm_head 1, embedding 1), tied 0\nsize if written 442 kB: " in out
+    assert "\nwould measure 28 tensors: 1.57 MB read once\npeak memory about 67.3 MB of 1.07 GB allowed" in out
+    assert out.endswith("\nwould compute on cpu\n")
+    plan = strict_json(mxcli(*words, "--json").out)
+    report = strict_json(mxcli(*words[:4], "--json").out)
+    assert plan["schema"] == "mxcli.report.plan/1"
+    for key in ("source", "elements", "bytes", "by_dtype", "options", "recipes", "counts"):
+        assert plan[key] == report[key]
+    assert {each["name"]: each["reason"] for each in plan["tensors"] if each["decision"] == "kept"} == {
+        each["name"]: each["reason"] for each in report["kept"]
+    }
+    assert plan["quantized_bytes"] == 786_432 // 2 + 786_432 // 16 + 4 * 28
+    assert mxcli(*words, "--fail-on", "sqnr_db<1").code == 2
+    for more in (("--jsonl",), ("--per-block", tmp_path / "x.safetensors"), ("--html", tmp_path / "x.html")):
+        code, _, err = mxcli(*words, *more)
+        assert code == 2
+        assert f"so there is no {more[0]}" in err
+    assert list(tmp_path.iterdir()) == []

@@ -260,8 +260,8 @@ def test_directories_without_weights(model: Writer, tmp_path: Path) -> None:
     pipeline = model({"unet/model.safetensors": {}, "vae/model.safetensors": {}, "model_index.json": {}}, "pipe")
     with pytest.raises(InputError, match="no weights in it, but in its folders unet, vae; give one of those"):
         open_checkpoint(pipeline)
-    with pytest.raises(InputError, match=r"no weights that can be read, only m\.gguf"):
-        open_checkpoint(model({"m.gguf": b"GGUF"}, "gguf"))
+    with pytest.raises(InputError, match=r"no weights that can be read, only m\.onnx"):
+        open_checkpoint(model({"m.onnx": b"ONNX"}, "onnx"))
     with pytest.raises(InputError, match=r"config\.json: not a checkpoint; known endings are"):
         open_checkpoint(empty / "config.json")
 

@@ -12,7 +12,7 @@ from raw_checkpoint import safetensors_bytes
 
 from mxcli.errors import InputError
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read
-from mxcli.files.reading import release_pages
+from mxcli.files.reading import read_rows, release_pages
 
 MEGABYTES = 8
 COUNT = 16
@@ -25,6 +25,25 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     tensors = {f"t{n}.weight": ("F32", [MEGABYTES, 1 << 18], data) for n in range(COUNT)}
     path.write_bytes(safetensors_bytes(tensors, {"format": "pt"}))
     return open_checkpoint(path)
+
+
+def test_rows_are_read_and_nothing_else(tmp_path: Path) -> None:
+    """Of a tensor that begins at an odd byte; its leading dimensions count as rows."""
+    x = np.arange(6 * 5 * 3, dtype="<u2").reshape(6, 5, 3)
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(safetensors_bytes({"a": ("U8", [1], b"\1"), "b": ("BF16", [6, 5, 3], x.tobytes())}, {}))
+    info = open_checkpoint(path).tensors["b"]
+    assert info.offset % 2
+    found = read_rows(info, [4, 28, 0], 2)
+    assert found.dtype == np.dtype("<u2")
+    assert found.tolist() == [x.reshape(30, 3)[first : first + 2].tolist() for first in (4, 28, 0)]
+    os.truncate(path, info.offset + 60)
+    assert read_rows(info, [4], 2).tolist() == [x.reshape(30, 3)[4:6].tolist()]
+    with pytest.raises(InputError, match="changed while in use: tensor 'b' ends at byte"):
+        read_rows(info, [0, 28], 2)
+    path.unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        read_rows(info, [0], 2)
 
 
 def _resident_megabytes() -> int:

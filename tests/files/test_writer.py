@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from raw_checkpoint import safetensors_bytes, zeros
 
-from mxcli.errors import EnvironmentFailure, RefusedError
+from mxcli.errors import EnvironmentFailure, InputError, RefusedError
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint
 from mxcli.files.layouts import Entry
-from mxcli.files.writer import Output, json_bytes
+from mxcli.files.writer import Output
+from mxcli.files.writer_draft import Draft
+from mxcli.files.writer_partials import json_bytes
 from mxcli.files.writer_place import Place, check_place
 from mxcli.files.writer_shards import Shard, ShardFile
 
@@ -81,53 +85,199 @@ def test_json_is_sorted_readable_and_ends_with_a_newline() -> None:
     assert json_bytes({"b": 1, "a": "ä"}) == '{\n  "a": "ä",\n  "b": 1\n}\n'.encode()
 
 
+def names_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
 def test_an_output_appears_under_its_names_only_when_published(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "out"
-    with Output(Place(folder), ["s.safetensors", "sub/x.txt"], 100) as output:
-        output.begin_shard(Shard("s.safetensors", (BYTES,)))
+    (tmp_path / "x.txt").write_text("x")
+    folder, shard = tmp_path / "deep" / "out", Shard("s.safetensors", (BYTES,))
+    draft = Draft((shard,), {"config.json": {"a": 1}}, {"sub/x.txt": tmp_path / "x.txt"}, {"version": "1"})
+    with Output(Place(folder), draft) as output:
+        output.begin_shard(shard)
         output.write("b", np.zeros(3, np.uint8))
+        output.finish(("b",), None)
         output.end_shard()
-        (tmp_path / "x.txt").write_text("x")
-        output.copy(tmp_path / "x.txt", "sub/x.txt")
-        before = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        assert before == {"s.safetensors.partial", "sub/x.txt.partial"}
-        output.publish({"version": "1"})
-    after = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert after == {"s.safetensors", "sub/x.txt", "mxcli.json"}
+        assert names_in(folder) == {"s.safetensors.partial", "mxcli.progress.partial"}
+        output.publish(output.record)
+    assert names_in(folder) == {"s.safetensors", "config.json", "sub/x.txt", "mxcli.json"}
     assert json.loads((folder / "mxcli.json").read_text()) == {
         "version": "1",
-        "files": ["s.safetensors", "sub/x.txt"],
+        "files": ["config.json", "s.safetensors", "sub/x.txt"],
     }
+    assert (folder / "config.json").read_text() == '{\n  "a": 1\n}\n'
 
 
-def test_an_exception_removes_all_that_was_begun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RefusedError("no"), EnvironmentFailure("full")])
+def test_an_exception_before_anything_is_finished_removes_all_that_was_begun(
+    tmp_path: Path, error: BaseException
+) -> None:
     def fail() -> None:
-        with Output(Place(tmp_path / "deep" / "out"), ["s"], 100) as output:
-            output.begin_shard(Shard("s", (BYTES,)))
-            raise KeyboardInterrupt
+        shard = Shard("s", (BYTES,))
+        with Output(Place(tmp_path / "deep" / "out"), Draft((shard,))) as output:
+            output.begin_shard(shard)
+            output.write("b", np.zeros(3, np.uint8))
+            raise error
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error)):
         fail()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_small_a_disk_is_refused_before_the_first_byte(tmp_path: Path) -> None:
-    with pytest.raises(
-        EnvironmentFailure, match=r"disk full: the output needs 1,\d{3},\d{3},\d{3},\d{3},\d{3},\d{3}"
-    ) as no:
-        Output(Place(tmp_path / "out"), ["s"], 10**18).__enter__()
-    assert "are available; free some space" in str(no.value)
-    assert no.value.exit_code == 6
+def begun(folder: Path, draft: Draft, error: BaseException | None, **more: bool) -> None:
+    """A run that finishes `b` of a shard that has more, and then ends."""
+    with Output(Place(folder), draft, **more) as output:
+        output.begin_shard(draft.shards[0])
+        output.write("b", np.array([1, 2, 3], np.uint8))
+        output.finish(("b",), {"seen": 0.1})
+        if error is not None:
+            raise error
+
+
+TWO = Draft((Shard("s", (BYTES, WIDE)),), record={"version": "1", "options": {"format": "x"}})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), EnvironmentFailure("full"), InputError("gone"), None])
+def test_what_is_finished_is_kept_to_be_resumed(tmp_path: Path, error: BaseException | None) -> None:
+    if error is None:
+        begun(tmp_path, TWO, None)
+    else:
+        with pytest.raises(type(error)) as raised:
+            begun(tmp_path, TWO, error)
+        assert raised.value.__notes__ == [
+            f"What is finished is kept in {tmp_path}; the same command with --resume goes on from there."
+        ]
+    assert names_in(tmp_path) == {"s.partial", "mxcli.progress.partial"}
+    with Output(Place(tmp_path), TWO, resume=True) as output:
+        assert output.kept == {"b": {"seen": 0.1}}
+        output.begin_shard(TWO.shards[0])
+        output.write("w", np.array([1, 2], np.float32))
+        output.finish(("w",), None)
+        output.end_shard()
+        output.publish({})
+    assert names_in(tmp_path) == {"s", "mxcli.json"}
+    assert (tmp_path / "s").read_bytes().endswith(np.array([1, 2], np.float32).tobytes() + b"\1\2\3")
+
+
+def test_a_refusal_keeps_nothing_as_it_could_not_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError):
+        begun(tmp_path / "out", TWO, RefusedError("no"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_left_partial_files_of_a_killed_run_are_replaced(tmp_path: Path) -> None:
-    (tmp_path / "s.partial").write_bytes(b"half")
-    with Output(Place(tmp_path), ["s"], 100) as output:
-        output.begin_shard(Shard("s", ()))
+def test_without_resume_what_an_earlier_run_left_is_replaced(tmp_path: Path) -> None:
+    begun(tmp_path, TWO, None)
+    (tmp_path / "other.partial").write_text("not ours")
+    with Output(Place(tmp_path), Draft((Shard("t", ()),))) as output:
+        assert output.kept == {}
+        output.begin_shard(Shard("t", ()))
         output.end_shard()
         output.publish({})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mxcli.json", "s"]
+    assert names_in(tmp_path) == {"t", "mxcli.json", "other.partial"}
+
+
+def test_what_was_finished_is_done_again_where_it_is_not_there(tmp_path: Path) -> None:
+    """A file that is gone, was cut, has another header, or is a link or a second name of another file."""
+    outside = tmp_path / "outside"
+    for case in ("gone", "cut", "other", "link", "second name"):
+        folder = tmp_path / case
+        folder.mkdir()
+        begun(folder, TWO, None)
+        partial = folder / "s.partial"
+        content = partial.read_bytes()
+        partial.unlink()
+        outside.unlink(missing_ok=True)
+        outside.write_bytes(content)
+        if case == "cut":
+            partial.write_bytes(content[:-1])
+        elif case == "other":
+            partial.write_bytes(content.replace(b"F32", b"I32"))
+        elif case == "link":
+            partial.symlink_to(outside)
+        elif case == "second name":
+            partial.hardlink_to(outside)
+        with Output(Place(folder), TWO, resume=True) as output:
+            assert output.kept == {}, case
+            output.begin_shard(TWO.shards[0])
+            output.write("w", np.zeros(2, np.float32))
+            output.finish(("w",), None)
+        with Output(Place(folder), TWO, resume=True) as output:
+            assert set(output.kept) == {"w"}, case
+        assert outside.read_bytes() == content, case
+
+
+def test_a_line_that_a_crash_cut_off_is_not_counted(tmp_path: Path) -> None:
+    begun(tmp_path, TWO, None)
+    record = tmp_path / "mxcli.progress.partial"
+    whole = record.read_bytes()
+    record.write_bytes(whole + b'{"shard":"s","entr')
+    with Output(Place(tmp_path), TWO, resume=True) as output:
+        assert set(output.kept) == {"b"}
+    assert record.read_bytes() == whole
+    record.write_bytes(whole[:-1])
+    with Output(Place(tmp_path), TWO, resume=True) as output:
+        assert output.kept == {}
+
+
+def test_a_link_in_place_of_the_record_of_progress_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mxcli.progress.partial").symlink_to(tmp_path / "precious")
+    begun(tmp_path / "out", TWO, None, resume=True)
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "out" / "mxcli.progress.partial").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"record": {"version": "2", "options": {"format": "x"}}}, "version was 1 and is 2"),
+        ({"record": {"version": "1", "options": {"format": "y"}}}, "options format was x and is y"),
+        ({"record": {"version": "1", "options": {}}}, "options format was x and is none"),
+        ({"modified": {"model.safetensors": 7}}, "model.safetensors of the source was written anew meanwhile"),
+        ({"documents": {"config.json": {"a": 1}}}, 'documents config.json was none and is {"a": 1}'),
+        ({"shards": (Shard("s", (BYTES, HALVES)),)}, "s holds other tensors"),
+        ({"shards": (Shard("s", (BYTES,)), Shard("t", (WIDE,)))}, "it was divided into 1 files and is into 2"),
+    ],
+)
+def test_a_run_that_made_something_else_is_not_resumed(tmp_path: Path, other: dict[str, Any], told: str) -> None:
+    begun(tmp_path, TWO, None)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RefusedError) as refused, Output(Place(tmp_path), replace(TWO, **other), resume=True):
+        pass
+    assert str(refused.value).startswith(f"{tmp_path}: cannot be resumed: {told}")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_all_that_differs_is_told_but_not_what_follows_from_it(tmp_path: Path) -> None:
+    begun(tmp_path, TWO, None)
+    other = replace(
+        TWO, record={"version": "2", "options": {"format": "y"}, "tensors": {"a": 1}}, documents={"config.json": {}}
+    )
+    with pytest.raises(RefusedError) as refused, Output(Place(tmp_path), other, resume=True):
+        pass
+    assert refused.value.details == ("version was 1 and is 2", "options format was x and is y")
+
+
+def test_two_runs_do_not_write_one_directory(tmp_path: Path) -> None:
+    with Output(Place(tmp_path), TWO) as output:
+        output.begin_shard(TWO.shards[0])
+        for more in ({}, {"resume": True}, {"force": True}):
+            with pytest.raises(RefusedError, match="another run is writing it"):
+                Output(Place(tmp_path), TWO, **more).__enter__()
+        assert names_in(tmp_path) == {"s.partial", "mxcli.progress.partial"}
+    assert names_in(tmp_path) == set()
+
+
+def test_too_small_a_disk_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+    draft = Draft((Shard("s", (Entry("b", "U8", (10**18,)),)),))
+    with pytest.raises(
+        EnvironmentFailure, match=r"disk full: the output needs 1,\d{3},\d{3},\d{3},\d{3},\d{3},\d{3}"
+    ) as no:
+        Output(Place(tmp_path / "out"), draft).__enter__()
+    assert "are available; free some space" in str(no.value)
+    assert no.value.exit_code == 6
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

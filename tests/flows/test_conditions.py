@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mxcli.errors import UsageError
-from mxcli.flows.conditions import check_limits, holds, limit_error, parse_condition
+from mxcli.flows.conditions import Limits, check_limits, fails, limit_error, parse_condition
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import NUMBERS, measured
@@ -21,7 +21,7 @@ METRICS_OF_ONE: dict[str, Value] = {
 
 
 @pytest.mark.parametrize(
-    ("text", "true"),
+    ("text", "outcome"),
     [
         ("sqnr_db<20", True),
         ("sqnr_db < 18.5", False),
@@ -42,15 +42,37 @@ METRICS_OF_ONE: dict[str, Value] = {
         ("sqnr_db>20 and (elements>1 or saturated_percent>3)", False),
         ("((sqnr_db)) < (20)", True),
         (" sqnr_db<20 ", True),
-        ("mse<1", False),
-        ("mse>=0", False),
-        ("mse!=0", False),
+        ("mse<1", None),
+        ("mse>=0", None),
+        ("mse!=0", None),
+        ("0 < mse < 1", None),
         ("mse<1 or sqnr_db<20", True),
-        ("mse<1 and sqnr_db<20", False),
+        ("mse<1 or sqnr_db<10", None),
+        ("mse<1 and sqnr_db<20", None),
+        ("mse<1 and sqnr_db<10", False),
+        ("mse<1 and sqnr_db<10 or elements==32", True),
+        ("sqnr_db<mse<1", None),
+        ("sqnr_db<10<mse", False),
     ],
 )
-def test_what_conditions_mean(text: str, true: bool) -> None:
-    assert holds(parse_condition(text), METRICS_OF_ONE) == true
+def test_what_conditions_mean(text: str, outcome: bool | None) -> None:
+    """None: that hangs on the mean squared error, which is absent."""
+    assert fails(parse_condition(text), METRICS_OF_ONE) is outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("sqnr_db<1e9", False),
+        ("sqnr_db>1e9", True),
+        ("relative_error>0", False),
+        ("cosine<1", False),
+        ("sqnr_db<20 or bias<0", None),
+    ],
+)
+def test_an_exact_result_is_better_than_any_limit(text: str, outcome: bool | None) -> None:
+    metrics: dict[str, Value] = {"mse": 0.0, **dict.fromkeys(("sqnr_db", "relative_error", "cosine", "bias"))}
+    assert fails(parse_condition(text), metrics) is outcome
 
 
 @pytest.mark.parametrize(
@@ -102,9 +124,37 @@ def test_every_failure_is_told_with_its_values() -> None:
         "a: elements is 32 (--fail-on 'elements==32')",
         "b: elements is 32 (--fail-on 'elements==32')",
     )
-    assert limits.notes == (
-        "--fail-on 'mse>1': mse is absent for a and 1 more, of which no comparison with it is true.",
+    assert limits.unevaluated == ("--fail-on 'mse>1' could not be evaluated without mse: absent for a, b.",)
+
+
+def test_a_sample_is_said_to_be_one() -> None:
+    """What is estimated, what is of the sample, and what is known all the same."""
+    unsure: dict[str, Value] = {"saturated_percent_uncertainty": 0.123, "sqnr_db_uncertainty": None, "amax": 4.0}
+    condition = parse_condition("saturated_percent>0 or sqnr_db>0 or amax>0 or elements>0")
+    (part,) = check_limits([condition], [("a", {**METRICS_OF_ONE, **unsure, "sampled_elements": 16})]).failures
+    assert part.startswith(
+        "a: saturated_percent is estimated at 3.125 ±0.12, sqnr_db is estimated at 18.5, amax is 4 in the sample, "
+        "elements is 32 ("
     )
+    (whole,) = check_limits([condition], [("a", {**METRICS_OF_ONE, **unsure, "sampled_elements": 32})]).failures
+    assert whole.startswith("a: saturated_percent is 3.125, sqnr_db is 18.5, amax is 4, elements is 32 (")
+
+
+def test_what_could_not_be_evaluated_is_an_error_too() -> None:
+    condition = parse_condition("mse>1 or bias>sqnr_db")
+    nothing: dict[str, Value] = dict.fromkeys(NUMBERS)
+    limits = check_limits([condition], [(f"t{at}", nothing) for at in range(12)])
+    one = limit_error(limits)
+    assert one.exit_code == 5
+    assert str(one).startswith(
+        "--fail-on 'mse>1 or bias>sqnr_db' could not be evaluated without mse and bias and sqnr_db: absent for t0, t1, "
+        "t2, t3, t4, t5, t6, t7, t8, t9 and 2 more. What cannot be checked has not passed: "
+    )
+    both = limit_error(Limits(3, ("b: x",), ("y", "z")))
+    assert str(both).startswith(
+        "--fail-on: 1 failure and 2 that could not be evaluated in 3 measurements. What cannot be checked has not"
+    )
+    assert both.reasons == ("y", "z", "b: x")
 
 
 def test_twenty_failures_are_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.layouts import LAYOUTS
 from mxcli.flows.dequantize import dequantize_checkpoint
+from mxcli.flows.input_scales import with_input_scales
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import quantize_checkpoint
@@ -22,6 +24,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 pytest.importorskip("accelerate")
+safetensors_torch = pytest.importorskip("safetensors.torch")
 
 HIDDEN, WIDE = 128, 256
 """Multiples of 128, the group of activations in FP8 block checkpoints."""
@@ -95,6 +98,39 @@ def test_transformers_loads_mixed_formats(tmp_path: Path, source: Path) -> None:
     assert_loads_as_we_decode(tmp_path / "q", tmp_path / "plain")
 
 
+@pytest.mark.parametrize(
+    ("format", "rule"),
+    [
+        ("fp8_e4m3_128x128", None),
+        ("fp8_e4m3_128x128", "rceil"),
+        ("e4m3:e8m0:128x128", None),
+        ("mxfp8", None),
+        ("fp8_e4m3", None),
+    ],
+)
+def test_transformers_loads_its_own_fp8(tmp_path: Path, source: Path, format: str, rule: str | None) -> None:
+    quantized(source, tmp_path / "q", Options(format, scale_rounding=rule, layout="fp8"))
+    assert_loads_as_we_decode(tmp_path / "q", tmp_path / "plain")
+
+
+def test_transformers_loads_stacks_of_gpt_oss(tmp_path: Path) -> None:
+    config = transformers.GptOssConfig(
+        hidden_size=64, intermediate_size=96, num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, vocab_size=64, sliding_window=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "m")
+    quantized(tmp_path / "m", tmp_path / "q", Options("mxfp4", layout="gpt-oss"))
+    written = read_raw(tmp_path / "q" / "model.safetensors")
+    stack = "model.layers.1.mlp.experts."
+    assert written[stack + "gate_up_proj_blocks"][:2] == ("U8", [4, 192, 2, 16])
+    assert written[stack + "down_proj_scales"][:2] == ("U8", [4, 64, 3])
+    assert written["model.layers.1.self_attn.q_proj.weight"][0] == "BF16"
+    settings = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    assert settings["modules_to_not_convert"] == ["lm_head", "model.layers.*.mlp.router", "model.layers.*.self_attn"]
+    assert_loads_as_we_decode(tmp_path / "q", tmp_path / "plain")
+
+
 def test_transformers_loads_what_was_recommended(tmp_path: Path, source: Path) -> None:
     checkpoint = open_checkpoint(source)
     asked = Options("mxfp4", on_indivisible="keep")
@@ -128,6 +164,23 @@ def test_transformers_loads_experts(tmp_path: Path, stacked: bool) -> None:
     assert all(torch.equal(state[name], plain[name]) for name in plain)
 
 
+def test_transformers_loads_experts_of_its_own_fp8(tmp_path: Path) -> None:
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=128, intermediate_size=128, moe_intermediate_size=128, num_experts=4, num_experts_per_tok=2,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=64, vocab_size=64,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "m")
+    quantized(tmp_path / "m", tmp_path / "q", Options("fp8_e4m3_128x128", layout="fp8"))
+    names = set(read_raw(tmp_path / "q" / "model.safetensors"))
+    assert "model.layers.0.mlp.experts.3.up_proj.weight_scale_inv" in names
+    assert "model.layers.0.mlp.gate.weight_scale_inv" not in names
+    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "plain", backend=Cpu())
+    state, plain = loaded_weights(tmp_path / "q"), loaded_weights(tmp_path / "plain")
+    assert all(torch.equal(state[name], plain[name]) for name in plain)
+
+
 def test_transformers_loads_a_tied_model(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
@@ -143,3 +196,26 @@ def test_transformers_loads_what_was_scaled_back(tmp_path: Path, source: Path) -
     quantized(source, tmp_path / "q", Options("mxint8"))
     dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "plain", backend=Cpu())
     assert set(loaded_weights(tmp_path / "plain")) == set(open_checkpoint(source).tensors)
+
+
+@pytest.mark.parametrize(
+    ("format", "ending", "scale"), [("nvfp4", "input_global_scale", 2688 / 8), ("fp8_e4m3", "input_scale", 8 / 448)]
+)
+def test_transformers_loads_scales_of_inputs(
+    tmp_path: Path, source: Path, format: str, ending: str, scale: float
+) -> None:
+    checkpoint = open_checkpoint(source)
+    plan = make_plan(checkpoint, Options(format))
+    inputs = {
+        f"{step.tensor.name.removesuffix('.weight')}.activation": torch.linspace(-8, 8, step.shape[-1])[None]
+        for step in plan.quantized
+    }
+    captures = tmp_path / "captures.safetensors"
+    safetensors_torch.save_file(inputs, captures)
+    plan = with_input_scales(checkpoint, plan, open_checkpoint(captures), backend=Cpu())
+    quantize_checkpoint(checkpoint, plan, tmp_path / "q", backend=Cpu())
+    assert_loads_as_we_decode(tmp_path / "q", tmp_path / "plain")
+    state = loaded_weights(tmp_path / "q")
+    found = {name: tensor for name, tensor in state.items() if name.endswith(ending)}
+    assert len(found) == len(plan.quantized)
+    assert all(tensor.float().item() == pytest.approx(scale, rel=2**-8) for tensor in found.values())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from tiny_models import LLAMA, llama, noise, tree, write_model
 
+from mxcli.backends import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import EnvironmentFailure, RefusedError
 from mxcli.files.checkpoint import open_checkpoint
@@ -24,6 +26,7 @@ from mxcli.flows.dequantize import dequantize_checkpoint
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import quantize_checkpoint
 from mxcli.flows.report import make_report
+from mxcli.flows.writing import Manner
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Amax
@@ -39,9 +42,10 @@ def source(tmp_path: Path) -> Path:
     return write_model(tmp_path / "source", SHARDS, LLAMA, {"tokenizer.json": "{}"})
 
 
-def quantized(source: Path, output: Path, format: str = "mxfp4", **more: Any) -> None:
+def quantized(source: Path, output: Path, format: str = "mxfp4", backend: Backend | None = None, **manner: Any) -> None:
     checkpoint = open_checkpoint(source)
-    quantize_checkpoint(checkpoint, make_plan(checkpoint, Options(format)), output, **({"backend": Cpu()} | more))
+    plan = make_plan(checkpoint, Options(format))
+    quantize_checkpoint(checkpoint, plan, output, backend=backend or Cpu(), manner=Manner(**manner))
 
 
 @pytest.mark.parametrize("where", ["source", "source/out", "link", "link/out"])
@@ -95,11 +99,17 @@ def fail_at_tensor(number: int, error: Exception) -> Callable[[ShardFile, str, n
     return failing
 
 
+def finals(folder: Path) -> dict[str, bytes]:
+    """The files that bear their final names."""
+    return {name: content for name, content in tree(folder).items() if not name.endswith(".partial")}
+
+
 @pytest.mark.parametrize("number", [1, 2, 5])
-def test_a_full_disk_leaves_an_earlier_output_and_nothing_else(
+def test_a_full_disk_leaves_an_earlier_output_and_what_can_be_resumed(
     tmp_path: Path, source: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantized(source, tmp_path / "out")
+    quantized(source, tmp_path / "uninterrupted", "mxfp8")
     before = tree(tmp_path / "out")
     monkeypatch.setattr(ShardFile, "write", fail_at_tensor(number, OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(
@@ -107,11 +117,23 @@ def test_a_full_disk_leaves_an_earlier_output_and_nothing_else(
     ) as full:
         quantized(source, tmp_path / "out", "mxfp8", force=True)
     assert full.value.exit_code == 6
-    assert tree(tmp_path / "out") == before
+    assert finals(tmp_path / "out") == before
+    kept = {"model-00001-of-00002.safetensors.partial", "model-00002-of-00002.safetensors.partial"}
+    assert (
+        set(tree(tmp_path / "out")) - set(before)
+        == {
+            1: set(),
+            2: set(),
+            5: {"mxcli.progress.partial", *kept},
+        }[number]
+    )
     monkeypatch.setattr(ShardFile, "write", fail_at_tensor(1, OSError(errno.EIO, "broken")))
     with pytest.raises(EnvironmentFailure, match="cannot be written"):
         quantized(source, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+    monkeypatch.undo()
+    quantized(source, tmp_path / "out", "mxfp8", force=True, resume=True)
+    assert tree(tmp_path / "out") == tree(tmp_path / "uninterrupted")
 
 
 class FailingBackend:
@@ -139,17 +161,28 @@ class FailingBackend:
 
 
 @pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
-def test_a_device_that_fails_leaves_an_earlier_output_and_nothing_else(tmp_path: Path, format: str) -> None:
+def test_what_a_device_that_fails_had_done_is_kept_and_another_goes_on(tmp_path: Path, format: str) -> None:
     source = write_model(tmp_path / "source", llama(), LLAMA)
     quantized(source, tmp_path / "out")
+    quantized(source, tmp_path / "uninterrupted", format)
     before, checkpoint = tree(tmp_path / "out"), open_checkpoint(source)
+    for folder in (tmp_path / "out", tmp_path / "new"):
+        with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory") as failed:
+            quantized(source, folder, format, backend=FailingBackend(), force=True)
+        assert failed.value.__notes__ == [
+            f"What is finished is kept in {folder}; the same command with --resume goes on from there."
+        ]
+        kept = {"model.safetensors.partial", "mxcli.progress.partial"}
+        assert set(tree(folder)) - set(finals(folder)) == kept
+        assert finals(folder) == (before if folder.name == "out" else {})
+        quantized(source, folder, format, force=True, resume=True)
+        assert tree(folder) == tree(tmp_path / "uninterrupted")
+    quantized(source, tmp_path / "q")
     with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
-        quantized(source, tmp_path / "out", format, backend=FailingBackend(), force=True)
-    assert tree(tmp_path / "out") == before
-    with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
-        quantized(source, tmp_path / "new", format, backend=FailingBackend())
-    with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
-        dequantize_checkpoint(open_checkpoint(tmp_path / "out"), tmp_path / "back", backend=FailingBackend())
+        dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "back", backend=FailingBackend())
+    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "back", backend=Cpu(), manner=Manner(resume=True))
+    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "whole", backend=Cpu())
+    assert tree(tmp_path / "back") == tree(tmp_path / "whole")
     seen: list[str] = []
     with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
         make_report(
@@ -161,7 +194,8 @@ def test_a_device_that_fails_leaves_an_earlier_output_and_nothing_else(tmp_path:
             per_block=tmp_path / "blocks.safetensors",
         )
     assert len(seen) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    assert not (tmp_path / "blocks.safetensors").exists()
+    assert not (tmp_path / "blocks.safetensors.partial").exists()
 
 
 def test_a_small_file_system_that_fills_up(tmp_path: Path) -> None:
@@ -178,15 +212,23 @@ def test_a_small_file_system_that_fills_up(tmp_path: Path) -> None:
         source = write_model(tmp_path / "big", tensors)
 
         def take_the_space(done: int, total: int, name: str) -> None:
-            if name == "l.0.weight":
-                (disk / "other").write_bytes(bytes(3_800_000))
+            if name == "l.3.weight":
+                with suppress(OSError), (disk / "other").open("wb", buffering=0) as other:
+                    while other.write(bytes(4096)):
+                        pass
 
-        with pytest.raises(EnvironmentFailure, match="disk full"):
+        with pytest.raises(EnvironmentFailure, match="disk full") as full:
             quantized(source, disk / "out", on_progress=take_the_space)
-        assert [path.name for path in disk.iterdir()] == ["other"]
+        assert "--resume goes on from there" in full.value.__notes__[0]
+        kept = {"model.safetensors.partial", "mxcli.progress.partial"}
+        assert set(tree(disk / "out")) == kept
         with pytest.raises(EnvironmentFailure, match="disk full"):
-            quantized(source, disk / "out")
-        assert [path.name for path in disk.iterdir()] == ["other"]
+            quantized(source, disk / "out", resume=True)
+        assert set(tree(disk / "out")) == kept
+        (disk / "other").unlink()
+        quantized(source, disk / "out", resume=True)
+        quantized(source, tmp_path / "uninterrupted")
+        assert tree(disk / "out") == tree(tmp_path / "uninterrupted")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -199,6 +241,7 @@ def test_a_killed_run_leaves_partial_names_only_and_can_be_repeated(tmp_path: Pa
         from mxcli.flows.plan import Options, make_plan
         from mxcli.backends.cpu import Cpu
         from mxcli.flows.quantize import quantize_checkpoint
+        from mxcli.flows.writing import Manner
 
         def kill(done, total, name):
             if name == "b.weight":
@@ -206,26 +249,31 @@ def test_a_killed_run_leaves_partial_names_only_and_can_be_repeated(tmp_path: Pa
 
         checkpoint = open_checkpoint({str(source)!r})
         plan = make_plan(checkpoint, Options("mxfp4"))
-        quantize_checkpoint(checkpoint, plan, {str(tmp_path / "out")!r}, backend=Cpu(), on_progress=kill)
+        quantize_checkpoint(checkpoint, plan, {str(tmp_path / "out")!r}, backend=Cpu(), manner=Manner(on_progress=kill))
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == ["model-00001-of-00002.safetensors.partial", "model-00002-of-00002.safetensors.partial"]
+    assert names == [
+        "model-00001-of-00002.safetensors.partial",
+        "model-00002-of-00002.safetensors.partial",
+        "mxcli.progress.partial",
+    ]
     assert tree(source) == before
     quantized(source, tmp_path / "out")
     quantized(source, tmp_path / "uninterrupted")
     assert tree(tmp_path / "out") == tree(tmp_path / "uninterrupted")
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path, source: Path) -> None:
+def test_an_interrupted_run_leaves_what_can_be_resumed(tmp_path: Path, source: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupted:
         quantized(source, tmp_path / "out", on_progress=interrupt)
-    assert not (tmp_path / "out").exists()
+    assert "--resume goes on from there" in interrupted.value.__notes__[0]
+    assert set(tree(tmp_path / "out")) == {"model-00001-of-00002.safetensors.partial", "mxcli.progress.partial"}
 
 
 def test_a_directory_that_cannot_be_made_is_an_environment_failure(tmp_path: Path, source: Path) -> None:
@@ -240,5 +288,7 @@ def test_dequantizing_obeys_the_same_rules(tmp_path: Path) -> None:
     before = tree(tmp_path / "out")
     for where in ("out", "out/plain"):
         with pytest.raises(RefusedError):
-            dequantize_checkpoint(open_checkpoint(tmp_path / "out"), tmp_path / where, backend=Cpu(), force=True)
+            dequantize_checkpoint(
+                open_checkpoint(tmp_path / "out"), tmp_path / where, backend=Cpu(), manner=Manner(force=True)
+            )
     assert tree(tmp_path / "out") == before

@@ -140,7 +140,7 @@ def test_nothing_to_quantize_is_refused(tmp_path: Path) -> None:
         Options("mxfp4", dialect="nobody"),
         Options("mxfp4", nonfinite="ignore"),
         Options("mxfp4", on_indivisible="skip"),
-        Options("mxfp4", layout="gguf"),
+        Options("mxfp4", layout="ggml"),
         Options("mxfp4", axis="diagonal"),
     ],
 )

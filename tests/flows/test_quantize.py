@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import LLAMA, bf16, llama, noise, read_header, read_raw, tree, write_model
+from tiny_models import LLAMA, bf16, floats, llama, noise, read_header, read_raw, tree, write_model
 
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import RefusedError
@@ -18,6 +18,8 @@ from mxcli.files.selection import Rule
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import Written, quantize_checkpoint
+from mxcli.flows.writing import Manner
+from mxcli.numerics.formats import FORMATS
 
 SAMPLES = Path(__file__).parent.parent / "data" / "layouts"
 
@@ -447,17 +449,41 @@ def test_quantizing_needs_no_torch() -> None:
 def test_progress_counts_bytes_of_the_source(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", {"a.weight": noise(2, 32), "norm.weight": noise(4)})
     seen: list[tuple[int, int, str]] = []
-    quantized(source, tmp_path / "out", Options("mxfp4"), on_progress=lambda *call: seen.append(call))
+    quantized(source, tmp_path / "out", Options("mxfp4"), manner=Manner(on_progress=lambda *call: seen.append(call)))
     assert seen == [(128, 136, "a.weight"), (136, 136, "norm.weight")]
 
 
-def test_a_zero_tensor_has_finite_scales_in_every_format(tmp_path: Path) -> None:
-    source = write_model(tmp_path / "m", {"a.weight": bf16(np.zeros((16, 32)))})
-    quantized(source, tmp_path / "out", Options("nvfp4"))
-    raw = read_raw(tmp_path / "out" / "model.safetensors")
-    assert np.isfinite(np.frombuffer(raw["a.weight_global_scale"][2], np.float32)).all()
-    assert set(raw["a.weight_packed"][2]) == {0}
-    assert 0x7F not in raw["a.weight_scale"][2]
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_zero_tensor_has_finite_scales_in_every_format(tmp_path: Path, format: str) -> None:
+    """One scale of NaN or infinity, from a largest magnitude of 0, and a model answers with garbage."""
+    source = write_model(tmp_path / "m", {"a.weight": bf16(np.zeros((16, 128)))})
+    quantized(source, tmp_path / "out", Options(format))
+    stored = read_raw(tmp_path / "out" / "model.safetensors")
+    codes = stored.pop("a.weight", None) or stored.pop("a.weight_packed")
+    assert set(codes[2]) == {0}
+    assert "a.weight_scale" in stored
+    for name, raw in stored.items():
+        if raw[0] in ("F32", "BF16"):
+            assert np.isfinite(floats(raw)).all(), name
+        else:
+            assert not set(raw[2]) & {"U8": {0xFF}, "F8_E4M3": {0x7F, 0xFF}}[raw[0]], name
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_only_matrices_of_linear_layers_change(tmp_path: Path, format: str) -> None:
+    """A bias of 2560 values once came out as 1280 bytes of codes, because nobody had said to leave it alone."""
+    others = {
+        "blocks.0.fc.bias": noise(2560),
+        "blocks.0.norm.weight": noise(64),
+        "blocks.0.conv1d.weight": noise(8, 32, 4),
+        "embeddings.word_embeddings.weight": noise(32, 64),
+        "blocks.0.counter": ("I64", np.arange(64).reshape(2, 32)),
+    }
+    source = write_model(tmp_path / "m", others | {"blocks.0.fc.weight": noise(32, 128)})
+    quantized(source, tmp_path / "out", Options(format))
+    before, after = (read_raw(folder / "model.safetensors") for folder in (source, tmp_path / "out"))
+    assert {name: after[name] for name in others} == {name: before[name] for name in others}
+    assert after.get("blocks.0.fc.weight") != before["blocks.0.fc.weight"]
 
 
 def test_quantizing_reads_no_more_memory_than_was_said(tmp_path: Path) -> None:
@@ -474,6 +500,6 @@ def test_quantizing_reads_no_more_memory_than_was_said(tmp_path: Path) -> None:
         pytest.skip("resident memory is read from /proc")
     resident()
     plan = make_plan(checkpoint, Options("mxfp4"))
-    written = quantize_checkpoint(checkpoint, plan, tmp_path / "out", backend=Cpu(), on_progress=resident)
+    written = quantize_checkpoint(checkpoint, plan, tmp_path / "out", backend=Cpu(), manner=Manner(on_progress=resident))
     assert max(peaks) - peaks[0] < written.arrangement.need.peak_bytes
     assert max(peaks) - peaks[0] < 6 * rows[1].nbytes

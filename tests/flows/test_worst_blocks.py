@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from safetensors.numpy import save_file
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.selection import Rule
+from mxcli.flows.compare import make_comparison, plan_comparison
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.report import LayerReport, make_report
-from mxcli.flows.worst_blocks import ELEMENTS, WorstBlock, worst_blocks
+from mxcli.flows.worst_blocks import COMPARED, ELEMENTS, WorstBlock, worst_blocks, worst_blocks_compared
+from mxcli.numerics.combinations import combine
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
@@ -93,3 +96,33 @@ def test_what_an_interruption_left_out_takes_its_group_along() -> None:
     blocks = worst_blocks(checkpoint, plan, kept, tensors=100)
     assert {block.tensor.split(".")[-2] for block in blocks} == {"o_proj", "gate_proj", "up_proj", "down_proj"}
     assert {step.tensor.name for step in plan.quantized if step.group and "self_attn" in step.group}
+
+
+@pytest.mark.parametrize("source", ["tiny-llama", "tiny-llama-captures.safetensors"])
+def test_of_a_comparison_they_are_those_of_each_report(source: str) -> None:
+    """Fused sets share their tensor scale here too."""
+    checkpoint = open_checkpoint(str(SAMPLES / source))
+    asked = Options("mxfp8", nonfinite="saturate", on_indivisible="pad", analysis=True)
+    planned = plan_comparison(checkpoint, combine(["mxfp4", "nvfp4", "fp8_e4m3"]), asked)
+    layers = make_comparison("", checkpoint, planned, backend=Cpu(1)).layers
+    measured = [{layer.name: layer.metrics[at] for layer in layers} for at in range(3)]
+    blocks = worst_blocks_compared(checkpoint, planned.plans, measured)
+    assert [block.under for block in blocks] == [0, 0, 1, 1], "a tensor that is one block has no worst"
+    for under, format in enumerate(("mxfp4", "nvfp4")):
+        alone = found(SAMPLES / source, format)[0][:2]
+        assert [replace(block, under=0) for block in blocks if block.under == under] == list(alone)
+
+
+def test_of_many_plans_the_first_have_a_block_each() -> None:
+    checkpoint = open_checkpoint(str(SAMPLES / "tiny-llama"))
+    asked = Options(
+        "mxfp8", nonfinite="saturate", on_indivisible="pad", analysis=True, selection=(Rule(True, "*.o_proj"),)
+    )
+    planned = plan_comparison(
+        checkpoint, combine(["mxfp8", "mxfp4", "mxfp6"], ["floor", "ceil", "rceil", "even"]), asked
+    )
+    layers = make_comparison("", checkpoint, planned, backend=Cpu(1)).layers
+    measured = [{layer.name: layer.metrics[at] for layer in layers} for at in range(12)]
+    blocks = worst_blocks_compared(checkpoint, planned.plans, measured)
+    assert [block.under for block in blocks] == list(range(COMPARED))
+    assert [block.recipe for block in blocks] == list(planned.combinations.recipes[:COMPARED])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from models.gguf_file import read_gguf
+from mxcli.backends.cpu import Cpu
+from mxcli.files.checkpoint import open_checkpoint, read
+from mxcli.files.gguf_file import read_settings
+from mxcli.flows.restoring import restoring
 
 State = dict[str, torch.Tensor]
 
@@ -58,19 +62,20 @@ FORMS = {
 
 def build(gguf: Path, folder: Path, form: Form) -> None:
     """Writes the model into a new folder."""
-    file = read_gguf(gguf)
+    settings = read_settings(gguf)
+    values = restoring(open_checkpoint(gguf), "F32").checkpoint(Cpu())
     state: State = {}
-    for theirs, decode in file.tensors.items():
+    for theirs, info in values.tensors.items():
         name, layer = _name(theirs)
         if layer < form.layers:
-            weight = _rotated(name, torch.from_numpy(decode()), file.settings)
+            weight = _rotated(name, torch.from_numpy(read(values, info).copy()), settings)
             state[name] = weight.to(form.through).to(form.dtype)
     folder.mkdir(parents=True)
     if form.pickled:
         torch.save({**state, "lm_head.weight": state["model.embed_tokens.weight"]}, folder / "pytorch_model.bin")
     else:
         _save(state, folder, form.shards)
-    config = json.dumps(_config(file.settings, form), indent=2)
+    config = json.dumps(_config(settings, form), indent=2)
     (folder / "config.json").write_text(config, encoding="utf-8")
 
 
@@ -83,7 +88,7 @@ def _name(theirs: str) -> tuple[str, int]:
     return f"model.layers.{match[1]}.{_NAMES[match[2]]}.weight", int(match[1])
 
 
-def _rotated(name: str, weight: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
+def _rotated(name: str, weight: torch.Tensor, settings: Mapping[str, Any]) -> torch.Tensor:
     """Rows of each query and key head, first halves before second ones as transformers turns them, from turns."""
     match = re.search(r"(q|k)_proj", name)
     if match is None:
@@ -110,7 +115,7 @@ def _save(state: State, folder: Path, shards: int) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def _config(settings: dict[str, Any], form: Form) -> dict[str, Any]:
+def _config(settings: Mapping[str, Any], form: Form) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -57,7 +57,9 @@ def test_packed_rows_are_whole_bytes_and_groups_of_three() -> None:
         ("fp8_e4m3_channel", (3, 7), True),
         ("fp8_e4m3_1x128", (3, 200), False),
         ("fp8_e4m3_128x128", (130, 200), True),
+        ("e4m3:e8m0:128x128", (130, 200), True),
+        ("e2m1:e8m0:128x128", (130, 200), False),
     ],
 )
-def test_partial_blocks_are_for_2d_fp32_scales(name: str, shape: tuple[int, ...], whole: bool) -> None:
+def test_partial_blocks_are_for_2d_fp32_scales_and_bytes(name: str, shape: tuple[int, ...], whole: bool) -> None:
     assert divides(find_format(name), shape) is whole

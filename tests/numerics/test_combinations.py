@@ -81,7 +81,7 @@ def test_what_is_named_twice_is_compared_once() -> None:
     ("arguments", "words"),
     [
         ((["mxfp9"],), "unknown format 'mxfp9'"),
-        ((["mxfp8"], ["flor"]), "unknown scale rounding 'flor': mxfp8_e4m3 takes floor, .* Did you mean floor?"),
+        ((["mxfp8"], ["flor"]), "unknown scale rounding 'flor': known are floor, .* Did you mean floor?"),
         ((["mxfp8", "mxfp4"], [], ["nearest"]), "unknown element rounding 'nearest'"),
         ((["mxfp8"], ["rceil", "te"]), "te serves none of the formats named: mxfp8_e4m3 takes floor, ceil"),
         ((["mxfp8"], ["te", "paper"]), "Rules that serve no format: 2 problems"),
@@ -94,3 +94,28 @@ def test_what_means_nothing_is_refused(arguments: tuple[list[str], ...], words: 
         combine(*arguments)
     with pytest.raises(UsageError, match="gguf has no rule for mxfp8_e4m3"):
         combine(["mxfp4", "mxfp8"], dialect="gguf")
+
+
+def test_all_names_that_mean_nothing_are_told_at_once() -> None:
+    with pytest.raises(UsageError) as refused:
+        combine(["mxfp9", "mxfp8", "nvfp5"], ["flor", "rceil", "ceel"], ["half-awy"], dialect="torcho")
+    asked = [reason.split("'")[1] for reason in refused.value.reasons]
+    assert asked == ["mxfp9", "nvfp5", "flor", "ceel", "half-awy", "torcho"]
+    meant = [reason.rpartition("Did you mean ")[2] for reason in refused.value.reasons]
+    assert meant[1:] == ["nvfp4?", "floor?", "ceil?", "half-away?", "torchao?"]
+    assert meant[0].startswith("mxfp8")
+
+
+def test_a_rule_is_told_of_though_no_format_is_known() -> None:
+    with pytest.raises(UsageError) as refused:
+        combine(["mxfp9"], ["flor"])
+    assert refused.value.reasons[1].startswith("unknown scale rounding 'flor': known are floor, ceil, rceil")
+
+
+def test_formats_that_a_dialect_has_no_rule_for_are_told_at_once() -> None:
+    with pytest.raises(UsageError) as refused:
+        combine(["mxfp4", "mxfp8", "nvfp4"], dialect="gguf")
+    assert [reason.partition(" (")[0] for reason in refused.value.reasons] == [
+        "gguf has no rule for mxfp8_e4m3",
+        "gguf has no rule for nvfp4",
+    ]

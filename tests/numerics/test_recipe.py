@@ -7,7 +7,7 @@ import pytest
 from mxcli.errors import UsageError
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.formats import FORMATS, find_format
-from mxcli.numerics.recipe import NONFINITE_POLICIES, resolve, scale_kind, scale_rules
+from mxcli.numerics.recipe import NONFINITE_POLICIES, resolve, resolve_all, scale_kind, scale_rules
 from mxcli.numerics.rounding import POWER_OF_TWO_ROUNDINGS, SCALE_RECIPES
 
 POWER_OF_TWO = ["floor", "ceil", "rceil", "even", "nearest", "ct-even1", "best"]
@@ -117,3 +117,13 @@ def test_a_dialect_gives_every_format_a_rule_that_serves_it_or_a_refusal(name: s
     else:
         assert recipe.scale_rule.name in scale_rules(row)
         assert (recipe.format, recipe.dialect) == (row, DIALECTS[dialect])
+
+
+def test_recipes_of_several_formats_and_what_is_wrong_with_each() -> None:
+    assert [recipe.scale_rule.name for recipe in resolve_all(["mxfp8", "nvfp4"], rounding="half-away")] == [
+        "rceil",
+        "te",
+    ]
+    with pytest.raises(UsageError) as refused:
+        resolve_all(["mxfp9", "mxfp8", "nvfp4", "nvfp5"], rounding="up")
+    assert [reason.split("'")[1] for reason in refused.value.reasons] == ["mxfp9", "up", "nvfp5"]

@@ -30,6 +30,11 @@ def raw(*counts: int) -> bytes:
         (0, 0, 0),
         (65536, 1 << 40, (1 << 62) + 1),
         (0, 256, 0),
+        (256, 1),
+        (0,) * 130 + (256, 1) + (0,) * 70,
+        (0,) * 64 + (1,) + (0,) * 64,
+        (0,) * 200,
+        (5,) * 200,
     ],
 )
 def test_a_histogram_of_raw_counts(counts: tuple[int, ...]) -> None:
@@ -52,6 +57,20 @@ def test_histograms_add_bin_by_bin() -> None:
     assert list(total) == [5, 1, 3, 0]
     assert total == Histogram.of(raw(5, 1, 3, 0))
     assert Histogram(4) + Histogram(4) == Histogram(4)
+    far, near = Histogram.of(raw(*(0,) * 100, 7, 0)), Histogram.of(raw(0, 3, *(0,) * 100))
+    for one, other in ((far, near), (near, far), (far, Histogram(102)), (Histogram(102), near)):
+        assert list(one + other) == [a + b for a, b in zip(one, other, strict=True)]
+        assert ((one + other).total, (one + other).used) == (sum(one + other), sum(map(bool, one + other)))
+    assert list(far) == [*(0,) * 100, 7, 0], "a sum leaves its parts alone"
+
+
+def test_what_counts_stand_for_is_not_whole() -> None:
+    tenth = Histogram.of(raw(0, 1, 2, 0)) * 0.5
+    assert list(tenth) == [0, 0.5, 1.0, 0]
+    assert tenth.total == 1.5
+    for total in (tenth + Histogram.of(raw(5, 0, 1, 3)), Histogram.of(raw(5, 0, 1, 3)) + tenth):
+        assert list(total) == [5, 0.5, 2.0, 3]
+    assert list(tenth + tenth * -1) == [0, 0, 0, 0]
 
 
 def test_equal_histograms_have_equal_bins() -> None:

@@ -79,4 +79,4 @@ def test_json_and_csv_say_the_same(result: Recommendation) -> None:
     for row in rows:
         tensor = by_name[row["name"]]
         assert float(row["harm"]) == tensor["options"][row["option"]]["harm"]
-        assert (row["chosen"] == "True") == (row["option"] == tensor["chosen"])
+        assert row["chosen"] == tensor["chosen"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mxcli.cli.app import run
 from mxcli.output.schema import SCHEMAS
 
 FOLDER = Path(__file__).parents[2] / "mxcli" / "output" / "schemas"
@@ -23,10 +24,15 @@ def text_of(verb: str) -> str:
 
 
 def printed(*words: object) -> Any:
-    command = [sys.executable, "-m", "mxcli", *map(str, words), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    """What a command prints with `--json`; a NaN or Infinity token is an error."""
+
+    def refuse(token: str) -> None:
+        raise ValueError(f"{token} is no JSON")
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert run([*map(str, words), "--json", "-q"]) == 0
+    return json.loads(out.getvalue(), parse_constant=refuse)
 
 
 def valid(document: Any, verb: str) -> None:
@@ -65,6 +71,26 @@ def test_a_report_is_valid(odd: Path) -> None:
 def test_a_comparison_is_valid(odd: Path) -> None:
     valid(printed("compare", SAMPLE, "--formats", "mxfp8,nvfp4"), "compare")
     valid(printed("compare", odd, "--formats", "mxfp8", "--by", "layer"), "compare")
+
+
+def test_a_recommendation_is_valid(odd: Path, tmp_path: Path) -> None:
+    words = ("recommend", SAMPLE, "--formats", "mxfp4,nvfp4,mxfp8", "--save-recipe", tmp_path / "r.toml")
+    valid(printed(*words, "--bits", "5"), "recommend")
+    valid(printed("recommend", SAMPLE, "--formats", "nvfp4", "--keep-percent", "15"), "recommend")
+    valid(
+        printed("recommend", odd, "--formats", "mxfp8,nvfp4", "--min-sqnr", "20", "--nonfinite", "saturate"),
+        "recommend",
+    )
+    nothing = printed("recommend", SAMPLE, "--formats", "mxfp4", "--min-sqnr", "90")
+    valid(nothing, "recommend")
+    assert nothing["predicted_totals"] is None
+
+
+def test_samples_are_valid(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((768, 1024)).astype(np.float32)
+    save_file({"a.q_proj.weight": x, "b.weight": x[:4].copy()}, tmp_path / "x.safetensors")
+    valid(printed("report", tmp_path / "x.safetensors", "--format", "nvfp4", "--sample", "0.1"), "report")
+    valid(printed("compare", tmp_path / "x.safetensors", "--formats", "mxfp8", "--sample", "0.1"), "compare")
 
 
 def test_what_is_no_report() -> None:

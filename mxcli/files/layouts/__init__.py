@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from mxcli.errors import UsageError, did_you_mean, printable
 from mxcli.files.layouts.compressed_tensors import COMPRESSED_TENSORS
+from mxcli.files.layouts.fp8 import FP8
+from mxcli.files.layouts.gguf import GGUF
+from mxcli.files.layouts.gpt_oss import GPT_OSS
 from mxcli.files.layouts.layout import (
     COLUMN,
     QUANTIZATION_CONFIG,
     ROW,
     Content,
     Entry,
+    ForeignWeight,
+    InputScale,
     Layout,
     OnDisk,
     Weight,
@@ -17,6 +22,8 @@ from mxcli.files.layouts.layout import (
 )
 from mxcli.files.layouts.modelopt import MODELOPT
 from mxcli.files.layouts.own import OWN
+from mxcli.files.layouts.quark import QUARK
+from mxcli.files.layouts.torchao import TORCHAO, TORCHAO_PLAIN
 
 __all__ = [
     "COLUMN",
@@ -27,6 +34,8 @@ __all__ = [
     "ROW",
     "Content",
     "Entry",
+    "ForeignWeight",
+    "InputScale",
     "Layout",
     "OnDisk",
     "Weight",
@@ -35,7 +44,9 @@ __all__ = [
     "quantized_from",
 ]
 
-LAYOUTS: dict[str, Layout] = {row.name: row for row in (COMPRESSED_TENSORS, MODELOPT, OWN)}
+LAYOUTS: dict[str, Layout] = {
+    row.name: row for row in (COMPRESSED_TENSORS, MODELOPT, FP8, GPT_OSS, QUARK, TORCHAO, TORCHAO_PLAIN, GGUF, OWN)
+}
 PREFERRED = COMPRESSED_TENSORS
 """The layout taken where none is named and it holds the format and most of the weights; else OWN."""
 _BY_NAME = {name: row for row in LAYOUTS.values() for name in (row.name, *row.aliases)}

@@ -16,6 +16,7 @@ from mxcli.files.layouts.layout import (
     Config,
     Content,
     Entry,
+    InputScale,
     Layout,
     OnDisk,
     Weight,
@@ -25,7 +26,8 @@ from mxcli.files.layouts.layout import (
     module_of,
     scale_shape,
 )
-from mxcli.files.layouts.parts import CODES, ENCODE, SCALES
+from mxcli.files.layouts.loaders import Hazard, Ignored, by_name_or_regex, listed
+from mxcli.files.layouts.parts import CODES, ENCODE, SCALES, constant
 from mxcli.files.layouts.schemes import SCHEMES, Scheme
 from mxcli.numerics.blocks import packed_columns
 from mxcli.numerics.formats import FORMATS
@@ -35,6 +37,7 @@ from mxcli.numerics.rounding import ScaleRecipe
 VERSION = "0.20.0"
 MIXED = "mixed-precision"
 SCALE = ".weight_scale"
+LINEAR = "Linear"
 
 
 def _refusal(weight: Weight) -> str | None:
@@ -49,10 +52,20 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
     codes_dtype, ending = ("U8", "_packed") if packed else ("F8_E4M3", "")
     codes = Entry(weight.name + ending, codes_dtype, (rows, packed_columns(row, columns)))
     scales = Entry(weight.name + "_scale", _scale_dtype(weight), scale_shape(weight))
-    found = (Content(codes, CODES), Content(scales, SCALES))
-    if row.tensor_scale is None:
-        return found
-    return (*found, Content(Entry(weight.name + "_global_scale", "F32", (1,)), ENCODE))
+    found = [Content(codes, CODES), Content(scales, SCALES)]
+    if row.tensor_scale is not None:
+        found.append(Content(Entry(weight.name + "_global_scale", "F32", (1,)), ENCODE))
+    if weight.input_scale is not None:
+        found.append(_input_scale(weight, weight.input_scale))
+    return tuple(found)
+
+
+def _input_scale(weight: Weight, scale: InputScale) -> Content:
+    """The scale of its inputs, which is stored as those of the weight are: with a tensor scale to be divided by."""
+    name = f"{module_of(weight)}.{SCHEMES[weight.format.name].input_scale}"
+    if weight.format.tensor_scale is not None:
+        return Content(Entry(name, "F32", (1,)), constant(scale.encode))
+    return Content(Entry(name, _scale_dtype(weight), (1,)), constant(scale.decode))
 
 
 def _scale_dtype(weight: Weight) -> str:
@@ -68,8 +81,12 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
     for weight in weights:
         modules.setdefault(weight.format.name, []).append(module_of(weight))
     mixed = len(modules) > 1
+    calibrated = {weight.format.name for weight in weights if weight.input_scale is not None}
     groups = {
-        f"group_{place}": {**SCHEMES[name].group, "targets": sorted(modules[name]) if mixed else ["Linear"]}
+        f"group_{place}": {
+            **SCHEMES[name].group(calibrated=name in calibrated),
+            "targets": sorted(modules[name]) if mixed else ["Linear"],
+        }
         for place, name in enumerate(sorted(modules))
     }
     return {
@@ -173,6 +190,83 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
     return notes
 
 
+def _ignored(disk: OnDisk) -> Ignored:
+    groups = disk.settings.get("config_groups")
+    targets = [
+        target
+        for group in (groups.values() if isinstance(groups, Mapping) else ())
+        for target in listed(group.get("targets") if isinstance(group, Mapping) else None)
+    ]
+    return Ignored(
+        "ignore",
+        listed(disk.settings.get("ignore")),
+        by_name_or_regex,
+        "a module by its path, or by a regular expression after re: that matches its beginning",
+        targeted=lambda module: _is_targeted(module, targets),
+    )
+
+
+def _is_targeted(module: str, targets: Iterable[str]) -> bool:
+    """Whether some target names the module, or linear layers as a class; one that cannot be read names nothing."""
+    try:
+        return any(target == LINEAR or _targets(target, module) for target in targets)
+    except ValueError:
+        return False
+
+
+def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
+    found = []
+    if disk.settings.get("quantization_status") != "compressed":
+        found.append(
+            Hazard(
+                "config.json",
+                f"quantization_status is {printable(disk.settings.get('quantization_status'))}",
+                "'compressed': with anything else transformers initializes the weights anew and says nothing",
+                "Set it in the quantization_config.",
+            )
+        )
+    typed = [weight for weight in weights if _dtype_of(weight.name + "_scale", disk) == "F8_E8M0"]
+    found += [
+        Hazard(
+            printable(weight.name + "_scale"),
+            "F8_E8M0",
+            "U8: transformers takes the values of this dtype where it needs the bytes",
+            "Store the same bytes as U8.",
+        )
+        for weight in typed
+    ]
+    return found + _unfed(disk, weights)
+
+
+def _dtype_of(name: str, disk: OnDisk) -> str | None:
+    info = disk.tensors.get(name)
+    return None if info is None else info.dtype
+
+
+def _unfed(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
+    """Weights whose scale of activations the configuration promises and no tensor holds."""
+    groups = disk.settings.get("config_groups")
+    promised: list[tuple[Sequence[str], str]] = []
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        inputs = group.get("input_activations") if isinstance(group, Mapping) else None
+        dynamic = inputs.get("dynamic") if isinstance(inputs, Mapping) else True
+        if dynamic is not True:
+            promised.append((listed(group.get("targets")), ".input_global_scale" if dynamic else ".input_scale"))
+    found = []
+    for module in map(module_of, weights):
+        ending = next((ending for targets, ending in promised if _is_targeted(module, targets)), None)
+        if ending is not None and module + ending not in disk.tensors:
+            found.append(
+                Hazard(
+                    printable(module + ending),
+                    "missing",
+                    "a scale, since its config group states scales of activations that are stored",
+                    "Calibrate the activations, or set input_activations to null.",
+                )
+            )
+    return found
+
+
 COMPRESSED_TENSORS = Layout(
     name="compressed-tensors",
     meaning="what vLLM, SGLang and transformers load: codes, scales and a quantization_config per module",
@@ -186,5 +280,8 @@ COMPRESSED_TENSORS = Layout(
     dialects=("compressed-tensors",),
     needs_config=True,
     remarks=_remarks,
+    ignored=_ignored,
+    hazards=_hazards,
     model_scales=True,
+    input_scales=tuple(row.ours for row in SCHEMES.values() if row.calibrated is not None),
 )

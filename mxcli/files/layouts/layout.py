@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mxcli.errors import InputError, printable, together
+from mxcli.files.directory import SAFETENSORS
+from mxcli.files.layouts.loaders import Hazard, Ignored
 from mxcli.files.layouts.parts import Part
 from mxcli.files.tensors import Array, TensorInfo, byte_count
 from mxcli.numerics.blocks import Quantized, divides, grid_shape
@@ -21,12 +23,31 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F6
 Config = Mapping[str, object]
 
 
+class Misfits(InputError):  # noqa: N818 - it tells of weights
+    """Weights that do not fit their configuration: `faults` by the name they go by; `sound` are the others."""
+
+    faults: Mapping[str, str] = {}
+    sound: Sequence[Weight] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InputScale:
+    """The scale of a layer's inputs, known before they come, and their amax: `decode` scales back; `encode` is what
+    producers of a format with a tensor scale multiply by (1 without one)."""
+
+    amax: float
+    decode: float
+    encode: float
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A matrix, or stack of matrices, that is quantized as one.
 
     `name` and `dtype` are those of the plain tensor, `shape` is as quantized: blocks run along its last
-    dimension, so with `axis` COLUMN the last two dimensions are those of the plain tensor exchanged.
+    dimension, so with `axis` COLUMN the last two dimensions are those of the plain tensor exchanged. `variant` says
+    how it is stored where a layout reads more than one way ("": the way that it writes). With `input_scale` the
+    inputs of its layer are quantized too.
     """
 
     name: str
@@ -34,6 +55,8 @@ class Weight:
     recipe: Recipe
     dtype: str
     axis: str = ROW
+    variant: str = ""
+    input_scale: InputScale | None = None
 
     @property
     def format(self) -> BlockFormat:
@@ -43,11 +66,12 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor to be written, as a header describes it."""
+    """One tensor to be written, as a header describes it; `block_type` as of a TensorInfo."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    block_type: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -86,11 +110,25 @@ class OnDisk:
     @property
     def dtype(self) -> str:
         """The dtype of the plain weights: what config.json says of the model, else BF16."""
+        return self.stated_dtype or "BF16"
+
+    @property
+    def stated_dtype(self) -> str | None:
+        """The dtype that config.json says the model has; None where it says nothing."""
         for part in (self.config, *(part for part in self.config.values() if isinstance(part, Mapping))):
             stated = part.get("dtype", part.get("torch_dtype"))
             if isinstance(stated, str) and stated.removeprefix("torch.") in DTYPES:
                 return DTYPES[stated.removeprefix("torch.")]
-        return "BF16"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignWeight:
+    """A weight in codes that are no format of ours, in one tensor: the plain tensor it stands for has its name, and
+    `values(array as read, dtype)` are its values in a dtype."""
+
+    plain: Entry
+    values: Callable[[Array, str], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +137,15 @@ class Layout:
 
     `formats` names the rows it can hold, `refusal(weight)` says why it cannot hold one (None: it can), `contents`
     what is stored of it. `settings(weights, ignored modules)` is the quantization_config, `beside` further
-    configuration files by name, `metadata(weights, names)` what the header of a file with these weights and other
-    tensors says, `remarks(weights)` what a user may not expect. `weights` finds the weights again and raises
-    InputError where tensors and configuration do not fit. `dialects` are the names that files in this layout are
+    configuration files by name, `metadata(weights, names)` what the header of every file says of all the weights and
+    of the other tensors, `remarks(weights)` what a user may not expect. `weights` finds the weights again and raises
+    InputError where tensors and configuration do not fit, `foreign` finds those in codes of others; `kind` is the kind
+    of weight file it is written in. `dialects` are the names that files in this layout are
     recognised by, and `needs_config` says that without a configuration they cannot be read. With `model_scales`
-    loaders hold binary32 scales in the dtype of the model.
+    loaders hold binary32 scales in the dtype of the model; with `whole_stacks` they take all stacks of experts of a
+    module or none. Formats in `input_scales` may be stored with a scale of the layer's inputs, and those in
+    `needs_input_scales` must. `ignored` is what loaders are told to leave alone (None: they are told nothing),
+    `hazards` what they get wrong in silence.
     """
 
     name: str
@@ -116,11 +158,18 @@ class Layout:
     weights: Callable[[OnDisk], list[Weight]]
     aliases: tuple[str, ...] = ()
     dialects: tuple[str, ...] = ()
+    kind: str = SAFETENSORS
+    foreign: Callable[[OnDisk], list[ForeignWeight]] = lambda disk: []
     beside: Callable[[Sequence[Weight], Sequence[str]], dict[str, dict[str, object]]] = lambda weights, ignored: {}
     metadata: Callable[[Sequence[Weight], Sequence[str]], dict[str, str]] = lambda weights, names: {}
     remarks: Callable[[Sequence[Weight]], list[str]] = lambda weights: []
+    ignored: Callable[[OnDisk], Ignored | None] = lambda disk: None
+    hazards: Callable[[OnDisk, Sequence[Weight]], list[Hazard]] = lambda disk, weights: []
     model_scales: bool = False
     needs_config: bool = False
+    whole_stacks: bool = False
+    input_scales: tuple[str, ...] = ()
+    needs_input_scales: tuple[str, ...] = ()
 
 
 def quantized_from(weight: Weight, stored: Sequence[tuple[Content, Array]]) -> Quantized:
@@ -150,22 +199,30 @@ def module_of(weight: Weight) -> str:
 
 
 def found_weights(disk: OnDisk, ending: str, weight_of: Callable[[str], Weight | None]) -> list[Weight]:
-    """The weights that `weight_of` finds for the names of tensors with that ending, which is cut off; None is no
-    weight. Raises InputError with everything that it raises ValueError for.
+    """The weights that `weight_of` finds for the names of tensors with that ending, which is cut off; see
+    weights_of."""
+    names = (name for name in disk.tensors if name.endswith(ending) and len(name) > len(ending))
+    return weights_of((name.removesuffix(ending) for name in names), weight_of)
+
+
+def weights_of(names: Iterable[str], weight_of: Callable[[str], Weight | None]) -> list[Weight]:
+    """The weights that `weight_of` finds for names; None is no weight. Raises Misfits with everything that it raises
+    ValueError for.
     """
-    problems, found = [], []
-    for name in disk.tensors:
-        if not name.endswith(ending) or len(name) == len(ending):
-            continue
-        stem = name.removesuffix(ending)
+    faults, found = dict[str, str](), list[Weight]()
+    for name in names:
         try:
-            weight = weight_of(stem)
+            weight = weight_of(name)
         except ValueError as fault:
-            problems.append(f"{printable(stem)}: {fault}.")
+            faults[name] = f"{fault}."
         else:
             found += [] if weight is None else [weight]
-    if problems:
-        raise together(InputError, "Weights that do not fit their quantization_config", problems)
+    if faults:
+        problems = [f"{printable(name)}: {fault}" for name, fault in faults.items()]
+        error = together(Misfits, "Weights that do not fit their quantization_config", problems)
+        assert isinstance(error, Misfits)
+        error.faults, error.sound = faults, found
+        raise error
     return found
 
 

@@ -1,14 +1,16 @@
 """NVIDIA ModelOpt's unified checkpoint, as vLLM, SGLang and TensorRT-LLM read it.
 
 NVFP4 scales back by `codes * (block scale * weight_scale_2)`, both decode scales. Without scales of activations an
-NVFP4 layer is W4A16: loaders would take memory that nothing filled for a missing `input_scale`.
+NVFP4 layer is W4A16: loaders would take memory that nothing filled for a missing `input_scale`. FP8 of whole tensors
+has no such form, so it needs those scales.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from mxcli.errors import printable
 from mxcli.files.layouts.layout import (
     WEIGHT,
     Content,
@@ -21,7 +23,8 @@ from mxcli.files.layouts.layout import (
     matrix_refusal,
     module_of,
 )
-from mxcli.files.layouts.parts import CODES, DECODE, SCALES
+from mxcli.files.layouts.loaders import Hazard, Ignored, by_glob_or_part, listed
+from mxcli.files.layouts.parts import CODES, DECODE, SCALES, constant
 from mxcli.files.model_files import PRODUCER_CONFIG
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.formats import FORMATS
@@ -29,6 +32,7 @@ from mxcli.numerics.recipe import resolve
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 MIXED = "MIXED_PRECISION"
+EXCLUDED = "exclude_modules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class Algorithm:
     """One of ModelOpt's algorithms: our format, its `quant_algo`, the group size that its configuration states, the
     dtype of its scales, and a sentence where not every loader takes it.
 
-    `group` is what config_groups says of the weights; None where it has no groups.
+    `group` is what config_groups says of the weights, and of inputs with a stored scale; None where it has no groups.
+    `calibrated` is the `quant_algo` with such scales.
     """
 
     ours: str
@@ -45,6 +50,7 @@ class Algorithm:
     group_size: int | None = None
     group: Mapping[str, object] | None = None
     caution: str = ""
+    calibrated: str = ""
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the scales of a weight of that shape."""
@@ -61,7 +67,7 @@ _NVFP4_GROUP = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 
 ALGORITHMS: dict[str, Algorithm] = {
     row.ours: row
     for row in (
-        Algorithm("nvfp4", "W4A16_NVFP4", "F8_E4M3", 16, _NVFP4_GROUP),
+        Algorithm("nvfp4", "W4A16_NVFP4", "F8_E4M3", 16, _NVFP4_GROUP, calibrated="NVFP4"),
         Algorithm("mxfp8_e4m3", "MXFP8", "U8", 32),
         Algorithm("mxfp4_e2m1", "mxfp4", "U8", 32, caution="no engine loads ModelOpt's mxfp4 checkpoints"),
         Algorithm("fp8_e4m3_channel", "FP8_PER_CHANNEL_PER_TOKEN", "F32"),
@@ -71,7 +77,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "FP8",
             "F32",
             group={"dynamic": False, "num_bits": 8, "type": "float"},
-            caution="without an input_scale per layer loaders of ModelOpt's FP8 take 1 or unset memory for it",
+            calibrated="FP8",
         ),
     )
 }
@@ -89,10 +95,13 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
     codes_dtype = "U8" if row.element.stored_bits < 8 else "F8_E4M3"
     codes = Entry(weight.name, codes_dtype, (rows, packed_columns(row, columns)))
     scales = Entry(weight.name + "_scale", algorithm.scales, algorithm.scale_shape(weight.shape))
-    found = (Content(codes, CODES), Content(scales, SCALES))
-    if row.tensor_scale is None:
-        return found
-    return (*found, Content(Entry(weight.name + "_scale_2", "F32", ()), DECODE))
+    found = [Content(codes, CODES), Content(scales, SCALES)]
+    if row.tensor_scale is not None:
+        found.append(Content(Entry(weight.name + "_scale_2", "F32", ()), DECODE))
+    if weight.input_scale is not None:
+        name = f"{module_of(weight)}.input_scale"
+        found.append(Content(Entry(name, "F32", ()), constant(weight.input_scale.decode)))
+    return tuple(found)
 
 
 def _modules(weights: Sequence[Weight]) -> dict[str, list[str]]:
@@ -102,15 +111,22 @@ def _modules(weights: Sequence[Weight]) -> dict[str, list[str]]:
     return modules
 
 
+def _calibrated(weights: Sequence[Weight]) -> set[str]:
+    """The formats whose layers store a scale of their inputs."""
+    return {weight.format.name for weight in weights if weight.input_scale is not None}
+
+
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
     modules = _modules(weights)
     settings: dict[str, object] = {"quant_method": "modelopt", "producer": PRODUCER, "ignore": sorted(ignored)}
+    calibrated = _calibrated(weights)
     if len(modules) > 1:
-        return settings | {"quant_algo": MIXED, "quantized_layers": _layers(modules)}
+        return settings | {"quant_algo": MIXED, "quantized_layers": _layers(modules, calibrated)}
     algorithm = ALGORITHMS[next(iter(modules))]
-    settings["quant_algo"] = algorithm.name
+    settings["quant_algo"] = algorithm.calibrated if calibrated else algorithm.name
     if algorithm.group is not None:
-        group = {"weights": dict(algorithm.group), "input_activations": None, "targets": ["Linear"]}
+        inputs = dict(algorithm.group) if calibrated else None
+        group = {"weights": dict(algorithm.group), "input_activations": inputs, "targets": ["Linear"]}
         settings["config_groups"] = {"group_0": group}
     return settings
 
@@ -118,20 +134,24 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 def _beside(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, dict[str, object]]:
     modules = _modules(weights)
     quantization: dict[str, object] = {"kv_cache_quant_algo": None, "exclude_modules": sorted(ignored)}
+    calibrated = _calibrated(weights)
     if len(modules) > 1:
-        quantization |= {"quant_algo": MIXED, "quantized_layers": _layers(modules)}
+        quantization |= {"quant_algo": MIXED, "quantized_layers": _layers(modules, calibrated)}
     else:
-        quantization |= _stated(ALGORITHMS[next(iter(modules))])
+        quantization |= _stated(ALGORITHMS[next(iter(modules))], calibrated)
     return {PRODUCER_CONFIG: {"producer": PRODUCER, "quantization": quantization}}
 
 
-def _stated(algorithm: Algorithm) -> dict[str, object]:
-    stated: dict[str, object] = {"quant_algo": algorithm.name}
+def _stated(algorithm: Algorithm, calibrated: Collection[str]) -> dict[str, object]:
+    name = algorithm.calibrated if algorithm.ours in calibrated else algorithm.name
+    stated: dict[str, object] = {"quant_algo": name}
     return stated if algorithm.group_size is None else stated | {"group_size": algorithm.group_size}
 
 
-def _layers(modules: Mapping[str, Sequence[str]]) -> dict[str, object]:
-    return {name: _stated(ALGORITHMS[format]) for format in sorted(modules) for name in sorted(modules[format])}
+def _layers(modules: Mapping[str, Sequence[str]], calibrated: Collection[str]) -> dict[str, object]:
+    return {
+        name: _stated(ALGORITHMS[format], calibrated) for format in sorted(modules) for name in sorted(modules[format])
+    }
 
 
 def _weights(disk: OnDisk) -> list[Weight]:
@@ -171,6 +191,74 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
     return [*notes, "transformers does not load ModelOpt checkpoints; vLLM, SGLang and TensorRT-LLM do."]
 
 
+def _ignored(disk: OnDisk) -> Ignored:
+    """What hf_quant_config.json says, where there is one: vLLM looks there first."""
+    stated, key = _stated_by(disk)
+    layers = stated.get("quantized_layers")
+    return Ignored(
+        key,
+        listed(stated.get(key)),
+        by_glob_or_part,
+        "a module by its path, by a glob over all of it, or by a part of it",
+        targeted=lambda module: not isinstance(layers, Mapping) or module in layers,
+    )
+
+
+def _stated_by(disk: OnDisk) -> tuple[Mapping[str, object], str]:
+    """What of the two configurations counts, and the key of its list of modules that stay plain."""
+    quantization = disk.producer_config.get("quantization")
+    if isinstance(quantization, Mapping):
+        return quantization, EXCLUDED
+    return disk.settings, "ignore"
+
+
+def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
+    found = []
+    stated, key = _stated_by(disk)
+    if key == EXCLUDED:
+        needed = {"NVFP4": ("group_size", "kv_cache_quant_algo", key), "MXFP8": ("kv_cache_quant_algo", key)}
+        missing = [each for each in needed.get(str(stated.get("quant_algo")).upper(), ()) if each not in stated]
+        if missing:
+            found.append(
+                Hazard(PRODUCER_CONFIG, "incomplete", f"{', '.join(missing)}: vLLM refuses it without", "Add them.")
+            )
+        both = (set(listed(stated.get(key))), set(listed(disk.settings.get("ignore"))))
+        if disk.settings and both[0] != both[1]:
+            differing = sorted(both[0] ^ both[1])
+            found.append(
+                Hazard(
+                    f"config.json and {PRODUCER_CONFIG}",
+                    f"ignore and {key} differ in {len(differing):,} entries ('{printable(differing[0])}')",
+                    "the same modules: loaders read the one or the other",
+                    "Make them equal.",
+                    certain=False,
+                )
+            )
+    return found + _unfed(disk, weights)
+
+
+def _unfed(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
+    """Weights whose scale of activations loaders expect and no tensor holds."""
+    groups = disk.settings.get("config_groups")
+    each = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    weight_only = bool(each) and all(group.get("input_activations") is None for group in each)
+    algorithm = str(_stated_by(disk)[0].get("quant_algo")).upper()
+    if weight_only or algorithm not in ("NVFP4", "FP8"):
+        return []
+    names = [f"{module_of(weight)}.input_scale" for weight in weights]
+    missing = [name for name in names if name not in disk.tensors]
+    return [
+        Hazard(
+            printable(name),
+            "missing",
+            f"a scale: {algorithm} has quantized activations, and vLLM takes 1 or unset memory where there is none",
+            "Calibrate the activations, or state W4A16_NVFP4 for weights alone.",
+            certain=len(missing) < len(names),
+        )
+        for name in missing
+    ]
+
+
 MODELOPT = Layout(
     name="modelopt",
     meaning="NVIDIA ModelOpt's unified checkpoint for vLLM, SGLang and TensorRT-LLM, with both configuration files",
@@ -183,4 +271,8 @@ MODELOPT = Layout(
     dialects=("modelopt",),
     beside=_beside,
     remarks=_remarks,
+    ignored=_ignored,
+    hazards=_hazards,
+    input_scales=tuple(row.ours for row in ALGORITHMS.values() if row.calibrated),
+    needs_input_scales=tuple(row.ours for row in ALGORITHMS.values() if row.calibrated == row.name),
 )

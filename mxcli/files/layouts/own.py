@@ -33,6 +33,7 @@ from mxcli.files.layouts.layout import (
     found_weights,
     scale_shape,
 )
+from mxcli.files.layouts.loaders import Ignored, exactly, listed
 from mxcli.files.layouts.parts import CODES, DECODE, ENCODE, SCALES
 from mxcli.files.tensors import DTYPES, TensorInfo
 from mxcli.numerics.blocks import packed_columns
@@ -152,6 +153,11 @@ def _text(settings: Mapping[str, object], key: str) -> str | None:
     return None if value is None else str(value)
 
 
+def _ignored(disk: OnDisk) -> Ignored:
+    """Nothing is read by it here; converters to other layouts may."""
+    return Ignored("ignore", listed(disk.settings.get("ignore")), exactly, "a module by its path", strict=False)
+
+
 OWN = Layout(
     name=METHOD,
     meaning="our own, for every format: read by mxcli dequantize, described in full by its configuration",
@@ -163,4 +169,5 @@ OWN = Layout(
     weights=_weights,
     dialects=(METHOD,),
     needs_config=True,
+    ignored=_ignored,
 )

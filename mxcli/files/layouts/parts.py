@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mxcli.files.packing import swizzle, unswizzle
+from mxcli.files.packing import pack_sixes, spread_sixes, swizzle, unswizzle
 from mxcli.files.tensors import Array
 from mxcli.numerics.blocks import Quantized, folded, grid_shape, packed_columns
 from mxcli.numerics.formats import BlockFormat
@@ -39,6 +39,14 @@ def _codes(quantized: Quantized, dtype: str) -> Array:
 def _packed(array: Array, row: BlockFormat, shape: Shape) -> Mapping[str, Any]:
     packed = array.reshape(-1).view(np.uint8)
     return {"packed": packed.reshape(*shape[:-1], packed_columns(row, shape[-1]))}
+
+
+def _spread(quantized: Quantized, dtype: str) -> Array:
+    return spread_sixes(np.asarray(quantized.packed))
+
+
+def _gathered(array: Array, row: BlockFormat, shape: Shape) -> Mapping[str, Any]:
+    return {"packed": pack_sixes(array.reshape(shape).view(np.uint8) & 0b111111)}
 
 
 def _scales(quantized: Quantized, dtype: str) -> Array:
@@ -72,6 +80,8 @@ def _decode(quantized: Quantized, dtype: str) -> Array:
 
 CODES = Part("codes", _codes, _packed)
 """Codes packed row by row, element 0 in the low bits."""
+SPREAD_SIXES = Part("codes", _spread, _gathered)
+"""Codes of 6 bits, each in the low bits of a byte of its own, for whole groups of four."""
 SCALES = Part("scales", _scales, _grid)
 """One scale per block in the order of the grid of blocks; a scale must be exact in the entry's dtype."""
 SWIZZLED_SCALES = Part("scales", _swizzled, _unswizzled)
@@ -80,6 +90,16 @@ ENCODE = Part("encode", _encode, lambda array, row, shape: {"tensor_encode": flo
 """The tensor scale that was multiplied by (compressed-tensors' global scale)."""
 DECODE = Part("decode", _decode, lambda array, row, shape: {"tensor_scale": float(array.reshape(()))})
 """The tensor scale that scales back."""
+
+
+def constant(value: float) -> Part:
+    """A number known beforehand, which says nothing of the codes; it must be exact in the entry's dtype."""
+
+    def store(quantized: Quantized, dtype: str) -> Array:
+        number = np.full((), value, np.float32)
+        return bfloat16_bits(number) if dtype == "BF16" else number
+
+    return Part("constant", store, lambda array, row, shape: {})
 
 
 def bfloat16_bits(scales: Array) -> Array:

@@ -1,0 +1,154 @@
+"""A model as a GGUF file holds it: which name, dtype and order of rows each tensor gets, and what the header says.
+
+Only architectures are rows here whose tensors are those of their Hugging Face checkpoint but for the order of rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mxcli.errors import InputError, RefusedError, printable, together
+from mxcli.files.gguf_package import gguf_package
+from mxcli.files.gguf_settings import HeadSizes, as_number, head_sizes, model_settings, rope_factors, rope_kind
+from mxcli.files.outline import Outline, Target
+from mxcli.files.tensors import Array, TensorInfo
+
+ROPE_FACTORS = "rope_freqs.weight"
+HELD = ("F64", "F32", "F16", "BF16")
+MOST_LAYERS = 10_000
+_LEFT_OUT = re.compile(r"\.(rotary_emb\.inv_freq|attention\.(masked_)?bias)$")
+_TURNED = re.compile(r"(^|\.)([qk])_proj\.(weight|bias)$")
+
+Config = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models with one `model_type`: the architecture in the file, and whether its rows of queries and keys pair
+    neighbours in the rotary embedding instead of halves; `scaled` are the kinds of rope scaling that it knows."""
+
+    model_type: str
+    architecture: str
+    turned: bool
+    scaled: frozenset[str] = frozenset({"default", "linear", "yarn"})
+
+
+FAMILIES: dict[str, Family] = {
+    row.model_type: row
+    for row in (
+        Family("llama", "llama", turned=True, scaled=frozenset({"default", "linear", "yarn", "llama3"})),
+        Family("mistral", "llama", turned=True),
+        Family("qwen2", "qwen2", turned=False),
+        Family("qwen3", "qwen3", turned=False),
+    )
+}
+
+
+def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> Outline:
+    """The outline of a model with this config.json and these tensors.
+
+    Raises RefusedError with every reason why a file would not say what the model is: another architecture, tensors
+    without a place in it, dtypes that it does not hold, heads that do not divide; InputError where config.json lacks
+    what the header must say.
+    """
+    family = _family(config)
+    assert config is not None
+    infos = list(tensors)
+    sizes = head_sizes(config)
+    places = _places(family, as_number(config, "num_hidden_layers"))
+    problems = [*_unlike(family, config)]
+    targets: dict[str, Target | None] = {}
+    for info in infos:
+        try:
+            targets[info.name] = _target(info, family, sizes, places)
+        except ValueError as fault:
+            problems.append(f"{printable(info.name)}: {fault}.")
+    if problems:
+        raise together(RefusedError, "What a GGUF file cannot hold", problems)
+    factors = rope_factors(config, sizes)
+    left_out = [name for name, target in targets.items() if target is None]
+    remarks = []
+    if left_out:
+        remarks.append(f"{len(left_out):,} tables that GGUF computes are left out ('{printable(left_out[0])}', …).")
+    if config.get("sliding_window") and config.get("model_type") == "mistral":
+        remarks.append("GGUF's llama attends to everything: the model's sliding window is not carried.")
+    return Outline(
+        targets,
+        {} if factors is None else {ROPE_FACTORS: factors},
+        family.architecture,
+        (partial(model_settings, config, sizes, turned=family.turned),),
+        tuple(remarks),
+    )
+
+
+def _family(config: Config | None) -> Family:
+    known = ", ".join(FAMILIES)
+    if config is None or "model_type" not in config:
+        raise RefusedError(
+            f"The layout gguf needs a config.json with a model_type beside the weights; it writes {known}."
+        )
+    family = FAMILIES.get(str(config["model_type"]))
+    if family is None:
+        raise RefusedError(
+            f"config.json: the layout gguf cannot write '{printable(config['model_type'])}' models; it writes {known}. "
+            "Use another --layout."
+        )
+    return family
+
+
+def _unlike(family: Family, config: Config) -> list[str]:
+    """What makes a model unlike the others of its type."""
+    problems = []
+    experts = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(key)), None)
+    if experts:
+        problems.append(f"config.json: {experts} is {printable(config[experts])}; GGUF has one tensor for all experts.")
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        problems.append(f"config.json: hidden_act is '{printable(activation)}'; {family.architecture} has silu.")
+    if config.get("use_sliding_window"):
+        problems.append(f"config.json: use_sliding_window is true; {family.architecture} attends to everything.")
+    kind = rope_kind(config)
+    if kind not in family.scaled:
+        known = ", ".join(sorted(family.scaled))
+        problems.append(f"config.json: the rope_type '{printable(kind)}' is none of {known}.")
+    return problems
+
+
+def _places(family: Family, layers: int) -> Any:
+    if not 0 < layers <= MOST_LAYERS:
+        raise InputError(f"config.json: num_hidden_layers is {layers:,}.")
+    gguf = gguf_package()
+    architecture = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
+    return gguf.get_tensor_name_map(architecture, layers)
+
+
+def _target(info: TensorInfo, family: Family, sizes: HeadSizes, places: Any) -> Target | None:
+    """Where a tensor goes; raises ValueError where it cannot."""
+    if _LEFT_OUT.search(info.name):
+        return None
+    name = places.get_name(info.name, (".weight", ".bias"))
+    if name is None:
+        raise ValueError(f"{family.architecture} has no tensor for it")
+    if info.dtype not in HELD:
+        raise ValueError(f"it is {info.dtype}; {', '.join(HELD)} are written")
+    turned = _TURNED.search(info.name) if family.turned else None
+    dtype = "F32" if len(info.shape) < 2 and info.dtype in ("F16", "BF16") else info.dtype
+    if turned is None:
+        return Target(name, dtype)
+    heads = sizes.heads if turned[2] == "q" else sizes.key_heads
+    if info.shape[0] != heads * sizes.size or sizes.size % 2:
+        raise ValueError(f"its {info.shape[0]:,} rows are not {heads:,} heads of {sizes.size:,}, an even number")
+    return Target(name, dtype, partial(interleaved, heads=heads))
+
+
+def interleaved(x: Array, heads: int) -> Array:
+    """Rows [heads * 2n, …] with those of a head in the order 0, n, 1, n + 1, …: pairs of the rotary embedding, which
+    Hugging Face's llama keeps n apart, side by side."""
+    paired = x.reshape(heads, 2, -1, *x.shape[1:])
+    return np.ascontiguousarray(np.swapaxes(paired, 1, 2)).reshape(x.shape)

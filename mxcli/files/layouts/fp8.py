@@ -1,0 +1,264 @@
+"""FP8 by blocks, as DeepSeek-V3 and transformers' `fp8` have it: a decode scale called `weight_scale_inv` per block.
+
+The dtype of the scales is what every reader of the configuration takes:
+
+* `fp8_e4m3_128x128`: F32. vLLM and SGLang hold these scales in binary32, transformers takes any dtype. Under a
+  rule for power-of-two scales they are powers of two and `scale_fmt` says so, as in DeepSeek-V3.1.
+* `e4m3:e8m0:128x128`: F8_E8M0, as transformers writes it, and with `.scale` DeepSeek-V4. Readers that hold binary32
+  scales convert that dtype by value. U8 they would convert as the numbers 0 to 255, so it is never written here.
+* `mxfp8_e4m3`: U8 under `quant_method` mxfp8, since SGLang holds bytes and would convert F8_E8M0 by value;
+  transformers takes either.
+* `fp8_e4m3`: F32 of shape [], without a block size, for transformers alone.
+
+Read back are these and other dtypes (BF16; F8_E8M0 as U8 and the reverse), blocks (the stated ones, or those that the
+shapes fit), names of scales (`.scale`, `weight_scale`) and FP4 experts as DeepSeek-V4 has them. Which scales are
+powers of two follows from their dtype alone: DeepSeek-V3.1 states `scale_fmt` ue8m0 where not all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from mxcli.errors import InputError, RefusedError, printable
+from mxcli.files.dialect import FP8 as FP8_DTYPES
+from mxcli.files.layouts.layout import (
+    WEIGHT,
+    Content,
+    Entry,
+    Layout,
+    OnDisk,
+    Weight,
+    matrix_refusal,
+    weights_of,
+)
+from mxcli.files.layouts.loaders import Hazard, Ignored, by_path, listed
+from mxcli.files.layouts.parts import CODES, SCALES
+from mxcli.files.tensors import TensorInfo
+from mxcli.numerics.blocks import grid_shape, packed_columns
+from mxcli.numerics.formats import BlockFormat, find_format
+from mxcli.numerics.recipe import resolve
+from mxcli.numerics.rounding import ScaleRounding
+
+FORMATS = ("fp8_e4m3_128x128", "e4m3:e8m0:128x128", "mxfp8_e4m3", "fp8_e4m3")
+SCALE_INV, SCALE, MODULE_SCALE = "_scale_inv", "_scale", ".scale"
+"""Endings of the name of a scale: after the weight's own, or (MODULE_SCALE) after its module's."""
+LEFT_ALONE = "modules_to_not_convert"
+POWERS = frozenset({"F8_E8M0", "U8"})
+SCALES_OF_ELEMENTS = frozenset({"F32", "BF16"}) | POWERS
+ELEMENTS = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "I8": "e2m1"}
+Block = tuple[int | None, int | None]
+WHOLE: Block = (None, None)
+
+
+def _refusal(weight: Weight) -> str | None:
+    if weight.format.name not in FORMATS:
+        return f"it has no {weight.format.name}"
+    return matrix_refusal(weight)
+
+
+def _contents(weight: Weight) -> tuple[Content, ...]:
+    row = weight.format
+    shape = (*weight.shape[:-1], packed_columns(row, weight.shape[-1]))
+    codes = Entry(weight.name, next(dtype for dtype, name in ELEMENTS.items() if name == row.element.name), shape)
+    grid = () if row.block == WHOLE else grid_shape(row, weight.shape)
+    scales = Entry(_scale_name(weight.name, weight.variant or SCALE_INV), _scale_dtype(row), grid)
+    return Content(codes, CODES), Content(scales, SCALES)
+
+
+def _scale_dtype(row: BlockFormat) -> str:
+    if not row.has_power_of_two_scales:
+        return "F32"
+    return "U8" if row.block == (1, 32) else "F8_E8M0"
+
+
+def _scale_name(name: str, ending: str) -> str:
+    return (name.removesuffix(WEIGHT) if ending == MODULE_SCALE else name) + ending
+
+
+def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
+    """The configuration; raises RefusedError for formats of several blocks, since it states one for the model."""
+    blocks = {weight.format.block: weight for weight in weights}
+    if len(blocks) > 1:
+        one, other = list(blocks.values())[:2]
+        raise RefusedError(
+            f"{printable(one.name)} is {one.format.name} and {printable(other.name)} {other.format.name}: the layout "
+            "fp8 states one block for a whole model. Use one format, or --layout compressed-tensors."
+        )
+    (block,) = blocks
+    settings: dict[str, object] = {
+        "quant_method": "mxfp8" if block == (1, 32) else "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": None if block == WHOLE else list(block),
+        LEFT_ALONE: sorted(ignored),
+    }
+    powers = all(isinstance(weight.recipe.scale_rule, ScaleRounding) for weight in weights)
+    return settings | {"scale_fmt": "ue8m0"} if powers else settings
+
+
+def _weights(disk: OnDisk) -> list[Weight]:
+    stated = _stated_block(disk)
+    return weights_of(_names(disk), lambda name: _weight(name, stated, disk))
+
+
+def _stated_block(disk: OnDisk) -> Block | None:
+    """The block of the configuration; None where it says nothing."""
+    block = disk.settings.get("weight_block_size")
+    if block is None:
+        return None
+    if isinstance(block, list) and len(block) == 2 and all(type(size) is int and 0 < size <= 65536 for size in block):
+        return block[0], block[1]
+    raise InputError(
+        f"config.json: weight_block_size {printable(block)} of its quantization_config must be two numbers from 1 to "
+        "65536, rows and columns of a block, or null."
+    )
+
+
+def _names(disk: OnDisk) -> Iterator[str]:
+    """Names of weights: of every tensor of codes, and what a scale claims to be one; each once, in order."""
+    return iter(dict.fromkeys(chain.from_iterable(_claimed(info) for info in disk.tensors.values())))
+
+
+def _claimed(info: TensorInfo) -> Iterator[str]:
+    if info.dtype in FP8_DTYPES or (info.dtype == "I8" and len(info.shape) > 1):
+        yield info.name
+    elif info.name.endswith(WEIGHT + SCALE):
+        yield info.name.removesuffix(SCALE)
+    elif info.name.endswith(SCALE_INV):
+        yield info.name.removesuffix(SCALE_INV)
+    elif info.name.endswith(MODULE_SCALE) and info.dtype == "F8_E8M0":
+        yield info.name.removesuffix(MODULE_SCALE) + WEIGHT
+
+
+def _weight(name: str, stated: Block | None, disk: OnDisk) -> Weight:
+    """The weight called `name`; raises ValueError where its tensors are not what this layout stores."""
+    endings = [ending for ending in (SCALE_INV, SCALE, MODULE_SCALE) if _scale_name(name, ending) in disk.tensors]
+    found = [printable(_scale_name(name, ending)) for ending in endings]
+    if len(endings) > 1:
+        raise ValueError(f"has two scales, {' and '.join(found)}; nothing tells which is meant")
+    if name not in disk.tensors:
+        raise ValueError(f"has the scale {found[0]}, but is missing itself")
+    codes = disk.tensors[name]
+    if not endings:
+        raise ValueError(f"is {codes.dtype}, but its scale {printable(name + SCALE_INV)} is missing")
+    if codes.dtype not in ELEMENTS or len(codes.shape) < 2:
+        raise ValueError(
+            f"is {codes.dtype} {list(codes.shape)} with a scale; needed is a matrix of {', '.join(ELEMENTS)}"
+        )
+    scales = disk.tensors[_scale_name(name, endings[0])]
+    if scales.dtype not in SCALES_OF_ELEMENTS:
+        raise ValueError(f"its scale {found[0]} is {scales.dtype}; needed is {', '.join(sorted(SCALES_OF_ELEMENTS))}")
+    shape = codes.shape
+    if codes.dtype == "I8":
+        shape, stated = (*shape[:-1], shape[-1] * 2), (1, 32)
+    row = _format(codes, scales, shape, stated)
+    return Weight(name, shape, resolve(row), disk.dtype, variant=endings[0] if endings[0] != SCALE_INV else "")
+
+
+def _format(codes: TensorInfo, scales: TensorInfo, shape: tuple[int, ...], stated: Block | None) -> BlockFormat:
+    """The format whose grid of blocks has the shape of the scales: of the stated block, or else of a usual one."""
+    kind = "e8m0" if scales.dtype in POWERS else "fp32"
+    usual: list[Block] = [(128, 128), (1, 32), (1, 128), (1, None)]
+    for block in ([stated] if stated else usual) + [WHOLE]:
+        row = find_format(f"{ELEMENTS[codes.dtype]}:{kind}:{_spelled(block)}")
+        if scales.shape == grid_shape(row, shape) or (block == WHOLE and scales.shape in ((), (1,))):
+            return row
+    wanted = find_format(f"{ELEMENTS[codes.dtype]}:{kind}:{_spelled(stated or usual[0])}")
+    raise ValueError(
+        f"is {list(shape)}, so blocks of {wanted.block_name} have {list(grid_shape(wanted, shape))} scales; "
+        f"{printable(scales.name)} is {list(scales.shape)}"
+    )
+
+
+def _spelled(block: Block) -> str:
+    rows, columns = block
+    if columns is None:
+        return "tensor" if rows is None else "channel"
+    return f"{rows}x{columns}"
+
+
+def _ignored(disk: OnDisk) -> Ignored:
+    """Loaders leave routers and output heads alone by themselves: DeepSeek's own files list nothing."""
+    entries = listed(disk.settings.get(LEFT_ALONE))
+    return Ignored(LEFT_ALONE, entries, by_path, "a module, or all that lie in one, by its path", strict=False)
+
+
+def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
+    found = [
+        Hazard(
+            printable(weight.name),
+            f"{list(weight.shape)} ends in a partial block of {weight.format.block_name}",
+            "lengths that are multiples for transformers (to 5.24), which takes all blocks for equally long",
+            "Load it with vLLM or SGLang.",
+            certain=False,
+        )
+        for weight in weights
+        if _ends_in_partial_blocks(weight)
+    ]
+    if disk.settings.get("quant_method") != "fp8":
+        return found
+    names = [_scale_name(weight.name, weight.variant or SCALE_INV) for weight in weights]
+    found += [
+        Hazard(
+            printable(name),
+            "powers of two as U8",
+            "F32 or F8_E8M0 for vLLM and SGLang, which take the bytes for numbers",
+            "Store the same bytes as F8_E8M0.",
+            certain=False,
+        )
+        for name in names
+        if disk.tensors[name].dtype == "U8"
+    ]
+    return found
+
+
+def _remarks(weights: Sequence[Weight]) -> list[str]:
+    partial = [weight for weight in weights if _ends_in_partial_blocks(weight)]
+    formats = {weight.format.name for weight in weights}
+    notes = []
+    if partial:
+        notes.append(
+            f"{len(partial):,} of {len(weights):,} weights end in partial blocks ('{printable(partial[0].name)}', "
+            "…): vLLM and SGLang read them, transformers (to 5.24) fails or scales them wrongly; --exclude them for it."
+        )
+    if "e4m3:e8m0:128x128" in formats:
+        notes.append(
+            "Scales are F8_E8M0; fp8_e4m3_128x128 with --scale-rounding rceil stores the same ones as F32, which vLLM "
+            "and SGLang hold."
+        )
+    if "mxfp8_e4m3" in formats:
+        notes.append(
+            "transformers and SGLang read this MXFP8; vLLM takes its quant_method for ModelOpt's: use --layout "
+            "modelopt or compressed-tensors there."
+        )
+    if "fp8_e4m3" in formats:
+        notes.append(
+            "Of FP8 with one scale per tensor only transformers reads this layout: use --layout compressed-tensors "
+            "for vLLM and SGLang."
+        )
+    return notes
+
+
+def _ends_in_partial_blocks(weight: Weight) -> bool:
+    """Whether some dimension has several blocks, of which the last is cut off: transformers takes all for equally
+    long."""
+    sizes = zip(weight.shape[-2:], weight.format.block, strict=True)
+    return any(block is not None and length > block and length % block > 0 for length, block in sizes)
+
+
+FP8 = Layout(
+    name="fp8",
+    meaning="DeepSeek-V3's FP8 by blocks with weight_scale_inv, which transformers, vLLM and SGLang load",
+    source="transformers 5.24 (run); DeepSeek-V3; vLLM 0.33 and SGLang 0.5.23 (read)",
+    formats=FORMATS,
+    refusal=_refusal,
+    contents=_contents,
+    settings=_settings,
+    weights=_weights,
+    aliases=("deepseek", "fp8-block"),
+    dialects=("fp8-block", "mxfp8"),
+    remarks=_remarks,
+    ignored=_ignored,
+    hazards=_hazards,
+)

@@ -1,0 +1,245 @@
+"""AMD Quark's export, as vLLM and, with amd-quark installed, transformers read it.
+
+MX layers state no activations: their weights alone are quantized. vLLM has FP8 layers only with quantized
+activations, so these are stated as dynamic, per token, which needs no calibration. FP8 scales are BF16 where the rule
+rounds them to it, as Quark exports them for BF16 models, else F32, which vLLM takes as they are and Quark rounds to
+the dtype that it loads the model in. What the configuration says of how scales were chosen is Quark's own way, for no
+reader chooses them again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from mxcli.errors import InputError, printable, together
+from mxcli.files.layouts.layout import (
+    WEIGHT,
+    Config,
+    Content,
+    Entry,
+    Layout,
+    OnDisk,
+    Weight,
+    check_fit,
+    matrix_refusal,
+    module_of,
+    weights_of,
+)
+from mxcli.files.layouts.loaders import Ignored, by_glob_or_regex, listed
+from mxcli.files.layouts.parts import CODES, SCALES
+from mxcli.numerics.blocks import grid_shape, packed_columns
+from mxcli.numerics.formats import FORMATS, BlockFormat
+from mxcli.numerics.recipe import resolve
+from mxcli.numerics.rounding import ScaleRecipe
+
+VERSION = "0.13"
+SCALE = "_scale"
+CODE_DTYPES = ("U8", "F8_E4M3")
+GLOBAL, BY_LAYER, BY_TYPE = "global_quant_config", "layer_quant_config", "layer_type_quant_config"
+LINEAR = "Linear"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a configuration says of one of our formats: `weight` and `inputs` are its QTensorConfigs."""
+
+    ours: str
+    weight: Mapping[str, object]
+    inputs: Mapping[str, object] | None = None
+
+    @property
+    def config(self) -> dict[str, object]:
+        """What it says of a layer."""
+        inputs = None if self.inputs is None else dict(self.inputs)
+        weight = dict(self.weight)
+        return {"weight": weight, "input_tensors": inputs, "output_tensors": None, "bias": None, "target_device": None}
+
+    def means(self, args: Mapping[str, object]) -> bool:
+        """Whether a QTensorConfig of weights says this."""
+        keys = ("dtype", "qscheme", "group_size", "scale_format")
+        return not args.get("is_dynamic") and all(self.weight[key] == args.get(key) for key in keys)
+
+
+_USUAL = {
+    "block_size": None,
+    "enable_buffer_reuse": False,
+    "is_dynamic": False,
+    "is_scale_quant": False,
+    "max_input_numel": 4194304,
+    "mx_element_dtype": None,
+    "round_method": "half_even",
+    "scale_type": "float",
+    "zero_point_type": "int32",
+}
+
+
+def _mx(ours: str, dtype: str) -> Spec:
+    blocks = {"qscheme": "per_group", "group_size": 32, "ch_axis": -1, "observer_cls": "PerBlockMXObserver"}
+    scales = {"scale_format": "e8m0", "scale_calculation_mode": "even", "symmetric": None}
+    return Spec(ours, {**_USUAL, "dtype": dtype, **blocks, **scales})
+
+
+def _fp8(ours: str) -> Spec:
+    scales = {"group_size": None, "scale_format": None, "scale_calculation_mode": None, "symmetric": True}
+    usual = {**_USUAL, "dtype": "fp8_e4m3", **scales}
+    token = {"qscheme": "per_channel", "ch_axis": 1, "observer_cls": "PerChannelMinMaxObserver", "is_dynamic": True}
+    tensor = {"qscheme": "per_tensor", "ch_axis": None, "observer_cls": "PerTensorMinMaxObserver"}
+    return Spec(ours, {**usual, **tensor}, {**usual, **token})
+
+
+SPECS: dict[str, Spec] = {
+    row.ours: row
+    for row in (
+        _mx("mxfp4_e2m1", "fp4"),
+        _mx("mxfp6_e2m3", "fp6_e2m3"),
+        _mx("mxfp6_e3m2", "fp6_e3m2"),
+        _fp8("fp8_e4m3"),
+    )
+}
+
+
+def _refusal(weight: Weight) -> str | None:
+    if weight.format.name not in SPECS:
+        return f"it has no {weight.format.name}"
+    return matrix_refusal(weight)
+
+
+def _contents(weight: Weight) -> tuple[Content, ...]:
+    row, (rows, columns) = weight.format, weight.shape
+    codes = Entry(weight.name, _codes_dtype(row), (rows, packed_columns(row, columns)))
+    grid = () if row.block == (None, None) else grid_shape(row, weight.shape)
+    return Content(codes, CODES), Content(Entry(weight.name + SCALE, _scale_dtype(weight), grid), SCALES)
+
+
+def _codes_dtype(row: BlockFormat) -> str:
+    return "U8" if row.element.stored_bits < 8 else "F8_E4M3"
+
+
+def _scale_dtype(weight: Weight) -> str:
+    if weight.format.has_power_of_two_scales:
+        return "U8"
+    rule = weight.recipe.scale_rule
+    return "BF16" if isinstance(rule, ScaleRecipe) and rule.bf16_scale else "F32"
+
+
+def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
+    """What holds for most weights holds for all layers, and by name what differs."""
+    usual = Counter(weight.format.name for weight in weights).most_common(1)[0][0]
+    others = {module_of(weight): SPECS[weight.format.name].config for weight in weights if weight.format.name != usual}
+    return {
+        "quant_method": "quark",
+        "version": VERSION,
+        "quant_mode": "eager_mode",
+        "algo_config": None,
+        "exclude": sorted(ignored),
+        "export": {
+            "kv_cache_group": [],
+            "min_kv_scale": 0.0,
+            "pack_method": "reorder",
+            "weight_format": "real_quantized",
+            "weight_merge_groups": None,
+        },
+        GLOBAL: SPECS[usual].config,
+        BY_LAYER: dict(sorted(others.items())),
+        BY_TYPE: {},
+        "kv_cache_quant_config": {},
+        "kv_cache_post_rope": False,
+        "softmax_quant_spec": None,
+    }
+
+
+def _weights(disk: OnDisk) -> list[Weight]:
+    specs = _specs(disk.settings)
+    names: dict[str, None] = {}
+    for name, info in disk.tensors.items():
+        if name.endswith(WEIGHT) and info.dtype in CODE_DTYPES:
+            names[name] = None
+        elif name.endswith(WEIGHT + SCALE):
+            names[name.removesuffix(SCALE)] = None
+    return weights_of(names, lambda name: _weight(name, specs, disk))
+
+
+def _weight(name: str, specs: Sequence[tuple[str, Spec | None]], disk: OnDisk) -> Weight:
+    """The weight called `name`; raises ValueError where its tensors are not what its spec says."""
+    codes, scales = disk.tensors.get(name), disk.tensors.get(name + SCALE)
+    if codes is None:
+        raise ValueError(f"has the scale {printable(name + SCALE)}, but is missing itself")
+    if scales is None:
+        raise ValueError(f"is {codes.dtype}, but its scale {printable(name + SCALE)} is missing")
+    spec = next((spec for pattern, spec in specs if fnmatchcase(name.removesuffix(WEIGHT), pattern)), None)
+    if spec is None:
+        raise ValueError("has a scale, but the configuration says nothing of its module")
+    row = FORMATS[spec.ours]
+    if len(codes.shape) != 2:
+        raise ValueError(f"is {list(codes.shape)}, which is no shape of a matrix of codes ({spec.weight['dtype']})")
+    # Of FP8 the dtype of the scales is that of the rule.
+    rule = "amax-bf16-scale" if not row.has_power_of_two_scales and scales.dtype == "BF16" else None
+    shape = (codes.shape[0], codes.shape[1] * 8 // row.element.stored_bits)
+    weight = Weight(name, shape, resolve(row, scale_rounding=rule), disk.dtype)
+    fault = _refusal(weight)
+    if fault:
+        raise ValueError(f"{list(codes.shape)} is no shape of {spec.weight['dtype']} codes: {fault}")
+    check_fit(_contents(weight), disk.tensors, str(spec.weight["dtype"]))
+    return weight
+
+
+def _specs(settings: Config) -> list[tuple[str, Spec | None]]:
+    """Patterns of modules and what is said of them, what counts first in front; None: they are not quantized.
+
+    Raises InputError for weights that are none of SPECS.
+    """
+    layers, types = settings.get(BY_LAYER), settings.get(BY_TYPE)
+    said = list(layers.items()) if isinstance(layers, Mapping) else []
+    said += [("*", types[LINEAR])] if isinstance(types, Mapping) and LINEAR in types else []
+    said += [("*", settings.get(GLOBAL))]
+    found: list[tuple[str, Spec | None]] = []
+    problems = []
+    for pattern, config in said:
+        args = config.get("weight") if isinstance(config, Mapping) else None
+        spec = next((row for row in SPECS.values() if isinstance(args, Mapping) and row.means(args)), None)
+        found.append((str(pattern), spec))
+        if args is not None and spec is None:
+            known = ", ".join(str(row.weight["dtype"]) for row in SPECS.values())
+            problems.append(
+                f"config.json: what its quantization_config says of the weights of '{printable(pattern)}' cannot be "
+                f"read back: {known} can, each quantized once."
+            )
+    if problems:
+        raise together(InputError, "config.json", problems)
+    return found
+
+
+def _ignored(disk: OnDisk) -> Ignored:
+    entries = listed(disk.settings.get("exclude"))
+    reading = "a module by its path or a glob, or by a regular expression after re: that matches its beginning"
+    return Ignored("exclude", entries, by_glob_or_regex, reading)
+
+
+def _remarks(weights: Sequence[Weight]) -> list[str]:
+    formats = {weight.format.name for weight in weights}
+    notes = []
+    if "fp8_e4m3" in formats:
+        notes.append("Loaders quantize the activations of Quark's FP8 layers, dynamically per token.")
+    if any(weight.dtype != "F32" and _scale_dtype(weight) == "F32" for weight in weights):
+        notes.append("FP8 scales are binary32: vLLM keeps them so, Quark rounds them to the dtype of the model.")
+    return notes
+
+
+QUARK = Layout(
+    name="quark",
+    meaning="AMD Quark's export, which vLLM and (with amd-quark) transformers load: MXFP4, MXFP6 and FP8",
+    source="AMD Quark 0.13 (its exports decoded); vLLM 0.33 (read)",
+    formats=tuple(SPECS),
+    refusal=_refusal,
+    contents=_contents,
+    settings=_settings,
+    weights=_weights,
+    dialects=("quark",),
+    needs_config=True,
+    remarks=_remarks,
+    ignored=_ignored,
+    model_scales=True,
+)

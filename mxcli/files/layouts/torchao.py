@@ -1,0 +1,256 @@
+"""torchao's tensors in safetensors, as transformers saves and loads them.
+
+A parameter `a.b.weight` becomes `a.b._weight_qdata`, `a.b._weight_scale` and, of NVFP4, `a.b._weight_per_tensor_scale`,
+a decode scale; E8M0 scales are typed as such, codes of 6 bits have a byte each. The header of every file describes all
+parameters: transformers looks them up in that of the last file it opened.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from mxcli.errors import printable
+from mxcli.files.layouts.layout import (
+    DTYPES,
+    Content,
+    Entry,
+    Layout,
+    OnDisk,
+    Weight,
+    check_fit,
+    found_weights,
+    matrix_refusal,
+    module_of,
+)
+from mxcli.files.layouts.loaders import Ignored, by_path, listed
+from mxcli.files.layouts.parts import CODES, DECODE, SCALES, SPREAD_SIXES, SWIZZLED_SCALES, Part
+from mxcli.files.layouts.torchao_tensors import KINDS, MX, PLAIN, SWIZZLED, TENSOR_SCALE, Kind
+from mxcli.files.packing import TILE_COLUMNS, TILE_ROWS
+from mxcli.numerics.blocks import grid_shape, packed_columns
+from mxcli.numerics.recipe import resolve
+
+METHOD = "torchao"
+QDATA = "_qdata"
+LEFT_ALONE = "modules_to_not_convert"
+MX_DTYPES = ("BF16", "F32")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_CODES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2"}
+_SCALES = {"e8m0": "F8_E8M0", "e4m3": "F8_E4M3", "fp32": "F32"}
+
+
+def _refusal(weight: Weight) -> str | None:
+    if weight.format.name not in KINDS:
+        return f"it has no {weight.format.name}"
+    if KINDS[weight.format.name].tensor == MX and weight.dtype not in MX_DTYPES:
+        return f"torchao quantizes the inputs of MX layers too, but no {weight.dtype} ones"
+    if _EXPERT.search(weight.name):
+        return "transformers stacks experts, and cannot stack them when torchao has quantized each"
+    return matrix_refusal(weight)
+
+
+def _contents(order: str, weight: Weight) -> tuple[Content, ...]:
+    """What is stored of a weight; `order` is that of scales where the weight has none of its own."""
+    content_of: dict[str, Callable[[Weight, str], Content]] = {
+        "qdata": _qdata,
+        "scale": partial(_scale, weight.variant or order),
+        TENSOR_SCALE: _per_tensor_scale,
+    }
+    # Codes come first: a plain tensor stands where its codes stood.
+    parts = sorted(KINDS[weight.format.name].parts, key=lambda part: part != "qdata")
+    return tuple(content_of[part](weight, f"{_stem(weight.name)}_{part}") for part in parts)
+
+
+def _stem(name: str) -> str:
+    module, _, parameter = name.rpartition(".")
+    return f"{module}._{parameter}"
+
+
+def _qdata(weight: Weight, name: str) -> Content:
+    row, (rows, columns) = weight.format, weight.shape
+    if row.element.stored_bits == 6:
+        return Content(Entry(name, "U8", (rows, columns)), SPREAD_SIXES)
+    return Content(Entry(name, _CODES.get(row.element.name, "U8"), (rows, packed_columns(row, columns))), CODES)
+
+
+def _scale(order: str, weight: Weight, name: str) -> Content:
+    down, across = grid_shape(weight.format, weight.shape)
+    shape, part = _IN_ORDER[order if KINDS[weight.format.name].has_variants else PLAIN]
+    return Content(Entry(name, _SCALES[weight.format.scale.name], shape(down, across)), part)
+
+
+def _tiles(rows: int, columns: int) -> tuple[int, int]:
+    """A tile of 128x4 scales as 32 rows of 16."""
+    return 32 * -(-rows // TILE_ROWS), 16 * -(-columns // TILE_COLUMNS)
+
+
+_IN_ORDER: dict[str, tuple[Callable[[int, int], tuple[int, int]], Part]] = {
+    PLAIN: (lambda rows, columns: (rows, columns), SCALES),
+    SWIZZLED: (_tiles, SWIZZLED_SCALES),
+}
+
+
+def _per_tensor_scale(weight: Weight, name: str) -> Content:
+    return Content(Entry(name, "F32", ()), DECODE)
+
+
+def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
+    """One configuration for all layers, or, of several, one for each by the module's name."""
+    made_by = {module_of(weight): KINDS[weight.format.name].made_by(weight) for weight in weights}
+    configs = list(made_by.values())
+    mixed = {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": made_by}}
+    return {
+        "quant_method": METHOD,
+        "quant_type": {"default": configs[0] if all(each == configs[0] for each in configs) else mixed},
+        LEFT_ALONE: sorted(ignored),
+        "include_input_output_embeddings": False,
+        "untie_embedding_weights": False,
+    }
+
+
+def _metadata(order: str, weights: Sequence[Weight], names: Sequence[str]) -> dict[str, str]:
+    """A parameter without a module, which torchao cannot look up, is left out."""
+    told = {
+        weight.name: KINDS[weight.format.name].header(weight, (weight.variant or order) == SWIZZLED)
+        for weight in weights
+    }
+    told |= {name: {"_type": "Tensor"} for name in names if "." in name}
+    return {"tensor_names": json.dumps(list(told)), **{name: json.dumps(each) for name, each in told.items()}}
+
+
+def _weights(disk: OnDisk) -> list[Weight]:
+    return found_weights(disk, QDATA, lambda stem: _weight(stem, disk))
+
+
+def _weight(stem: str, disk: OnDisk) -> Weight:
+    """The weight whose tensors begin with `stem`, as the header tells it, else as dtypes and shapes do; raises
+    ValueError for a misfit, and where they do not tell."""
+    module, dot, parameter = stem.rpartition(".")
+    name = module + dot + parameter.removeprefix("_")
+    codes = disk.tensors[stem + QDATA]
+    if len(codes.shape) != 2:
+        raise ValueError(f"{list(codes.shape)} is no shape of a matrix of codes (torchao)")
+    header = _header(name, disk.metadata)
+    if not header:
+        return _inferred(name, disk)
+    attributes: Mapping[str, Any] = header["_data"]
+    kinds = [kind for kind in KINDS.values() if kind.is_told_by(header, attributes)]
+    if not kinds:
+        known = ", ".join(sorted({kind.tensor for kind in KINDS.values()}))
+        raise ValueError(
+            f"its header says {printable(header.get('_type'))} of {printable(_spelled(attributes.get('elem_dtype')))}, "
+            f"block size {printable(attributes.get('block_size'))}; read back are {known} as {', '.join(KINDS)}"
+        )
+    dtype = DTYPES.get(_spelled(attributes.get("orig_dtype", attributes.get("dtype"))), disk.dtype)
+    order = SWIZZLED if attributes.get("is_swizzled_scales") else PLAIN
+    told = [_described(kind, name, disk, dtype, order) for kind in kinds]
+    faults = [_fault(weight, disk) for weight in told]
+    if None not in faults:
+        raise ValueError(faults[0])
+    return told[faults.index(None)]
+
+
+def _header(name: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """What the header says of a parameter; empty where it says nothing."""
+    text = metadata.get(name)
+    if text is None:
+        return {}
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or not isinstance(header.get("_data"), dict):
+        raise ValueError("what the file's header says of it is no description of a torchao tensor")
+    return header
+
+
+def _spelled(dtype: object) -> str:
+    return str(dtype.get("_data") if isinstance(dtype, Mapping) else dtype)
+
+
+def _inferred(name: str, disk: OnDisk) -> Weight:
+    """The one weight that dtypes and shapes fit; FP8 of several blocks that fit means the same."""
+    described = [_described(kind, name, disk, disk.dtype, order) for kind in KINDS.values() for order in _IN_ORDER]
+    fitting: dict[tuple[str, str], Weight] = {}
+    for weight in described:
+        if not _fault(weight, disk):
+            fitting.setdefault((weight.format.element.name, weight.variant), weight)
+    if len(fitting) == 1:
+        return next(iter(fitting.values()))
+    forms = ", ".join(f"{weight.format.name} ({weight.variant})" for weight in fitting.values())
+    raise ValueError(
+        "the file's header says nothing of it (torchao's metadata was lost), and its dtypes and shapes fit "
+        f"{forms or 'no tensor of torchao that is read back'}; take the checkpoint as torchao wrote it"
+    )
+
+
+def _described(kind: Kind, name: str, disk: OnDisk, dtype: str, order: str) -> Weight:
+    rows, bytes_across = disk.tensors[_stem(name) + QDATA].shape
+    columns = bytes_across * 2 if kind.format.element.stored_bits == 4 else bytes_across
+    recipe = resolve(kind.format, dialect=METHOD)
+    return Weight(name, (rows, columns), recipe, dtype, variant=order if kind.has_variants else PLAIN)
+
+
+def _fault(weight: Weight, disk: OnDisk) -> str | None:
+    """Why a weight is not what lies on the disk; None: it is."""
+    unused = f"{_stem(weight.name)}_{TENSOR_SCALE}"
+    if unused in disk.tensors and TENSOR_SCALE not in KINDS[weight.format.name].parts:
+        return f"has {printable(unused)}, of which {weight.format.name} has no use"
+    try:
+        check_fit(_contents(PLAIN, weight), disk.tensors, weight.format.name)
+    except ValueError as misfit:
+        return str(misfit)
+    return matrix_refusal(weight)
+
+
+def _remarks(weights: Sequence[Weight]) -> list[str]:
+    if all(KINDS[weight.format.name].tensor != MX for weight in weights):
+        return []
+    return [
+        "torchao quantizes the inputs of MX layers to the format of their weights; marked EMULATED, as here, it "
+        "multiplies the values of the codes, on any device."
+    ]
+
+
+def _ignored(disk: OnDisk) -> Ignored:
+    return Ignored(
+        LEFT_ALONE,
+        listed(disk.settings.get(LEFT_ALONE)),
+        by_path,
+        "a module by its path, or by that of one it lies in",
+        strict=False,
+    )
+
+
+def _layout(name: str, order: str, meaning: str, dialects: tuple[str, ...]) -> Layout:
+    return Layout(
+        name=name,
+        meaning=meaning,
+        source="torchao 0.18, transformers 5.24",
+        formats=tuple(KINDS),
+        refusal=_refusal,
+        contents=partial(_contents, order),
+        settings=_settings,
+        weights=_weights,
+        dialects=dialects,
+        metadata=partial(_metadata, order),
+        remarks=_remarks,
+        ignored=_ignored,
+    )
+
+
+TORCHAO = _layout(
+    "torchao",
+    SWIZZLED,
+    "torchao's tensors, which transformers loads as such; scales in the 128x4 order of Blackwell's matrix products",
+    (METHOD,),
+)
+TORCHAO_PLAIN = _layout(
+    "torchao-plain",
+    PLAIN,
+    "torchao's tensors with scales in the order of the blocks, as its casts leave them; read back as torchao",
+    (),
+)

@@ -1,0 +1,202 @@
+"""Files of an output under their partial names, and the moment in which all get their own."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from mxcli.errors import EnvironmentFailure, InputError, printable
+from mxcli.files.model_files import RECORD
+from mxcli.files.writer_place import Place, folders_of
+from mxcli.files.writer_progress import EARLIER, PUBLISHING, ProgressRecord
+from mxcli.files.writer_shards import CHUNK_BYTES, partial_path
+
+SPARE_BYTES = 1 << 20
+BLOCK_BYTES = 512
+"""The unit in which a file system counts what a file occupies, whatever its own is."""
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def json_bytes(content: object) -> bytes:
+    """JSON text as all our files have it: sorted keys, two spaces, a final newline."""
+    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+class Partials:
+    """The files `names` of a directory, each as `NAME.partial`; OSError becomes EnvironmentFailure everywhere.
+
+    `needed_bytes` is what they take on the disk, about. The record, `mxcli.json`, is one more.
+    """
+
+    def __init__(self, place: Place, names: Sequence[str], needed_bytes: int) -> None:
+        self.folder = place.folder
+        self.names = tuple(names)
+        self.needed_bytes = needed_bytes + SPARE_BYTES
+        self._earlier = place.earlier
+        self._made: list[Path] = []
+
+    def make_folders(self) -> None:
+        """The directory and those in it that the names need."""
+        with self.on_disk():
+            for folder in folders_of(self.folder, self.names):
+                missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+                for parent in reversed(missing):
+                    parent.mkdir()
+                    self._made.append(parent)
+
+    def check_space(self, there: Iterable[str] = ()) -> None:
+        """Raises EnvironmentFailure where the disk cannot hold them, those that are `there` being counted as held."""
+        with self.on_disk():
+            held = 0
+            for name in there:
+                with suppress(FileNotFoundError):
+                    held += partial_path(self.folder / name).lstat().st_blocks * BLOCK_BYTES
+            available = shutil.disk_usage(self.folder).free
+        if available + held < self.needed_bytes:
+            raise self._full(available, self.needed_bytes - held)
+
+    def create(self, name: str) -> BinaryIO:
+        """A new file under the partial name; a link or file there is replaced, never followed."""
+        path = partial_path(self.folder / name)
+        with self.on_disk():
+            path.unlink(missing_ok=True)
+            return path.open("xb")  # fails on a link that appeared meanwhile
+
+    def reopen(self, name: str) -> BinaryIO | None:
+        """What an earlier run left under the partial name; None unless it is a file that has no other name."""
+        path = partial_path(self.folder / name)
+        with self.on_disk():
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
+                    return None
+                raise
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                os.close(descriptor)
+                return None
+            return open(descriptor, "r+b")
+
+    def write_json(self, name: str, content: object) -> None:
+        """Write a JSON file."""
+        self._write_whole(name, iter([json_bytes(content)]))
+
+    def copy(self, source: Path, name: str) -> None:
+        """Write the content of a file; a link is followed to its content and never copied as a link."""
+        self._write_whole(name, _chunks(source))
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove what lies under partial names."""
+        with self.on_disk():
+            for name in names:
+                if os.path.lexists(path := partial_path(self.folder / name)) and not path.is_dir():
+                    path.unlink(missing_ok=True)
+
+    def publish(self, record: dict[str, object], progress: Sequence[ProgressRecord]) -> None:
+        """Give every file its final name, remove files of an earlier output that this one lacks, add the record, and
+        end the records of progress.
+        """
+        self.write_json(RECORD, {**record, "files": sorted(self.names)})
+        with self.on_disk():
+            self._rename(progress)
+            for each in progress:
+                each.remove()
+
+    def take_back(self, progress: ProgressRecord) -> None:
+        """Give files partial names again that a run gave their final ones before it was killed; what still has a
+        partial name is not touched.
+        """
+        if not progress.told.latest(PUBLISHING):
+            return
+        self._earlier |= frozenset(progress.told.latest(EARLIER))
+        with self.on_disk():
+            for name in (*self.names, RECORD):
+                final, partial = self.folder / name, partial_path(self.folder / name)
+                if not os.path.lexists(partial) and os.path.lexists(final):
+                    os.replace(final, partial)
+            progress.add([{PUBLISHING: False, EARLIER: sorted(self._earlier)}])
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove what lies under partial names, and the directories that were made for it."""
+        # An error is on its way already; what cannot be removed has a partial name and claims nothing.
+        for name in names:
+            with suppress(OSError):
+                partial_path(self.folder / name).unlink(missing_ok=True)
+        self.remove_folders()
+
+    def remove_folders(self) -> None:
+        """Remove the directories that were made and are empty."""
+        for folder in reversed(self._made):
+            with suppress(OSError):
+                folder.rmdir()
+
+    @contextmanager
+    def on_disk(self) -> Iterator[None]:
+        """Turn errors of the output's disk into EnvironmentFailure."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _FULL:
+                raise self._full(shutil.disk_usage(self.folder).free, self.needed_bytes) from error
+            raise EnvironmentFailure(f"{printable(self.folder)}: cannot be written: {printable(error)}.") from error
+
+    def _rename(self, progress: Sequence[ProgressRecord]) -> None:
+        folder = self.folder
+        progress[0].add([{PUBLISHING: True, EARLIER: sorted(self._earlier)}])
+        _sync_folders(folder, self.names)
+        (folder / RECORD).unlink(missing_ok=True)
+        for name in self.names:
+            os.replace(partial_path(folder / name), folder / name)
+        for name in self._earlier - {*self.names, RECORD}:
+            (folder / name).unlink(missing_ok=True)
+        _sync_folders(folder, self.names)
+        os.replace(partial_path(folder / RECORD), folder / RECORD)
+        _sync_folders(folder, (RECORD,))
+
+    def _write_whole(self, name: str, chunks: Iterator[bytes]) -> None:
+        with self.on_disk(), self.create(name) as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _full(self, available: int, needed: int) -> EnvironmentFailure:
+        return EnvironmentFailure(
+            f"{printable(self.folder)}: disk full: the output needs {needed:,} bytes and {available:,} are available; "
+            "free some space, or give another -o/--output."
+        )
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a directory to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no such call for directories; the files themselves are synced.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folders(folder: Path, names: Sequence[str]) -> None:
+    for each in folders_of(folder, names):
+        sync_folder(each)
+
+
+def _chunks(source: Path) -> Iterator[bytes]:
+    try:
+        with source.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise InputError(f"{printable(source)}: cannot be read: {printable(error)}.") from error

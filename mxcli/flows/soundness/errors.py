@@ -1,0 +1,102 @@
+"""How far a weight that was scaled back is from its original: sums in binary64, over rows at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mxcli.files.tensors import Array
+
+PIECE = 1 << 20
+"""Elements held in binary64 at a time, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """Sums over the elements that are finite in both: of original squares, error squares, and products of original and
+    decoded; `unmatched` are elements that are finite in one of the two only."""
+
+    elements: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    product: float = 0.0
+    max_abs_error: float = 0.0
+    amax: float = 0.0
+    unmatched: int = 0
+
+    def __add__(self, other: Distance) -> Distance:
+        return Distance(
+            self.elements + other.elements,
+            self.signal + other.signal,
+            self.noise + other.noise,
+            self.product + other.product,
+            max(self.max_abs_error, other.max_abs_error),
+            max(self.amax, other.amax),
+            self.unmatched + other.unmatched,
+        )
+
+    @property
+    def relative_error(self) -> float | None:
+        """Norm of the error over norm of the original; None without signal."""
+        return math.sqrt(self.noise / self.signal) if self.signal > 0 else None
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal over noise in dB; None without noise or without signal."""
+        return 10.0 * math.log10(self.signal / self.noise) if 0 < self.noise < math.inf and self.signal > 0 else None
+
+    @property
+    def mse(self) -> float | None:
+        """Mean squared error; None of nothing."""
+        return self.noise / self.elements if self.elements else None
+
+    @property
+    def gain(self) -> float | None:
+        """The factor by which the decoded weight is the original, best fit; None without signal."""
+        return self.product / self.signal if self.signal > 0 else None
+
+
+def widened(x: Array, dtype: str) -> Array:
+    """Values of a safetensors type as binary64."""
+    wide = (x.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else x
+    return np.asarray(wide, np.float64)
+
+
+def distance(original: Array, original_dtype: str, decoded: Array, decoded_dtype: str = "F32") -> Distance:
+    """The distance between arrays of one shape."""
+    x, y = original.reshape(-1), decoded.reshape(-1)
+    total = Distance()
+    for begin in range(0, x.size, PIECE):
+        total += _distance(
+            widened(x[begin : begin + PIECE], original_dtype), widened(y[begin : begin + PIECE], decoded_dtype)
+        )
+    return total
+
+
+def same_bytes(one: Array, other: Array) -> bool:
+    """Whether two arrays have the same bytes."""
+    x, y = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
+    step = PIECE << 3
+    pieces = range(0, x.size, step)
+    return x.size == y.size and all(np.array_equal(x[at : at + step], y[at : at + step]) for at in pieces)
+
+
+def _distance(x: Array, y: Array) -> Distance:
+    finite_x, finite_y = np.isfinite(x), np.isfinite(y)
+    unmatched = int(np.count_nonzero(finite_x != finite_y))
+    both = finite_x & finite_y
+    if not both.all():
+        x, y = x[both], y[both]
+    error = y - x
+    with np.errstate(over="ignore"):
+        return Distance(
+            x.size,
+            float(np.dot(x, x)),
+            float(np.dot(error, error)),
+            float(np.dot(x, y)),
+            float(np.abs(error).max(initial=0.0)),
+            float(np.abs(x).max(initial=0.0)),
+            unmatched,
+        )

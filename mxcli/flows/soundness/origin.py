@@ -1,0 +1,156 @@
+"""Which rule and whose order of operations made the bytes of a weight, found by making them again from the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+
+from mxcli.backends import Backend, unpacked
+from mxcli.backends.recipes import kernel_recipe
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.layouts import COLUMN, quantized_from
+from mxcli.files.tensors import Array
+from mxcli.flows.restoring import StoredWeight
+from mxcli.flows.soundness.blocks import blocks_of
+from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.dialects import DIALECTS
+from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.recipe import Recipe, resolve, scale_kind, scale_rules
+
+SAMPLED_ELEMENTS, LEAST_GROUPS = 1 << 17, 8
+"""Of a weight rules are tried on so many elements first, in so many places or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The recipe whose bytes a weight has, or comes nearest to: then `equal_blocks` of `blocks` are the same, in the
+    sample that rules were tried on; `tensor_scale` is whether that is the same too."""
+
+    recipe: Recipe
+    exact: bool
+    equal_blocks: int
+    blocks: int
+    tensor_scale: bool = True
+
+
+@dataclass(slots=True)
+class Tracer:
+    """Finds origins: what was right before is tried first (with `only_found` alone), then the dialect `first`."""
+
+    backend: Backend
+    first: str
+    found: list[Recipe] = field(default_factory=list)
+    only_found: bool = False
+
+    def origin(
+        self, checkpoint: Checkpoint, stored: StoredWeight, x: Array, dtype: str, amaxes: Sequence[float]
+    ) -> Origin | None:
+        """The origin of a weight from its original `x`; `amaxes` are the magnitudes that its tensor scale may have been
+        chosen by. None for a weight without elements."""
+        turned = np.swapaxes(x, -1, -2) if stored.weight.axis == COLUMN else x
+        arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
+        q = quantized_from(stored.weight, arrays)
+        if not q.packed.size:
+            return None
+        return self._origin(q, np.ascontiguousarray(turned), dtype, amaxes, _directions(stored))
+
+    def _origin(
+        self, q: Quantized, x: Array, dtype: str, amaxes: Sequence[float], directions: frozenset[str]
+    ) -> Origin | None:
+        part, rows = _sample(q, x)
+        best: Origin | None = None
+        for recipe in self._recipes(q):
+            amax, same = self._tensor_amax(q, recipe, amaxes, directions)
+            made = self.backend.quantize(rows, dtype, recipe, tensor_amax=amax, stats=False)
+            equal, blocks = equal_blocks(made, part)
+            exact = equal == blocks and same and (part is q or self._whole(q, x, dtype, recipe, amax))
+            origin = Origin(recipe, exact, equal, blocks, same)
+            if exact:
+                if recipe not in self.found:
+                    self.found.append(recipe)
+                return origin
+            if best is None or (origin.equal_blocks, origin.tensor_scale) > (best.equal_blocks, best.tensor_scale):
+                best = origin
+        return best
+
+    def _recipes(self, q: Quantized) -> list[Recipe]:
+        known = [recipe for recipe in self.found if recipe.format == q.format]
+        if self.only_found:
+            return known
+        return known + [recipe for recipe in candidates(q.format, self.first) if recipe not in known]
+
+    def _tensor_amax(
+        self, q: Quantized, recipe: Recipe, amaxes: Sequence[float], directions: frozenset[str]
+    ) -> tuple[float | None, bool]:
+        """The amax that makes the tensor scale as it is stored, and whether one does; else the first."""
+        if q.format.tensor_scale is None or not directions:
+            return None, True
+        nothing = np.empty((1, 0), np.float32)
+        for amax in amaxes:
+            made = self.backend.quantize(nothing, "F32", recipe, tensor_amax=amax, codes=False, stats=False)
+            stated = {"encode": (made.tensor_encode, q.tensor_encode), "decode": (made.tensor_scale, q.tensor_scale)}
+            if all(np.float32(stated[way][0]) == np.float32(stated[way][1]) for way in directions):
+                return amax, True
+        return amaxes[0], False
+
+    def _whole(self, q: Quantized, x: Array, dtype: str, recipe: Recipe, amax: float | None) -> bool:
+        made = self.backend.quantize(x, dtype, recipe, tensor_amax=amax, stats=False)
+        return np.array_equal(made.packed, q.packed) and same_scales(made.scales, q.scales)
+
+
+@cache
+def candidates(row: BlockFormat, first: str) -> tuple[Recipe, ...]:
+    """Every way to quantize to a format that has bytes of its own: what dialects do by themselves, `first` in front,
+    then each with every other rule."""
+    known = [name for name in (first, *DIALECTS) if DIALECTS[name].choice(scale_kind(row), row.element.name)]
+    unique: dict[bytes, Recipe] = {}
+    for recipe in (*(resolve(row, dialect=name) for name in known), *_ruled(row, known)):
+        unique.setdefault(bytes(kernel_recipe(recipe)), recipe)
+    return tuple(unique.values())
+
+
+def _ruled(row: BlockFormat, dialects: Sequence[str]) -> Iterator[Recipe]:
+    for name in dialects:
+        for rule in scale_rules(row):
+            yield resolve(row, dialect=name, scale_rounding=rule)
+
+
+def equal_blocks(one: Quantized, other: Quantized) -> tuple[int, int]:
+    """How many blocks of two matrices have the same codes and scale, and how many blocks there are."""
+    differing = blocks_of(unpacked(one) != unpacked(other), one.format.block)
+    same = ~np.asarray(differing, bool) & (_bits(one.scales) == _bits(other.scales))
+    return int(np.count_nonzero(same)), same.size
+
+
+def same_scales(one: Array, other: Array) -> bool:
+    """Whether scales have the same bits."""
+    return np.array_equal(_bits(one), _bits(other))
+
+
+def _bits(scales: Array) -> Array:
+    return np.ascontiguousarray(scales).view(np.uint32) if scales.dtype == np.float32 else scales
+
+
+def _directions(stored: StoredWeight) -> frozenset[str]:
+    """Which of the tensor scales are stored."""
+    return frozenset(content.holds.name for content in stored.contents) & {"encode", "decode"}
+
+
+def _sample(q: Quantized, x: Array) -> tuple[Quantized, Array]:
+    """Rows of a weight and of its original that rules are tried on: whole blocks from all over it; all of it where it
+    is small, or where one scale is for all of it."""
+    rows, columns = q.shape[-2:] if len(q.shape) > 1 else (1, q.shape[-1])
+    block = q.format.block[0]
+    if block is None or x.size <= SAMPLED_ELEMENTS or x.ndim < 2:
+        return q, x
+    groups = x.size // columns // block if rows % block == 0 else rows // block
+    wanted = min(groups, max(LEAST_GROUPS, SAMPLED_ELEMENTS // (block * columns)))
+    chosen = np.unique(np.linspace(0, groups - 1, wanted).astype(np.int64))
+    taken = (chosen[:, None] * block + np.arange(block)).reshape(-1)
+    packed = q.packed.reshape(-1, q.packed.shape[-1])[taken]
+    scales = q.scales.reshape(-1, q.scales.shape[-1])[chosen]
+    part = replace(q, shape=(len(taken), columns), packed=packed, scales=scales)
+    return part, np.ascontiguousarray(x.reshape(-1, columns)[taken])

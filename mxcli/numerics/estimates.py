@@ -1,0 +1,90 @@
+"""Metrics of what was measured in whole or in part: of a sample, with how sure each estimate is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.measures import Value
+from mxcli.numerics.metrics import ESTIMATED, KNOWN, METRICS, OF_SAMPLE, Metric, measured
+from mxcli.numerics.samples import Sample, half_width
+from mxcli.numerics.stats import Stats
+
+Counted = Stats | Sample
+"""What was counted of a tensor that was read whole, or in part."""
+
+SAMPLED = ("sampled_elements", "sampled_blocks")
+"""How much of a tensor was counted."""
+
+
+def metrics_of(
+    counted: Counted,
+    row: BlockFormat,
+    shape: tuple[int, ...] | None = None,
+    tensors: int = 1,
+    metrics: Mapping[str, Metric] = METRICS,
+) -> dict[str, Value]:
+    """`measured`, of a sample too: then with how much was counted, and after each estimate its uncertainty.
+
+    That is half of the interval which holds the value of the whole with CONFIDENCE_PERCENT: 0 where nothing was left
+    out, None where the sample cannot tell, as of a share of which it has nothing.
+    """
+    if isinstance(counted, Stats):
+        return measured(counted, row, shape, tensors, metrics)
+    lengths = Stats(elements=counted.elements, blocks=counted.blocks)
+    values: dict[str, Value] = {}
+    for kind, stats in ((KNOWN, lengths), (ESTIMATED, counted.estimate), (OF_SAMPLE, counted.counted)):
+        of_kind = {name: metric for name, metric in metrics.items() if metric.sampled == kind}
+        values |= measured(stats, row, shape, tensors, of_kind)
+    unsure = _uncertainties(counted, row, tensors, metrics)
+    known: dict[str, Value] = dict(zip(SAMPLED, (counted.counted.elements, counted.counted.blocks), strict=True))
+    for name in metrics:
+        known[name] = values[name]
+        if name in unsure:
+            known[uncertainty_key(name)] = None if values[name] is None else unsure[name]
+    return known
+
+
+def uncertainty_key(name: str) -> str:
+    """What the uncertainty of an estimate is called."""
+    return f"{name}_uncertainty"
+
+
+def uncertainty_of(metrics: Mapping[str, Value], name: str) -> float | None:
+    """The uncertainty of an estimate; None where there is none, or none is known."""
+    value = metrics.get(uncertainty_key(name))
+    return value if isinstance(value, float) and value > 0 else None
+
+
+def is_of_part(metrics: Mapping[str, Value]) -> bool:
+    """Whether metrics are of a sample that leaves something out."""
+    return SAMPLED[0] in metrics and metrics[SAMPLED[0]] != metrics["elements"]
+
+
+def is_estimated(metric: Metric) -> bool:
+    """Whether a sample gives it with an uncertainty."""
+    return metric.number and metric.sampled == ESTIMATED
+
+
+def keys_of(metrics: Mapping[str, Metric], *, sampled: bool) -> list[str]:
+    """The keys that `metrics_of` gives for these metrics, in its order."""
+    if not sampled:
+        return list(metrics)
+    named = ((name, uncertainty_key(name)) if is_estimated(metric) else (name,) for name, metric in metrics.items())
+    return [*SAMPLED, *(key for keys in named for key in keys)]
+
+
+def _uncertainties(
+    sample: Sample, row: BlockFormat, tensors: int, metrics: Mapping[str, Metric]
+) -> dict[str, float | None]:
+    estimated = {name: metric for name, metric in metrics.items() if is_estimated(metric)}
+    if sample.counted.elements == sample.elements:
+        return dict.fromkeys(estimated, 0.0)
+    replicates = [measured(stats, row, None, tensors, estimated) for stats in sample.without_each]
+    return {name: _half_width([each[name] for each in replicates]) for name in estimated}
+
+
+def _half_width(values: list[Value]) -> float | None:
+    known = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    return half_width(known) if known and len(known) == len(values) else None

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted import GATE, UP, Tensors, changed, quantized, source
+from tiny_models import bf16, llama, noise, write_model
+
+from mxcli.backends.cpu import Cpu
+from mxcli.errors import UsageError
+from mxcli.files.checkpoint import open_checkpoint
+from mxcli.flows.dequantize import dequantize_checkpoint
+from mxcli.flows.diff import Diff, Difference, diff_sides, side_of
+from mxcli.flows.overrides import Override
+from mxcli.flows.plan import Options
+
+WEIGHTS = 7
+SAMPLES = Path(__file__).parents[1] / "data" / "layouts"
+
+
+def diff(a: Path, b: Path, *selectors: str) -> Diff:
+    sides = [side_of(path.name, open_checkpoint(path)) for path in (a, b)]
+    return diff_sides(*sides, backend=Cpu(), selectors=selectors)
+
+
+def named(result: Diff, name: str) -> Difference:
+    return next(each for each in result.tensors if each.name == name)
+
+
+def both(tmp_path: Path, one: Options, other: Options) -> Diff:
+    model = source(tmp_path / "m")
+    return diff(quantized(model, tmp_path / "a", one), quantized(model, tmp_path / "b", other))
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp6", "fp8_e4m3"])
+def test_the_same_bytes_are_the_same(tmp_path: Path, format: str) -> None:
+    result = both(tmp_path, Options(format), Options(format))
+    assert result.counts == {"equal": 12}
+    assert result.differing == ()
+
+
+# Codes and scales of a format are the same in every layout; the tensor scale is a divisor in one, a factor in another.
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp8", "mxfp4"])
+def test_layouts_are_compared_by_what_they_hold(tmp_path: Path, format: str) -> None:
+    one, other = (Options(format, dialect="modelopt", layout=layout) for layout in ("ct", "modelopt"))
+    result = both(tmp_path, one, other)
+    assert result.differing == ()
+    assert [side.layout for side in result.sides] == ["compressed-tensors", "modelopt"]
+    measured = named(result, UP).distance
+    assert measured is not None
+    assert (measured.relative_error or 0.0) < 2e-7
+
+
+RULES = [
+    ("mxfp4", "floor", "rceil"),
+    ("mxfp4", "ceil", "even"),
+    ("mxfp8", "floor", "ceil"),
+    ("mxfp6", "rceil", "floor"),
+]
+
+
+@pytest.mark.parametrize(("format", "one", "other"), RULES)
+def test_the_rules_of_both_are_among_those_that_explain_the_scales(
+    tmp_path: Path, format: str, one: str, other: str
+) -> None:
+    result = both(tmp_path, Options(format, scale_rounding=one), Options(format, scale_rounding=other))
+    (explanation,) = result.explanations.values()
+    assert explanation.contradictory == 0
+    assert (one, other) in explanation.pairs
+    assert (other, one) not in explanation.pairs
+    assert explanation.blocks == sum(each.blocks.blocks for each in result.tensors if each.blocks is not None)
+
+
+# By hand: amax 7 has exponent 2, so floor chooses 2^(2-2) = 1 and rceil the power of two above 7/6, 2.
+def test_scales_one_step_apart_are_counted(tmp_path: Path) -> None:
+    x = np.zeros((2, 64), np.float32)
+    x[:, ::32] = 7
+    model = source(tmp_path / "m", {"a.weight": bf16(x)})
+    rules = [Options("mxfp4", scale_rounding=rule) for rule in ("floor", "rceil")]
+    folders = [quantized(model, tmp_path / str(at), options) for at, options in enumerate(rules)]
+    (difference,) = diff(*folders).tensors
+    assert difference.differs == ("codes", "scales")
+    assert difference.blocks is not None
+    assert (difference.blocks.scales, difference.blocks.steps) == (4, {1: 4})
+    # 7 is 6 (saturated) in units of 1, and 4 in units of 2 (a tie between 3 and 4).
+    assert (difference.blocks.codes, difference.blocks.one_step, difference.blocks.blocks_in_codes) == (4, 4, 4)
+    # 6 for 8: the second differs from the first by 2 of 6.
+    assert difference.distance is not None
+    assert difference.distance.relative_error == pytest.approx(1 / 3)
+
+
+def test_a_rule_that_searches_is_no_other_rule(tmp_path: Path) -> None:
+    result = both(tmp_path, Options("mxfp8", scale_rounding="best"), Options("mxfp8", scale_rounding="floor"))
+    (explanation,) = result.explanations.values()
+    assert explanation.pairs == []
+    assert explanation.best is not None
+
+
+def test_signs_of_zeros_and_single_steps_are_told_apart(tmp_path: Path) -> None:
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("mxfp4"))
+
+    def change(tensors: Tensors) -> None:
+        packed = tensors[f"{UP}_packed"][1]
+        packed[0, :4] = 0x00
+        packed[1, :4] = 0x22
+
+    def other(tensors: Tensors) -> None:
+        change(tensors)
+        packed = tensors[f"{UP}_packed"][1]
+        packed[0, :4] = 0x88
+        packed[1, :2] = 0x23
+        packed[1, 2:4] = 0x2A
+
+    result = diff(changed(folder, tmp_path / "a", change), changed(folder, tmp_path / "b", other))
+    blocks = named(result, UP).blocks
+    assert blocks is not None
+    assert (blocks.codes, blocks.zero_signs, blocks.one_step, blocks.blocks_in_codes) == (12, 8, 2, 2)
+    assert result.counts == {"equal": 11, "codes": 1}
+
+
+def test_tensor_scales_that_one_side_shares_are_told(tmp_path: Path) -> None:
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("nvfp4"))
+
+    def doubled(tensors: Tensors) -> None:
+        tensors[f"{GATE}_global_scale"][1][:] *= 2
+
+    result = diff(folder, changed(folder, tmp_path / "b", doubled))
+    assert named(result, GATE).differs == ("tensor scale",)
+    blocks = named(result, GATE).blocks
+    assert blocks is not None
+    assert blocks.tensor_scales is not None
+    # The stored scale is a divisor, so the decode scale is halved.
+    assert blocks.tensor_scales[1] / blocks.tensor_scales[0] == 0.5
+    assert result.fused == (1, 0)
+
+
+def test_formats_shapes_dtypes_and_missing_tensors_are_told(tmp_path: Path) -> None:
+    a = quantized(source(tmp_path / "m"), tmp_path / "a", Options("mxfp8"))
+    tensors = llama()
+    tensors[GATE] = noise(64, 64)
+    tensors["model.norm.weight"] = ("F32", np.ones(64, np.float32))
+    tensors["model.layers.0.input_layernorm.weight"] = noise(64, seed=9)
+    tensors["extra.weight"] = noise(32, 32)
+    del tensors["lm_head.weight"]
+    mixed = Options("mxfp8", overrides=(Override("*.up_proj", "mxfp4"), Override("*.down_proj", keep=True)))
+    b = quantized(source(tmp_path / "n", tensors), tmp_path / "b", mixed)
+    result = diff(a, b)
+    assert {each.name: each.differs for each in result.differing} == {
+        "lm_head.weight": ("only in A",),
+        UP: ("format",),
+        GATE: ("shape",),
+        "model.layers.0.mlp.down_proj.weight": ("format",),
+        "model.norm.weight": ("dtype",),
+        "model.layers.0.input_layernorm.weight": ("values",),
+        "extra.weight": ("only in B",),
+    }
+    assert named(result, UP).kinds == ("mxfp8_e4m3", "mxfp4_e2m1")
+    assert named(result, "model.layers.0.mlp.down_proj.weight").kinds == ("mxfp8_e4m3", "BF16")
+    measured = named(result, UP).distance
+    assert measured is not None
+    assert 0.05 < (measured.relative_error or 0) < 0.2
+
+
+def test_what_a_package_decodes_is_what_we_decode() -> None:
+    folder = SAMPLES / "ct-mxfp4"
+    result = diff(folder, folder / "dequantized.safetensors")
+    assert result.counts == {"format": 2}
+    assert [each.distance.noise for each in result.tensors if each.distance is not None] == [0, 0]
+
+
+def test_a_plain_checkpoint_may_be_either_side(tmp_path: Path) -> None:
+    model = source(tmp_path / "m")
+    folder = quantized(model, tmp_path / "q", Options("mxfp8"))
+    dequantize_checkpoint(open_checkpoint(folder), tmp_path / "back", backend=Cpu())
+    for pair in ((folder, tmp_path / "back"), (tmp_path / "back", folder)):
+        result = diff(*pair)
+        assert result.counts == {"equal": 5, "format": WEIGHTS}
+        assert [each.distance.noise for each in result.tensors if each.distance is not None] == [0] * WEIGHTS
+    assert diff(model, model).differing == ()
+
+
+def test_selectors_restrict_it(tmp_path: Path) -> None:
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("mxfp8"))
+    assert [each.name for each in diff(folder, folder, "*.up_proj", "@norm").tensors][:1] == [
+        "model.layers.0.input_layernorm.weight"
+    ]
+    assert len(diff(folder, folder, "*.up_proj").tensors) == 1
+    with pytest.raises(UsageError, match="matches no tensor"):
+        diff(folder, folder, "nothing")
+
+
+def test_empty_and_odd_tensors_are_survived(tmp_path: Path) -> None:
+    tensors = {"empty": noise(0, 32), "scalar": ("F32", np.float32(1).reshape(())), "flags": ("BOOL", np.ones(3, bool))}
+    a, b = write_model(tmp_path / "a", tensors), write_model(tmp_path / "b", {**tensors, "flags": noise(3)})
+    assert diff(a, a).counts == {"equal": 3}
+    result = diff(a, b)
+    assert result.counts == {"equal": 2, "dtype": 1}
+    assert named(result, "flags").distance is None
