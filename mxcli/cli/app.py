@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -91,7 +92,10 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line (of this process by default) and exits with its code."""
     _open_closed_streams()
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    # All is said and done: a signal that still comes need not be told of in Python's words.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

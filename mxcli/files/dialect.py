@@ -75,9 +75,10 @@ def detect_dialect(
 ) -> tuple[str | None, list[str]]:
     """The dialect, or None for plain tensors, and notes on it.
 
-    Blocks that a file types itself need no more to be known. Else, `config` is config.json and `producer_config` hf_quant_config.json. The configuration decides, but only
-    when some tensor holds codes; without a configuration the tensors' names and dtypes decide. Codes that
-    nothing explains are the dialect "unknown", so that they are never taken for plain numbers.
+    Blocks that a file types itself need no more to be known. Else, of `config` (config.json) and `producer_config`
+    (hf_quant_config.json), the configuration decides, but only when some tensor holds codes; without one the tensors'
+    names and dtypes decide. Codes that nothing explains are the dialect "unknown", so that they are never taken for
+    plain numbers.
     """
     if any(info.block_type for info in tensors.values()):
         return BLOCKS, []

@@ -31,12 +31,14 @@ Config = Mapping[str, object]
 @dataclass(frozen=True, slots=True)
 class Family:
     """Models with one `model_type`: the architecture in the file, and whether its rows of queries and keys pair
-    neighbours in the rotary embedding instead of halves; `scaled` are the kinds of rope scaling that it knows."""
+    neighbours in the rotary embedding instead of halves; `scaled` are the kinds of rope scaling that it knows, and with
+    `biased` transformers' loader of GGUF files expects biases."""
 
     model_type: str
     architecture: str
     turned: bool
     scaled: frozenset[str] = frozenset({"default", "linear", "yarn"})
+    biased: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -44,7 +46,7 @@ FAMILIES: dict[str, Family] = {
     for row in (
         Family("llama", "llama", turned=True, scaled=frozenset({"default", "linear", "yarn", "llama3"})),
         Family("mistral", "llama", turned=True),
-        Family("qwen2", "qwen2", turned=False),
+        Family("qwen2", "qwen2", turned=False, biased=True),
         Family("qwen3", "qwen3", turned=False),
     )
 }
@@ -76,6 +78,8 @@ def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> Outline:
     remarks = []
     if left_out:
         remarks.append(f"{len(left_out):,} tables that GGUF computes are left out ('{printable(left_out[0])}', …).")
+    if not family.biased and any(target and target.name.endswith(".bias") for target in targets.values()):
+        remarks.append("Biases are written; transformers' loader of GGUF files leaves them out of such models.")
     if config.get("sliding_window") and config.get("model_type") == "mistral":
         remarks.append("GGUF's llama attends to everything: the model's sliding window is not carried.")
     return Outline(

@@ -102,7 +102,8 @@ def test_names_dtypes_and_order_of_rows() -> None:
         ("output.weight", "F32", False),
     ]
     assert outline.constants == {}
-    assert len(outline.remarks) == 1
+    assert len(outline.remarks) == 2
+    assert "Biases are written; transformers' loader of GGUF files leaves them out" in outline.remarks[1]
     assert (
         "1 tables that GGUF computes are left out ('model.layers.0.self_attn.rotary_emb.inv_freq'" in outline.remarks[0]
     )

@@ -305,3 +305,26 @@ def test_hostile_names_are_classified_at_once() -> None:
     assert role_of("norm" * 100_000, (4, 4), "F32") == "weight"
     assert role_of("\n.\x1b[31m.weight", (4, 4), "F32") == "weight"
     assert role_of("", (), "F32") == "other"
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "role"),
+    [
+        ("token_embd.weight", 2, "embedding"),
+        ("output.weight", 2, "lm_head"),
+        ("output_norm.weight", 1, "norm"),
+        ("rope_freqs.weight", 1, "buffer"),
+        ("blk.0.attn_norm.weight", 1, "norm"),
+        ("blk.0.attn_q.weight", 2, "weight"),
+        ("blk.0.attn_q.bias", 1, "bias"),
+        ("blk.0.ffn_gate.weight", 2, "weight"),
+        ("blk.0.ffn_gate_inp.weight", 2, "router"),
+        ("blk.0.ffn_gate_exps.weight", 3, "weight"),
+        ("blk.0.ffn_up_shexp.weight", 2, "weight"),
+        ("blk.0.ssm_conv1d.weight", 2, "conv"),
+    ],
+)
+def test_names_of_gguf(name: str, dims: int, role: str) -> None:
+    assert role_of(name, (4,) * dims, "F16") == role
+    assert ("expert" in tags_of(name, role)) == ("_exps" in name)
+    assert ("shared_expert" in tags_of(name, role)) == ("_shexp" in name)

@@ -79,7 +79,7 @@ def test_scales_one_step_apart_are_counted(tmp_path: Path) -> None:
     model = source(tmp_path / "m", {"a.weight": bf16(x)})
     rules = [Options("mxfp4", scale_rounding=rule) for rule in ("floor", "rceil")]
     folders = [quantized(model, tmp_path / str(at), options) for at, options in enumerate(rules)]
-    (difference,) = diff(*folders).tensors
+    (difference,) = diff(folders[0], folders[1]).tensors
     assert difference.differs == ("codes", "scales")
     assert difference.blocks is not None
     assert (difference.blocks.scales, difference.blocks.steps) == (4, {1: 4})

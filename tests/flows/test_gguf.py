@@ -192,7 +192,9 @@ def test_a_model_that_it_cannot_hold_is_refused_before_any_work(tmp_path: Path) 
 def test_one_file_is_as_large_as_it_is(tmp_path: Path) -> None:
     source = open_checkpoint(write_model(tmp_path / "m", llama(), {**LLAMA, **SIZES}))
     plan = make_plan(source, Options("mxfp4", layout="gguf", nonfinite="error"))
-    with pytest.raises(RefusedError, match=r"the layout gguf writes one file, here of .* --max-shard-size allows 1,000"):
+    with pytest.raises(
+        RefusedError, match=r"the layout gguf writes one file, here of .* --max-shard-size allows 1,000"
+    ):
         arrange(source, plan, max_shard_bytes=1000)
 
 

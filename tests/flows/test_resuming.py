@@ -120,7 +120,7 @@ def test_a_run_killed_at_any_point_is_resumed_to_the_same_bytes(
         quantized(source, tmp_path / "counted")
     assert effects[0] > 50
     stages = set()
-    for number in range(2, effects[0] + 20, 2 if over is None else 5):
+    for number in range(2, effects[0] + 20, 3 if over is None else 7):
         out = tmp_path / f"killed-{number}"
         if over:
             quantized(source, out, over, SIZE)
@@ -330,7 +330,7 @@ def test_merging_killed_at_any_point_is_done_again(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantized(source, tmp_path / "whole")
-    for number in range(1, 40, 2):
+    for number in range(1, 40, 3):
         out = tmp_path / f"{number}"
         for share in (Share(1, 2), Share(2, 2)):
             quantized(source, out, share=share)

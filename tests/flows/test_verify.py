@@ -120,21 +120,19 @@ def test_our_own_output_is_sound_and_its_errors_are_those_of_the_report(
 
 def test_experts_are_held_against_the_stack_they_came_from(tmp_path: Path) -> None:
     stacks = {
-        "model.layers.0.mlp.experts.gate_up_proj": noise(2, 64, 32, seed=1),
-        "model.layers.0.mlp.experts.down_proj": noise(2, 32, 32, seed=2),
+        "model.layers.0.mlp.experts.gate_up_proj": noise(2, 96, 32, seed=1),
+        "model.layers.0.mlp.experts.down_proj": noise(2, 32, 48, seed=2),
         "model.layers.0.mlp.gate.weight": noise(2, 32, seed=3),
     }
-    config = {"model_type": "qwen3_moe", "hidden_size": 32, "moe_intermediate_size": 32}
-    stacks["model.layers.0.mlp.experts.gate_up_proj"] = noise(2, 48, 32, seed=1)
-    stacks["model.layers.0.mlp.experts.down_proj"] = noise(2, 32, 24, seed=2)
-    del stacks["model.layers.0.mlp.experts.down_proj"]
+    config = {"model_type": "qwen3_moe", "hidden_size": 32, "moe_intermediate_size": 48}
     model = source(tmp_path / "m", stacks, config)
     result = verified(quantized(model, tmp_path / "q", Options("nvfp4", layout="ct")), model)
     assert found(result) == {}
     assert [(each.name, each.origin is not None and each.origin.exact) for each in result.weights] == [
         (f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight", True)
+        for stack in (("gate", "up"), ("down",))
         for expert in (0, 1)
-        for part in ("gate", "up")
+        for part in stack
     ]
 
 
