@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mxcli.backends import CPU
-from mxcli.backends.library import Cut, KernelStats, Result, Tensor, load
+from mxcli.backends.library import STATS_ARRAYS, STATS_NUMBERS, Cut, KernelStats, Result, Tensor, load
 from mxcli.backends.recipes import kernel_recipe
 from mxcli.errors import UsageError
 from mxcli.numerics.blocks import PerBlock, Quantized, folded, grid_shape, packed_columns
@@ -218,17 +218,13 @@ def per_block_arrays(recipe: Recipe, shape: tuple[int, ...]) -> PerBlock:
     return PerBlock(**{name: np.zeros(grid, kind) for name, kind in kinds.items()})
 
 
-_KINDS = {ctypes.c_int64: "q", ctypes.c_double: "d"}
-_NUMBERS = {field[0]: _KINDS[field[1]] for field in KernelStats._fields_ if field[1] in _KINDS}
-_PACKED, _WORST = struct.Struct("".join(_NUMBERS.values())), struct.Struct("dq")
-_PLACES = {field[0]: getattr(KernelStats, field[0]) for field in KernelStats._fields_ if field[0] not in _NUMBERS}
-
-
 def _stats(k: KernelStats) -> Stats:
-    """The totals as they lie in memory: numbers of eight bytes each, then bins, then the worst blocks."""
+    """The totals, taken out of memory all at once: a small tensor takes no longer to measure than a field to look up."""
     raw = bytes(k)
-    values: dict[str, Any] = dict(zip(_NUMBERS, _PACKED.unpack_from(raw), strict=True))
-    arrays = {name: raw[place.offset : place.offset + place.size] for name, place in _PLACES.items()}
-    worst = arrays.pop("worst")[: values.pop("worst_count") * _WORST.size]
+    values: dict[str, Any] = dict(
+        zip(STATS_NUMBERS, struct.unpack_from("".join(STATS_NUMBERS.values()), raw), strict=True)
+    )
+    arrays = {name: raw[place.offset : place.offset + place.size] for name, place in STATS_ARRAYS.items()}
+    worst = arrays.pop("worst")[: values.pop("worst_count") * struct.calcsize("dq")]
     values |= {name: Histogram.of(array) for name, array in arrays.items()}
-    return Stats(**values, worst=tuple(_WORST.iter_unpack(worst)))
+    return Stats(**values, worst=tuple(struct.iter_unpack("dq", worst)))

@@ -131,6 +131,13 @@ class KernelStats(ctypes.Structure):
     )
 
 
+_CODES = {c_int64: "q", c_double: "d"}
+STATS_NUMBERS = {field[0]: _CODES[field[1]] for field in KernelStats._fields_ if field[1] in _CODES}
+"""The numbers of `MxStats`, which come first, with the code of their type."""
+STATS_ARRAYS = {field[0]: getattr(KernelStats, field[0]) for field in KernelStats._fields_ if field[1] not in _CODES}
+"""The rest of it, and where it lies."""
+
+
 class KernelPerBlock(ctypes.Structure):
     """`MxPerBlock`: addresses of per-block arrays, or null."""
 

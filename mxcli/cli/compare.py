@@ -38,7 +38,7 @@ def compare(
     roundings: options.Roundings = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
-    recipe: options.RecipeForFormats = None,
+    recipe: options.Recipe = None,
     requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "saturate",
     on_indivisible: options.OnIndivisible = "pad",
@@ -95,23 +95,17 @@ def compare(
     from mxcli.numerics.combinations import combine
 
     names = listed(formats, "--formats")
-    asked, content = recipes.options_of_several(
-        context,
-        recipe,
-        selectors,
-        format=names[0],
-        dialect=dialect,
-        nonfinite=nonfinite,
-        on_indivisible=on_indivisible,
-        analysis=True,
+    rules, content = recipes.rules_for_formats(
+        context, recipe, dialect=dialect, nonfinite=nonfinite, on_indivisible=on_indivisible
     )
     combinations = combine(
         names,
-        listed(scale_roundings or asked.scale_rounding, "--scale-roundings"),
-        listed(roundings or asked.rounding, "--roundings"),
-        dialect=asked.dialect,
-        nonfinite=asked.nonfinite,
+        listed(scale_roundings or rules.get("scale_rounding"), "--scale-roundings"),
+        listed(roundings or rules.get("rounding"), "--roundings"),
+        dialect=rules["dialect"],
+        nonfinite=rules["nonfinite"],
     )
+    asked = recipes.options_for_formats(names[0], rules, content, selectors, analysis=True)
     from mxcli.flows.grouping import check_grouping
 
     check_grouping(by)

@@ -62,13 +62,6 @@ def metrics(incomplete: str) -> list[str]:
     return _beginning(METRICS, incomplete)
 
 
-def group_keys(incomplete: str) -> list[str]:
-    """What groups of tensors can be ordered by."""
-    from mxcli.output.recommendation import SORTS
-
-    return _beginning(SORTS, incomplete)
-
-
 def topics(incomplete: str) -> list[str]:
     """Everything `mxcli explain` knows."""
     from mxcli.output.explanation import TOPICS

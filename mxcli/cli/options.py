@@ -33,17 +33,14 @@ _FORMAT = typer.Option(
 )
 Format = Annotated[str, _FORMAT]
 FormatOrRecipe = Annotated[str | None, _FORMAT]
-_RECIPE = (
-    "A TOML file that says what the options say, and more of single tensors. Options given beside it win; --include "
-    "and --exclude come after its own."
-)
-Recipe = Annotated[str | None, typer.Option("--recipe", metavar="FILE", help=_RECIPE)]
-RecipeForFormats = Annotated[
+Recipe = Annotated[
     str | None,
     typer.Option(
         "--recipe",
         metavar="FILE",
-        help=f"{_RECIPE} --formats take the place of its format, and its overrides may only keep tensors.",
+        help="A TOML file that says what the options say, and more of single tensors. Options given beside it win; "
+        "--include and --exclude come after its own. --formats stand in place of its format; beside them its overrides "
+        "may only keep tensors.",
     ),
 ]
 SaveRecipe = Annotated[
@@ -253,22 +250,13 @@ Sort = Annotated[
         "--sort",
         metavar="METRIC",
         autocompletion=completion.metrics,
-        help="Order of the table, worst first: a metric that `mxcli explain` lists, or name.",
+        help="Order of the table, worst first: a metric that `mxcli explain` lists, or name; of what `recommend` chooses "
+        "for, harm, sqnr_db, bits_per_element, elements or name.",
     ),
 ]
 Top = Annotated[
     int | None,
     typer.Option("--top", min=0, metavar="N", help="Rows of the table to show; totals still cover all."),
-]
-SortGroups = Annotated[
-    str,
-    typer.Option(
-        "--sort",
-        metavar="KEY",
-        autocompletion=completion.group_keys,
-        help="Order of the table: harm (most under the smallest format first), sqnr_db (lowest first), "
-        "bits_per_element or elements (most first), or name.",
-    ),
 ]
 By = Annotated[
     str,

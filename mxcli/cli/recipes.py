@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def merged_options(
     from mxcli.numerics.recipe import resolve
 
     content = read_recipe(recipe)
-    defaults = {key: value for key, value in named.items() if key in DEFAULTED and not _typed(context, key)}
+    defaults = {key: value for key, value in named.items() if not _wins(context, key)}
     typed = {key: value for key, value in named.items() if key not in defaults}
     options = options_from(content, typed, selection_rules(selectors), defaults=defaults, analysis=analysis)
     resolve(
@@ -52,29 +52,39 @@ def merged_options(
     return options, content
 
 
-def options_of_several(
-    context: typer.Context,
-    recipe: str | None,
-    selectors: list[str] | None,
-    *,
-    format: str,
-    analysis: bool = False,
-    **named: str | None,
-) -> tuple[Options, RecipeFile | None]:
-    """Like `merged_options` for verbs that try several formats: `format` is one of them, in place of the recipe's.
+def rules_for_formats(
+    context: typer.Context, recipe: str | None, **named: str | None
+) -> tuple[dict[str, Any], RecipeFile | None]:
+    """For verbs that try several formats on every tensor: all that is `named`, by the fields of Options, on the command
+    line and in the recipe but for its format, and the recipe.
 
-    Names that are typed are not looked up. Raises UsageError for a recipe that fixes formats of single tensors.
+    Nothing is looked up yet. Raises UsageError for a recipe that fixes formats of single tensors.
     """
-    from mxcli.flows.plan import Options
-
     if recipe is None:
-        return Options(format, **named, selection=selection_rules(selectors), analysis=analysis), None  # type: ignore[arg-type]
-    from mxcli.flows.recipes import for_any_format, options_from, read_recipe
+        return dict(named), None
+    from mxcli.flows.recipes import for_any_format, read_recipe
 
     content = for_any_format(read_recipe(recipe))
-    defaults = {key: value for key, value in named.items() if key in DEFAULTED and not _typed(context, key)}
-    typed = {"format": format, **{key: value for key, value in named.items() if key not in defaults}}
-    return options_from(content, typed, selection_rules(selectors), defaults=defaults, analysis=analysis), content
+    typed = {key: value for key, value in named.items() if value is not None and _wins(context, key)}
+    return {**named, **content.named, **typed}, content
+
+
+def options_for_formats(
+    format: str,
+    rules: dict[str, Any],
+    recipe: RecipeFile | None,
+    selectors: list[str] | None,
+    *,
+    analysis: bool = False,
+) -> Options:
+    """The options of what `rules_for_formats` found, for one of the formats."""
+    from mxcli.flows.plan import Options
+
+    selection = selection_rules(selectors)
+    if recipe is None:
+        return Options(format, **rules, selection=selection, analysis=analysis)
+    selection, overrides = (*recipe.selection, *selection), recipe.overrides
+    return Options(format, **rules, selection=selection, overrides=overrides, analysis=analysis)
 
 
 def check_recipe(recipe: RecipeFile | None, checkpoint: Checkpoint) -> None:
@@ -91,6 +101,11 @@ def save_recipe(file: str | None, checkpoint: Checkpoint, plan: Plan, comment: s
         from mxcli.flows.recipe_text import recipe_text, resolved
 
         deliver(recipe_text(resolved(checkpoint, plan), [comment]), file)
+
+
+def _wins(context: typer.Context, parameter: str) -> bool:
+    """Whether a value is above that of a recipe: not where it only stands for one that was not typed."""
+    return parameter not in DEFAULTED or _typed(context, parameter)
 
 
 def _typed(context: typer.Context, parameter: str) -> bool:

@@ -15,6 +15,7 @@ from mxcli.cli.progress import progress
 from mxcli.cli.streams import deliver, refuse_existing, talk_on_stderr
 from mxcli.errors import InputError, UsageError, printable
 
+SORTS = ("harm", "sqnr_db", "bits_per_element", "elements", "name")
 CONFIG_FILES = ("compressed-tensors.json", "llm-compressor.yaml", "modelopt.yaml", "auto-round.json")
 
 Bits = Annotated[
@@ -57,13 +58,13 @@ def recommend(
     rounding: options.Rounding = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
-    recipe: options.RecipeForFormats = None,
+    recipe: options.Recipe = None,
     requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "error",
     on_indivisible: options.OnIndivisible = "keep",
     layout: options.Layout = None,
     dry_run: options.DryRun = False,
-    sort: options.SortGroups = "harm",
+    sort: options.Sort = "harm",
     top: options.Top = None,
     wide: options.Wide = False,
     json: options.Json = None,
@@ -101,17 +102,13 @@ def recommend(
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
     check_dry_run(forms, dry_run=dry_run, beside={"--save-recipe": save_recipe, "--configs": configs})
-    from mxcli.output.recommendation import SORTS
-
     check_forms(forms, force=force, beside=[save_recipe], sorts=SORTS)
     _check_configs(configs, force=force)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
     names = listed(formats, "--formats")
-    asked, content = recipes.options_of_several(
+    rules, content = recipes.rules_for_formats(
         context,
         recipe,
-        selectors,
-        format=names[0],
         scale_rounding=scale_rounding,
         rounding=rounding,
         dialect=dialect,
@@ -121,7 +118,8 @@ def recommend(
     )
     from mxcli.numerics.recipe import resolve_all
 
-    resolve_all(names, rounding=asked.rounding, dialect=asked.dialect, nonfinite=asked.nonfinite)
+    resolve_all(names, rounding=rules["rounding"], dialect=rules["dialect"], nonfinite=rules["nonfinite"])
+    asked = recipes.options_for_formats(names[0], rules, content, selectors)
     from mxcli.flows.recipe_text import spelled_format
     from mxcli.flows.targets import stated_target
 

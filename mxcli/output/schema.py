@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mxcli.flows.soundness.finding import SEVERITIES
 from mxcli.numerics.estimates import SAMPLED, is_estimated, uncertainty_key
 from mxcli.numerics.metrics import METRICS, Metric
 from mxcli.numerics.recipe import NONFINITE_POLICIES
@@ -173,7 +174,99 @@ def recommend_schema() -> Schema:
     )
 
 
-SCHEMAS = {"report": report_schema, "compare": compare_schema, "recommend": recommend_schema}
+def verify_schema() -> Schema:
+    """Of `mxcli verify --json`."""
+    severity: Schema = {"enum": list(SEVERITIES)}
+    counts = _object(dict.fromkeys(("problems", "warnings", "notes"), _COUNT))
+    errors = dict.fromkeys(("sqnr_db", "relative_error", "mse", "max_abs_error"), _NUMBER)
+    made = {
+        **_RECIPE,
+        "exact": {"type": "boolean", "description": "all of its bytes are those that this makes of the source"},
+        "equal_blocks": _COUNT,
+        "blocks_tried": _COUNT,
+        "tensor_scale_equal": {"type": "boolean"},
+    }
+    check = {"name": _TEXT, "severity": severity, "meaning": _TEXT, "how": _TEXT, "findings": _COUNT}
+    finding = {"check": _TEXT, "severity": severity, **dict.fromkeys(("where", "value", "need", "way_out"), _TEXT)}
+    weight = {
+        "name": _TEXT,
+        "format": _TEXT,
+        "shape": _list(_COUNT),
+        **dict.fromkeys(("problems", "warnings", "notes"), _COUNT),
+        "amax": _NUMBER,
+        "tensor_scale": _NUMBER,
+        **errors,
+        "bytes_of": {"anyOf": [_object(made), {"type": "null"}]},
+    }
+    return _document(
+        "verify",
+        {
+            **{key: schema for key, schema in _SOURCE.items() if key != "options"},
+            "layout": _TEXT,
+            "against": {**_TEXT_OR_NONE, "description": "what it was held against"},
+            "sound": {"type": "boolean", "description": "there are no problems"},
+            "counts": counts,
+            "conclusion": _list(_TEXT),
+            "totals": {"anyOf": [_object({"tensors": _COUNT, **errors}), {"type": "null"}]},
+            "notes": _list(_TEXT),
+            "checks": _list(_object({**check, "skipped": {**_TEXT_OR_NONE, "description": "why it was not made"}})),
+            "findings": _list(_object(finding)),
+            "weights": _list(_object(weight, optional=frozenset(errors))),
+        },
+    )
+
+
+def diff_schema() -> Schema:
+    """Of `mxcli diff --json`."""
+    shape: Schema = {"anyOf": [_list(_COUNT), {"type": "null"}]}
+    counted = ("elements", "blocks", "codes", "codes_sign_of_zero", "codes_one_step", "blocks_with_codes", "scales")
+    of_blocks: Schema = {
+        **dict.fromkeys(counted, _COUNT),
+        **dict.fromkeys(("codes_percent", "scales_percent"), _HARM),
+        "scale_steps": {**_mapping(_COUNT), "description": "scales by how many steps those of B are above those of A"},
+        **dict.fromkeys(("tensor_scale_a", "tensor_scale_b"), _NUMBER),
+    }
+    of_values: Schema = dict.fromkeys(("relative_difference", "max_abs_difference"), _NUMBER)
+    tensor = {
+        "name": _TEXT,
+        "in_a": _TEXT_OR_NONE,
+        "in_b": _TEXT_OR_NONE,
+        "shape_a": shape,
+        "shape_b": shape,
+        "differs": {**_list(_TEXT), "description": "in what; empty where nothing differs"},
+        **of_blocks,
+        **of_values,
+    }
+    side = {"source": _TEXT, "layout": _TEXT_OR_NONE, "elements": _COUNT, "bytes": _COUNT, "by_dtype": _mapping(_TOTAL)}
+    pair = {"a": _TEXT, "b": _TEXT}
+    rule = {
+        "format": _TEXT,
+        "blocks": _COUNT,
+        "explained_by": {**_list(_object(pair)), "description": "pairs of rules that explain the scales of all blocks"},
+        "nearest": {"anyOf": [_object({**pair, "blocks": _COUNT}), {"type": "null"}]},
+        "contradictory_blocks": _COUNT,
+    }
+    return _document(
+        "diff",
+        {
+            "a": _object(side),
+            "b": _object(side),
+            "same": {"type": "boolean"},
+            "counts": _mapping(_COUNT),
+            "conclusion": _list(_TEXT),
+            "rules": _list(_object(rule)),
+            "tensors": _list(_object(tensor, optional=frozenset(of_blocks) | frozenset(of_values))),
+        },
+    )
+
+
+SCHEMAS = {
+    "report": report_schema,
+    "compare": compare_schema,
+    "recommend": recommend_schema,
+    "verify": verify_schema,
+    "diff": diff_schema,
+}
 
 
 def _document(verb: str, properties: Schema) -> Schema:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from command_line import SAMPLE, strict_json
 
+from mxcli.output.schema import SCHEMAS
+
 Mxcli = Callable[..., Any]
 
 
@@ -58,6 +60,8 @@ def test_json_and_csv_have_every_tensor(mxcli: Mxcli, folders: dict[str, Path], 
     code, out, _ = mxcli("diff", folders["floor"], folders["ceil"], "--json", "--csv", tmp_path / "d.csv")
     assert code == 5
     record = strict_json(out)
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(record, SCHEMAS["diff"]())
     assert record["schema"] == "mxcli.diff/1"
     assert record["same"] is False
     assert record["counts"] == {"equal": 11, "codes": 28, "scales": 28}

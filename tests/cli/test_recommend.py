@@ -13,6 +13,9 @@ import pytest
 from command_line import CAPTURES, SAMPLE, command, strict_json
 from tiny_models import LLAMA, bf16, floats, llama, write_model
 
+from mxcli.cli import recommend
+from mxcli.output.recommendation import SORTS
+
 WORDS = ("recommend", SAMPLE, "--formats", "mxfp4,nvfp4,mxfp8")
 KEY = "model.layers.0.self_attn.q_proj+k_proj+v_proj"
 
@@ -228,6 +231,7 @@ def test_orders_of_the_table(mxcli: Callable[..., Any]) -> None:
         group["name"] for group in groups if group["chosen"] == "mxfp8_e4m3"
     }
     assert "1 of 16 groups shown, largest first" in mxcli(*words, "--sort", "elements", "--top", "1").out
+    assert tuple(SORTS) == recommend.SORTS
     code, out, err = mxcli(*words, "--sort", "sqnr")
     assert (code, out) == (2, "")
     assert err == (

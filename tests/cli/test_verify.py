@@ -10,6 +10,7 @@ import pytest
 from command_line import SAMPLE, strict_json
 
 from mxcli.errors import SHOWN_CHARACTERS
+from mxcli.output.schema import SCHEMAS
 
 Mxcli = Callable[..., Any]
 SHARD = "model.safetensors"
@@ -84,6 +85,8 @@ def test_json_has_every_check_finding_and_weight(mxcli: Mxcli, broken: Path) -> 
     code, out, _ = mxcli("verify", broken, "--against", SAMPLE, "--tp", 8, "--json")
     assert code == 5
     record = strict_json(out)
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(record, SCHEMAS["verify"]())
     assert record["schema"] == "mxcli.verify/1"
     assert (record["sound"], record["layout"]) == (False, "compressed-tensors")
     assert record["counts"] == {"problems": 6, "warnings": 0, "notes": 0}

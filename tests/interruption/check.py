@@ -1,0 +1,277 @@
+"""A large checkpoint quantized by a command that is killed again and again: `python tests/interruption/check.py`.
+
+A synthetic checkpoint (--size 20G) is quantized once in peace and once with a SIGKILL at each of --kills random points,
+resumed every time, and once by two machines of which one is killed and one interrupted; every file is compared. Prints
+times beside those of `cp` and of measuring alone, the most memory used beside what --dry-run says, and exits 1 if
+anything differs. Takes room for two copies of the source and half of a third.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import mxcli as tested
+from mxcli.cli.machine import memory_size
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tested.__file__).parents[1])}
+COLUMNS = 4096
+NORM = "model.layers.{}.input_layernorm.weight"
+WEIGHTS = tuple(f"self_attn.{each}_proj" for each in "qkvo") + tuple(
+    f"mlp.{each}_proj" for each in ("gate", "up", "down")
+)
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_size": COLUMNS}
+POLL_SECONDS = 0.002
+MIB = 1 << 20
+RSS_UNIT = 1 if sys.platform == "darwin" else 1 << 10
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended: its exit code (negative: the signal), seconds, and most resident memory in bytes (0: not
+    measured)."""
+
+    code: int
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: what, how it went, and whether that is right."""
+
+    what: str
+    outcome: str
+    right: bool = True
+
+
+def make_checkpoint(folder: Path, size: int, tensor_bytes: int, shards: int) -> None:
+    """A checkpoint of about `size` bytes in as many files: random BF16, other values in every tensor."""
+    rows = max(16, tensor_bytes // (2 * COLUMNS) // 16 * 16)
+    tile = (np.random.default_rng(0).standard_normal((rows, COLUMNS), np.float32).view(np.uint32) >> 16).astype(
+        np.uint16
+    )
+    count = max(shards, round(size / tile.nbytes))
+    names = [f"model.layers.{at // len(WEIGHTS)}.{WEIGHTS[at % len(WEIGHTS)]}.weight" for at in range(count)]
+    weight_map: dict[str, str] = {}
+    folder.mkdir(parents=True)
+    for shard in range(shards):
+        mine = range(shard * count // shards, (shard + 1) * count // shards)
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        norms = sorted({NORM.format(at // len(WEIGHTS)) for at in mine if at % len(WEIGHTS) == 0})
+        with (folder / file).open("wb") as out:
+            out.write(_header([(names[at], [rows, COLUMNS]) for at in mine] + [(norm, [COLUMNS]) for norm in norms]))
+            for at in mine:
+                out.write(np.roll(tile, 1 + at % (rows - 1), axis=0).data)
+            for _ in norms:
+                out.write(tile[0].data)
+        weight_map |= dict.fromkeys([*(names[at] for at in mine), *norms], file)
+    index = {"metadata": {"total_size": count * tile.nbytes}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def _header(tensors: Sequence[tuple[str, list[int]]]) -> bytes:
+    described, begin = {}, 0
+    for name, shape in tensors:
+        end = begin + 2 * int(np.prod(shape))
+        described[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+# A process of its own asks for the most memory: what the system counts begins with that of whoever starts a program.
+MEASURED = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+sys.stdout.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
+
+
+def mxcli(*words: object) -> Ended:
+    """A command that runs to its end."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "mxcli", *map(str, words)]
+    measured = [sys.executable, "-S", "-c", MEASURED, *command]
+    done = subprocess.run(measured, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+    return Ended(done.returncode, time.monotonic() - began, int(done.stdout) * RSS_UNIT)
+
+
+def signalled(*words: object, sent: signal.Signals, folder: Path, size: int) -> Ended:
+    """A command that gets a signal when the partial files of a directory occupy so many bytes."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "mxcli", *map(str, words)]
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=nowhere, stderr=nowhere) as process:
+        while process.poll() is None:
+            if occupied(folder) >= size:
+                process.send_signal(sent)
+                break
+            time.sleep(POLL_SECONDS)
+    return Ended(process.returncode, time.monotonic() - began, 0)
+
+
+def occupied(folder: Path) -> int:
+    """Bytes that partial files occupy."""
+    total = 0
+    for path in folder.glob("model*.partial"):
+        try:
+            total += path.stat().st_blocks * 512
+        except FileNotFoundError:  # it has just got its own name
+            continue
+    return total
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file; the record without the command, which is another."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.name == "mxcli.json":
+            record = {**json.loads(path.read_bytes()), "command": None}
+            found[path.name] = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+        elif path.is_file():
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def killed_run(
+    words: Sequence[object], folder: Path, points: Sequence[int], expected: dict[str, str]
+) -> Iterator[Line]:
+    """A run with a SIGKILL at each point, in bytes written, and resumed until it is complete."""
+    finals = {name for name in expected if not name.endswith(".partial")}
+    for at, point in enumerate(sorted(points), 1):
+        ended = signalled(*words, "-o", folder, "--resume", sent=signal.SIGKILL, folder=folder, size=point)
+        there = {path.name for path in folder.iterdir()} & finals
+        if ended.code == 0:
+            yield Line(f"kill {at}", f"it was complete before {size_text(point)} were written")
+            break
+        yield Line(
+            f"kill {at}",
+            f"at {size_text(point)} of output, after {ended.seconds:.1f} s; {len(there)} files under final names",
+            ended.code == -signal.SIGKILL and not there,
+        )
+    ended = mxcli(*words, "-o", folder, "--resume") if not (folder / "mxcli.json").exists() else ended
+    same = ended.code == 0 and digests(folder) == expected
+    yield Line("resumed", f"{ended.seconds:.1f} s; {'every byte the same' if same else 'DIFFERENT BYTES'}", same)
+
+
+def shared_run(words: Sequence[object], folder: Path, point: int, expected: dict[str, str]) -> Iterator[Line]:
+    """Two machines, one killed and one interrupted on the way, both resumed and merged."""
+    for number, sent in ((1, signal.SIGKILL), (2, signal.SIGINT)):
+        share = [*words, "-o", folder, "--shard-range", f"{number}/2", "--resume"]
+        before = occupied(folder)
+        ended = signalled(*share, sent=sent, folder=folder, size=before + point)
+        resumed = mxcli(*share)
+        right = ended.code in (0, 130 if sent == signal.SIGINT else -sent) and resumed.code == 0
+        yield Line(f"share {number}/2", f"{sent.name}: exit {ended.code}; resumed: exit {resumed.code}", right)
+    merged = mxcli("merge", folder)
+    same = merged.code == 0 and digests(folder) == expected
+    yield Line("merge", f"{merged.seconds:.1f} s; {'every byte the same' if same else 'DIFFERENT BYTES'}", same)
+
+
+def run(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
+    """All checks, one after another."""
+    source, whole, copy = folder / "source", folder / "whole", folder / "copy"
+    make_checkpoint(source, memory_size(options.size), memory_size(options.tensor_size), options.shards)
+    size = sum(path.stat().st_size for path in source.iterdir())
+    words = ["quantize", source, "--format", options.format, "--device", "cpu", "-q"]
+    yield Line(
+        "source", f"{size_text(size)} in {options.shards} files, {size_text(memory_size(options.tensor_size))} a tensor"
+    )
+    planned = folder / "plan.json"
+    mxcli(*words, "-o", whole, "--dry-run", "--json", planned)
+    need = json.loads(planned.read_text())["peak_memory_bytes"]
+    if not options.short:
+        drop_cached(source)
+        began = time.monotonic()
+        subprocess.run(["cp", "-r", source, copy], check=True)
+        os.sync()
+        yield Line("cp, synced", rate(size, time.monotonic() - began))
+        shutil.rmtree(copy)
+        drop_cached(source)
+        measured = mxcli("report", source, "--format", options.format, "--device", "cpu", "-q")
+        yield Line("report (reads and measures)", rate(size, measured.seconds), measured.code == 0)
+        drop_cached(source)
+    ended = mxcli(*words, "-o", whole, "--max-memory", need)
+    yield Line("quantize", rate(size, ended.seconds), ended.code == 0)
+    yield Line(
+        "most memory", f"{size_text(ended.peak_bytes)} of {size_text(need)} said by --dry-run", ended.peak_bytes <= need
+    )
+    expected = digests(whole)
+    output = sum(path.stat().st_size for path in whole.glob("*.safetensors"))
+    shutil.rmtree(whole)
+    random.seed(options.seed)
+    points = [round(output * random.uniform(0.02, 0.98)) for _ in range(options.kills)]
+    yield from killed_run(words, folder / "killed", points, expected)
+    shutil.rmtree(folder / "killed")
+    if not options.short:
+        yield from shared_run(words, folder / "shared", round(output * random.uniform(0.05, 0.45)), expected)
+
+
+def drop_cached(folder: Path) -> None:
+    """Have the system forget what it holds of files, as far as it may."""
+    os.sync()
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def rate(size: int, seconds: float) -> str:
+    """Seconds, and what they come to."""
+    return f"{seconds:.1f} s, {size / seconds / 1e6:,.0f} MB/s of the source"
+
+
+def size_text(size: int) -> str:
+    """Bytes in MiB."""
+    return f"{size / MIB:,.1f} MiB"
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--size", default="1G", help="bytes of the checkpoint, such as 20G")
+    parser.add_argument("--tensor-size", default="32M", help="bytes of a weight")
+    parser.add_argument("--shards", type=int, default=4, help="files of the checkpoint")
+    parser.add_argument("--format", default="nvfp4")
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, help="decides where the kills come")
+    parser.add_argument("--folder", help="where to work; what is in the way there is an error")
+    parser.add_argument("--short", action="store_true", help="only the killed run")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if all went right."""
+    asked = options(arguments)
+    wrong = 0
+    with tempfile.TemporaryDirectory(dir=asked.folder, prefix="mxcli-interruption-") as folder:
+        for line in run(asked, Path(folder)):
+            wrong += not line.right
+            print(f"{'ok   ' if line.right else 'WRONG'}  {line.what:28} {line.outcome}", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
