@@ -219,7 +219,7 @@ def per_block_arrays(recipe: Recipe, shape: tuple[int, ...]) -> PerBlock:
 
 
 def _stats(k: KernelStats) -> Stats:
-    """The totals, taken out of memory all at once: a small tensor takes no longer to measure than a field to look up."""
+    """The totals, taken out of memory all at once: a look-up by field would take longer than a small tensor does."""
     raw = bytes(k)
     values: dict[str, Any] = dict(
         zip(STATS_NUMBERS, struct.unpack_from("".join(STATS_NUMBERS.values()), raw), strict=True)

@@ -250,8 +250,8 @@ Sort = Annotated[
         "--sort",
         metavar="METRIC",
         autocompletion=completion.metrics,
-        help="Order of the table, worst first: a metric that `mxcli explain` lists, or name; of what `recommend` chooses "
-        "for, harm, sqnr_db, bits_per_element, elements or name.",
+        help="Order of the table, worst first: a metric that `mxcli explain` lists, or name; of what `recommend` "
+        "chooses for, harm, sqnr_db, bits_per_element, elements or name.",
     ),
 ]
 Top = Annotated[

@@ -39,7 +39,8 @@ class Sort:
 
 
 SORTS: dict[str, Sort] = {
-    "harm": Sort(lambda choice: -_worst(choice), "most harm first"),
+    # Per tensor: three fused layers of ordinary harm are no worse than each of them.
+    "harm": Sort(lambda choice: -_worst(choice) / len(choice.group.tensors), "most harm per tensor first"),
     "sqnr_db": Sort(lambda choice: choice.option.sqnr_db, "lowest SQNR first"),
     "bits_per_element": Sort(lambda choice: -choice.option.bits / choice.group.elements, "most bits first"),
     "elements": Sort(lambda choice: -choice.group.elements, "largest first"),

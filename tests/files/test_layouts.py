@@ -304,3 +304,15 @@ def test_unknown_layouts_are_usage_errors() -> None:
 
 def test_every_named_format_has_a_layout() -> None:
     assert set(OWN.formats) == set(FORMATS)
+
+
+def test_settings_that_are_common_together_are_stated_not_those_common_one_by_one() -> None:
+    weights = [
+        *(weight("mxfp6", name=f"a{number}.weight") for number in range(3)),
+        *(weight("nvfp4", name=f"b{number}.weight") for number in range(2)),
+        *(weight("nvfp4_2d", (128, 256), name=f"c{number}.weight") for number in range(2)),
+    ]
+    settings = OWN.settings(weights, [])
+    assert (settings["format"], settings["scale_rounding"]) == ("mxfp6_e2m3", "rceil")
+    found = OWN.weights(OnDisk(in_file(OWN, weights), {"quantization_config": settings}))
+    assert {each.name: each.format.name for each in found} == {each.name: each.format.name for each in weights}

@@ -160,10 +160,11 @@ def killed_run(
     words: Sequence[object], folder: Path, points: Sequence[int], expected: dict[str, str]
 ) -> Iterator[Line]:
     """A run with a SIGKILL at each point, in bytes written, and resumed until it is complete."""
-    finals = {name for name in expected if not name.endswith(".partial")}
-    for at, point in enumerate(sorted(points), 1):
+    for at, later in enumerate(sorted(points), 1):
+        # Later than where the one before came to, so that each has something to lose and something to keep.
+        point = max(later, occupied(folder) + max(points) // 50)
         ended = signalled(*words, "-o", folder, "--resume", sent=signal.SIGKILL, folder=folder, size=point)
-        there = {path.name for path in folder.iterdir()} & finals
+        there = {path.name for path in folder.iterdir()} & set(expected)
         if ended.code == 0:
             yield Line(f"kill {at}", f"it was complete before {size_text(point)} were written")
             break

@@ -39,11 +39,11 @@ def result() -> Recommendation:
     return recommended(["mxfp4", "nvfp4"], Target(BITS, 5.5))
 
 
-def test_groups_come_with_most_harm_first_and_totals_last(result: Recommendation) -> None:
+def test_groups_come_with_most_harm_per_tensor_first_and_totals_last(result: Recommendation) -> None:
     lines = recommendation_text(result, Screen()).splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith("model."))
     names = [line.split()[0] for line in lines[start : start + 16]]
-    harms = {choice.group.name: choice.options[0].harm for choice in result.choices}
+    harms = {choice.group.name: choice.options[0].harm / len(choice.group.tensors) for choice in result.choices}
     assert names == sorted(harms, key=lambda name: -harms[name])
     assert lines[start + 17].startswith("all 16 groups")
     assert recommendation_text(result, Screen(), top=3).count("\nmodel.") == 3

@@ -70,7 +70,9 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
 
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
     each = {weight.name: _of(weight) for weight in weights}
-    usual = {key: Counter(str(own[key]) for own in each.values()).most_common(1)[0][0] for key in _SETTINGS}
+    # The commonest combination: settings that are common one by one need not go together.
+    combinations = Counter(tuple(str(own[key]) for key in _SETTINGS) for own in each.values())
+    usual = dict(zip(_SETTINGS, combinations.most_common(1)[0][0], strict=True))
     exceptions = {name: {key: own[key] for key in own if own[key] != usual.get(key)} for name, own in each.items()}
     return {
         "quant_method": METHOD,
@@ -129,6 +131,8 @@ def _weights(disk: OnDisk) -> list[Weight]:
 
 def _weight(name: str, settings: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Weight | None:
     """The weight called `name`, or None where a tensor merely ends in `_scale`; raises ValueError for a misfit."""
+    if name not in tensors and name + "_packed" not in tensors:
+        return None
     recipe = resolve(
         str(settings.get("format")),
         scale_rounding=_text(settings, "scale_rounding"),
