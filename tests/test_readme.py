@@ -56,7 +56,7 @@ def test_every_marker_is_a_block() -> None:
 def test_two_commands_install_and_do_something() -> None:
     main, tests = COMMANDS
     assert re.fullmatch(r"pip install -c constraints\.txt \. && mxcli report samples/tiny-llama .*", main)
-    assert tests == "pip install -c constraints.txt -e '.[test]' && pytest"
+    assert tests == "pip install -c constraints.txt -e '.[test]' && pytest -n auto --dist loadfile"
     assert main.split(" && ")[1] in [block[1] for block in BLOCK.finditer(TEXT)], "the README shows another run"
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import typer
 
@@ -61,7 +64,8 @@ def deliver(text: str, file: str = STDOUT, *, verbatim: bool = False) -> None:
     """The result, ending in a newline, to stdout or to `file`, which appears whole or not at all.
 
     Text for people is spelled as the locale can show it; with `verbatim` all that the stream can encode stays as it is.
-    A reader that closed the pipe ends the program silently.
+    A reader that closed the pipe ends the program silently. An interruption waits until all is written, so that no
+    line is torn; a second one does not.
     """
     if file != STDOUT:
         _write(Path(file), text)
@@ -70,7 +74,8 @@ def deliver(text: str, file: str = STDOUT, *, verbatim: bool = False) -> None:
     if verbatim:
         screen = Screen(unicode="utf" in (sys.stdout.encoding or "").lower())
     try:
-        print(spelled(text, screen), flush=True)
+        with _whole():
+            print(spelled(text, screen), flush=True)
     except BrokenPipeError:
         silence(sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
@@ -97,6 +102,32 @@ def silence(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Raises a KeyboardInterrupt that comes meanwhile at the end of the `with` block, and a second one at once."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    try:
+        signal.signal(signal.SIGINT, note)
+    except ValueError:  # only the main thread is interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _write(path: Path, text: str) -> None:
