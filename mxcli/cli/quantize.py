@@ -116,7 +116,7 @@ def quantize(
         talk.detail(f"{printable(task.step.tensor.name)}: {task.step.reason}")
     if output is None or dry_run:
         result = report_of(source, checkpoint, plan, arrangement)
-        talk.notes(result.notes)
+        talk.notes((*result.notes, *_share_notes(checkpoint, arrangement, how)))
         site = _site(output, found_device(where, talk), where.max_memory)
         check_memory(arrangement.need, site.max_memory, site.device)
         recipes.save_recipe(save_recipe, checkpoint, plan, f"mxcli quantize {printable(source)}")
@@ -156,6 +156,16 @@ def _planned(checkpoint: Checkpoint, wanted: Options, captures: str | None) -> P
     from mxcli.flows.input_scales import with_input_scales
 
     return with_input_scales(checkpoint, plan, open_checkpoint(captures), backend=Cpu())
+
+
+def _share_notes(checkpoint: Checkpoint, arrangement: Arrangement, how: Writing) -> list[str]:
+    """What of a plan, which is always of the whole output, a share would write."""
+    if how.share is None:
+        return []
+    from mxcli.flows.quantize import share_of
+
+    names = [shard.name for shard in share_of(checkpoint, arrangement, how.share).shards]
+    return [f"Share {how.share} would write {', '.join(names) or 'no file: there are fewer files than shares'}."]
 
 
 def _written(result: Report, checkpoint: Checkpoint, written: Written, how: Writing) -> tuple[str, dict[str, object]]:

@@ -13,6 +13,8 @@ import numpy as np
 from mxcli.errors import InputError, printable
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo, storage_shape
 
+AHEAD_BYTES = 1 << 30
+
 
 def read_in_place(info: TensorInfo) -> Array:
     """The tensor as a read-only C-contiguous array of its dtype's storage type.
@@ -83,7 +85,8 @@ def _changed(info: TensorInfo, file: io.FileIO) -> str:
 
 
 def will_need(infos: Iterable[TensorInfo]) -> None:
-    """Have the system read tensors that lie in place, so that they are in memory when they are asked for.
+    """Have the system read tensors that lie in place, so that they are in memory when they are asked for; of a very
+    large one the beginning, which leaves room for what is in use.
 
     It is a hint: where it cannot be given, nothing happens.
     """
@@ -91,7 +94,7 @@ def will_need(infos: Iterable[TensorInfo]) -> None:
         if info.offset == IN_MEMORY or not hasattr(os, "posix_fadvise"):
             continue
         with suppress(OSError), info.file.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), info.offset, info.nbytes, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(file.fileno(), info.offset, min(info.nbytes, AHEAD_BYTES), os.POSIX_FADV_WILLNEED)
 
 
 def release_pages(array: Array) -> None:

@@ -7,6 +7,7 @@ a run that was cut short can be gone on with. The source is never written to, no
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -16,10 +17,10 @@ from types import TracebackType
 from mxcli.errors import EnvironmentFailure, RefusedError, printable, together
 from mxcli.files.model_files import RECORD
 from mxcli.files.tensors import Array
-from mxcli.files.writer_draft import RECORDED, Draft, differences, names_in
+from mxcli.files.writer_draft import RECORDED, UNCOMPARED, Draft, differences, names_in
 from mxcli.files.writer_partials import Partials, sync_folder
 from mxcli.files.writer_place import Place, stays_inside
-from mxcli.files.writer_progress import COMPLETE, ENTRIES, Line, ProgressRecord, progress_path, refuse_other_runs
+from mxcli.files.writer_progress import COMPLETE, ENTRIES, MEMO, Line, ProgressRecord, progress_path, refuse_other_runs
 from mxcli.files.writer_shards import Shard, ShardFile
 
 SYNC_BYTES, SYNC_SECONDS = 1 << 28, 5.0
@@ -37,7 +38,7 @@ class Output:
         copied = sum(path.stat().st_size for path in draft.copied.values())
         self._place, self._draft, self._resume, self._force = place, draft, resume, force
         self._partials = Partials(place, draft.names, sum(shard.nbytes for shard in draft.written) + copied)
-        self._header = draft.header
+        self._said_before: Line = {}
         self._kept: dict[str, dict[str, Line]] = {}
         self._progress: ProgressRecord | None = None
         self._has_lines = self._is_done = False
@@ -82,13 +83,12 @@ class Output:
     @property
     def record(self) -> dict[str, object]:
         """What the record says before anything is measured; a resumed run says what it said when it began."""
-        found: dict[str, object] = self._header[RECORDED]
-        return found
+        return {**self._draft.record, **self._said_before}
 
     @property
-    def kept(self) -> Mapping[str, object]:
+    def kept(self) -> Mapping[str, str]:
         """What was remembered of the tensors that an earlier run finished, by the first name each is written as."""
-        return {key: line["memo"] for of_shard in self._kept.values() for key, line in of_shard.items()}
+        return {key: line[MEMO] for of_shard in self._kept.values() for key, line in of_shard.items()}
 
     @property
     def has_progress(self) -> bool:
@@ -109,11 +109,11 @@ class Output:
             self._shard[1].write(name, array)
         self._waiting_bytes += array.nbytes
 
-    def finish(self, entries: tuple[str, ...], memo: object) -> None:
+    def finish(self, entries: tuple[str, ...], memo: str) -> None:
         """Everything of a tensor of the source is written, as `entries`; `memo` is remembered of it if this run is cut
         short, once the bytes are on the disk."""
         assert self._shard is not None
-        self._waiting.append({"shard": self._shard[0].name, ENTRIES: list(entries), "memo": memo})
+        self._waiting.append({"shard": self._shard[0].name, ENTRIES: list(entries), MEMO: memo})
         if self._waiting_bytes >= SYNC_BYTES or time.monotonic() - self._synced_at >= SYNC_SECONDS:
             self._sync()
 
@@ -171,13 +171,14 @@ class Output:
             self._begin(earlier)
 
     def _go_on(self, earlier: Line) -> None:
-        changes, shown = differences(earlier, self._header), printable(self._place.folder)
+        changes = differences(earlier, json.loads(json.dumps(self._draft.header)))
+        shown = printable(self._place.folder)
         if changes:
             ending = "Give the same options and source, or leave --resume out to begin anew."
             one = [f"{shown}: cannot be resumed: {changes[0]}. {ending}"]
             headline = f"{shown}: cannot be resumed with other options or another source than before"
             raise together(RefusedError, headline, one if len(changes) == 1 else changes)
-        self._header = earlier
+        self._said_before = {key: earlier[RECORDED][key] for key in UNCOMPARED if key in earlier[RECORDED]}
         with self._partials.on_disk():
             self._record.resume()
             self._partials.take_back(self._record)
@@ -187,7 +188,7 @@ class Output:
     def _begin(self, earlier: Line | None) -> None:
         stale = [] if earlier is None or self._draft.share else names_in(earlier)
         with self._partials.on_disk():
-            self._record.begin(self._header)
+            self._record.begin(self._draft.header, self._partials.earlier_line)
             self._partials.discard([*self._mine, *(name for name in stale if stays_inside(self._place.folder, name))])
         try:
             self._partials.check_space()
@@ -209,7 +210,7 @@ class Output:
                 self._kept[shard.name] = found
         kept = [line for of_shard in self._kept.values() for line in of_shard.values()]
         if len(kept) < len(lines):
-            self._record.begin(self._header)
+            self._record.begin({**self._draft.header, RECORDED: self.record}, self._partials.earlier_line)
             self._record.add(kept)
         self._has_lines = bool(kept)
 

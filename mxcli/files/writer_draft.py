@@ -17,7 +17,8 @@ RECORDED, OWN = "record", "own"
 MODIFIED, SHARDS, DOCUMENTS, CARRIED = "modified", "shards", "documents", "carried"
 _DERIVED = ("tensors", "notes")
 """What of a record follows from the rest of it."""
-_UNCOMPARED = ("command",)
+UNCOMPARED = ("command",)
+"""What of a record may be another when a run is gone on with; the first has its way."""
 _SHOWN = 60
 
 
@@ -55,8 +56,8 @@ class Draft:
 
     @property
     def header(self) -> Line:
-        """What is said of it in the record of progress."""
-        header = {
+        """What is said of it in the record of progress, to be held in JSON."""
+        return {
             "schema": SCHEMA,
             RECORDED: self.record,
             MODIFIED: self.modified,
@@ -65,8 +66,6 @@ class Draft:
             CARRIED: list(self.carried),
             OWN: [shard.name for shard in self.written],
         }
-        read_back: Line = json.loads(json.dumps(header))
-        return read_back
 
 
 def _outlined(shard: Shard) -> list[object]:
@@ -89,7 +88,7 @@ def differences(earlier: Line, later: Line, *, moment: bool = True) -> list[str]
     only where that is the same in what follows from it. With `moment` the source must also not have been written anew.
     """
     one, other = dict(earlier[RECORDED]), dict(later[RECORDED])
-    for key in _UNCOMPARED:
+    for key in UNCOMPARED:
         one.pop(key, None), other.pop(key, None)
     derived = [(key, one.pop(key, None), other.pop(key, None)) for key in _DERIVED]
     found = list(_changes("", one, other))

@@ -13,7 +13,7 @@ from mxcli.files.model_files import RECORD
 from mxcli.files.writer_draft import CARRIED, DOCUMENTS, OWN, RECORDED, SHARDS, differences, header_digest, names_in
 from mxcli.files.writer_partials import Partials
 from mxcli.files.writer_place import free_place
-from mxcli.files.writer_progress import COMPLETE, Line, ProgressRecord, Share, progress_path, progress_records
+from mxcli.files.writer_progress import COMPLETE, MEMO, Line, ProgressRecord, Share, progress_path, progress_records
 
 
 class Merging:
@@ -34,7 +34,7 @@ class Merging:
             self._progress = _held(self.folder, self.shares, held)
             self._header = _common_header(self.folder, self._progress)
             self.record: dict[str, Any] = self._header[RECORDED]
-            self.memos = [line["memo"] for each in self._progress for line in each.told.done.values()]
+            self.memos = [line[MEMO] for each in self._progress for line in each.told.done.values()]
             place = free_place(self.folder, names_in(self._header), force=self._force, resume=True)
             self._partials = Partials(place, names_in(self._header), 0)
             self._progress[0].resume()

@@ -42,6 +42,11 @@ class Partials:
         self._earlier = place.earlier
         self._made: list[Path] = []
 
+    @property
+    def earlier_line(self) -> dict[str, object]:
+        """What a record of progress is told of the output before."""
+        return {PUBLISHING: False, EARLIER: sorted(self._earlier)}
+
     def make_folders(self) -> None:
         """The directory and those in it that the names need."""
         with self.on_disk():
@@ -122,7 +127,7 @@ class Partials:
                 final, partial = self.folder / name, partial_path(self.folder / name)
                 if not os.path.lexists(partial) and os.path.lexists(final):
                     os.replace(final, partial)
-            progress.add([{PUBLISHING: False, EARLIER: sorted(self._earlier)}])
+            progress.add([self.earlier_line])
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove what lies under partial names, and the directories that were made for it."""
@@ -150,7 +155,7 @@ class Partials:
 
     def _rename(self, progress: Sequence[ProgressRecord]) -> None:
         folder = self.folder
-        progress[0].add([{PUBLISHING: True, EARLIER: sorted(self._earlier)}])
+        progress[0].add([{**self.earlier_line, PUBLISHING: True}])
         _sync_folders(folder, self.names)
         (folder / RECORD).unlink(missing_ok=True)
         for name in self.names:

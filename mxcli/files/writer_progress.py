@@ -23,6 +23,7 @@ from mxcli.files.directory import PARTIAL_SUFFIX
 SCHEMA = "mxcli.progress/1"
 PROGRESS = "mxcli.progress"
 PUBLISHING, EARLIER, COMPLETE, ENTRIES = "publishing", "earlier", "complete", "entries"
+MEMO = "memo"
 _NAME = re.compile(rf"{re.escape(PROGRESS)}(?:-(\d+)-of-(\d+))?{re.escape(PARTIAL_SUFFIX)}")
 _ATTEMPTS = 5
 RESERVED_BYTES = 1 << 18
@@ -114,10 +115,10 @@ class ProgressRecord:
             os.close(descriptor)
         raise EnvironmentFailure(f"{printable(path)}: is removed again and again; another run may be at work there.")
 
-    def begin(self, header: Mapping[str, object]) -> None:
-        """Say what is made, in place of whatever was said before; nothing is to be remembered yet."""
+    def begin(self, header: Mapping[str, object], *lines: Mapping[str, object]) -> None:
+        """Say what is made, in place of whatever was said before; nothing of it need be on the disk yet."""
         self._go_to(0)
-        self._write([header])
+        self._write([header, *lines])
 
     def resume(self) -> None:
         """Go on after the last whole line."""

@@ -30,7 +30,8 @@ def add_counted(total: dict[str, Stats], tensor: str, stats: Iterable[Stats]) ->
 
 def gathered(memos: Iterable[Any]) -> dict[str, Stats]:
     """The statistics of all tensors from what several runs remembered, in any order; what is no record is left out."""
+    parts = [(memo["first_piece"], memo["tensor"], counted_of(memo)) for memo in memos if memo is not None]
     total: dict[str, Stats] = {}
-    for memo in sorted((memo for memo in memos if memo is not None), key=itemgetter("first_piece")):
-        add_counted(total, memo["tensor"], counted_of(memo))
+    for _, tensor, stats in sorted(parts, key=itemgetter(0)):
+        add_counted(total, tensor, stats)
     return total

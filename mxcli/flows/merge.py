@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ from mxcli.files.writer_merge import Merging
 from mxcli.flows.counted import gathered
 from mxcli.flows.records import QUANTIZED, with_statistics
 
-FINISHING: Mapping[str, Callable[[dict[str, Any], Sequence[object]], dict[str, object]]] = {
-    QUANTIZED: lambda record, memos: with_statistics(record, gathered(memos)),
+FINISHING: Mapping[str, Callable[[dict[str, Any], Sequence[str]], dict[str, object]]] = {
+    QUANTIZED: lambda record, memos: with_statistics(record, gathered(map(json.loads, memos))),
 }
 """How the record of a kind of output is completed from what was remembered of its tensors; others are complete."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from mxcli.backends import Backend
+from mxcli.backends.cpu import Cpu
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.reading import release_pages
 from mxcli.files.tensors import IN_MEMORY, Array
+from mxcli.files.writer_progress import Share
 from mxcli.flows.arrange import Arrangement, Task, arrange
 from mxcli.flows.counted import Counted, add_counted, counted_of, counted_record
 from mxcli.flows.pieces import Piece
@@ -65,13 +67,15 @@ def quantize_checkpoint(
         finish=lambda record: with_statistics(record, run.stats),
     )
     outcome = write_checkpoint(checkpoint, Path(output), work, manner)
-    mine = arrangement if manner.share is None else _share_of(arrangement, shards_of_share(work, manner.share))
+    mine = arrangement if manner.share is None else share_of(checkpoint, arrangement, manner.share)
     layers = tuple((task.step, run.stats_of(task)) for task in mine.tasks)
     return Written(Path(output), mine, layers, outcome)
 
 
-def _share_of(arrangement: Arrangement, names: Collection[str]) -> Arrangement:
-    """The shards of these names, with the tasks that have no part in others."""
+def share_of(checkpoint: Checkpoint, arrangement: Arrangement, share: Share) -> Arrangement:
+    """The shards that one of several machines writes, with the tasks that have no part in others."""
+    jobs = list(_Run(checkpoint, arrangement, Cpu()).jobs())
+    names = shards_of_share(arrangement.shards, jobs, share)
     shards = tuple(shard for shard in arrangement.shards if shard.name in names)
     held = {entry.name for shard in shards for entry in shard.entries}
     tasks = tuple(task for task in arrangement.tasks if task.entries and held.issuperset(e.name for e in task.entries))
@@ -160,12 +164,15 @@ class _Run:
             self._count(info.name, stats)
             return counted_record(info.name, part.start, stats)
 
+        begin, end = (info.nbytes * at // len(task.pieces) for at in (part.start, part.stop))
+        # Pieces lie one after another; of a tensor that is decoded whole no part is asked for.
+        span = info if info.offset == IN_MEMORY else replace(info, offset=info.offset + begin, nbytes=end - begin)
         return Job(
             name=info.name,
-            nbytes=info.nbytes * part.stop // len(task.pieces) - info.nbytes * part.start // len(task.pieces),
+            nbytes=end - begin,
             entries=tuple(entry.name for piece in pieces for entry in piece.entries),
             make=make,
-            reads=(info,),
+            reads=(span,),
             remember=remember,
             recall=lambda memo: self._count(info.name, counted_of(memo)),
         )

@@ -21,7 +21,6 @@ from mxcli.flows.soundness.facts import Summary, facts_of, summary_of
 from mxcli.flows.soundness.finding import PROBLEM, Check, Result
 from mxcli.flows.soundness.of_config import skipped_ignored
 from mxcli.flows.soundness.of_devices import DEVICE_CHECKS
-from mxcli.flows.soundness.of_files import recorded_files
 from mxcli.flows.soundness.of_sets import SET_CHECKS, Together
 from mxcli.flows.soundness.of_source import PAIR_CHECKS, SOURCE_CHECKS, Beside, pair_of
 from mxcli.flows.soundness.of_values import WEIGHT_CHECKS
@@ -143,7 +142,7 @@ def verify_subject(
         weights=tuple(weights),
         results=findings.results(),
         against=against,
-        notes=_notes(subject),
+        notes=_notes(subject, originals),
     )
 
 
@@ -257,7 +256,7 @@ def _skip(findings: Findings, subject: Subject, originals: Originals | None) -> 
     why = skipped_ignored(subject)
     if why is not None:
         findings.skip(_named(*_IGNORE_CHECKS), why)
-    if not recorded_files(subject)[0]:
+    if not subject.recorded_files:
         findings.skip(_named("recorded_file"), f"no {RECORD} beside it names files")
     if subject.checkpoint.index is None:
         findings.skip(_named("weight_map", "total_size"), "it has no index")
@@ -267,8 +266,10 @@ def _named(*names: str) -> list[Check[Any]]:
     return [check for check in CHECKS if check.name in names]
 
 
-def _notes(subject: Subject) -> tuple[str, ...]:
+def _notes(subject: Subject, originals: Originals | None) -> tuple[str, ...]:
     notes = list(subject.checkpoint.notes)
+    if originals is not None and originals.checkpoint.restored_from is not None:
+        notes.append("The source is quantized itself: errors are measured against the values its codes stand for.")
     foreign = subject.seen.foreign if subject.seen is not None else {}
     if foreign:
         notes.append(f"{len(foreign):,} weights are in formats of others, whose values were not looked at.")

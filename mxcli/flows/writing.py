@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -109,22 +110,22 @@ def draft_of(checkpoint: Checkpoint, work: Work, share: Share | None = None) -> 
         record=work.record,
         modified={path.name: path.stat().st_mtime_ns for path in checkpoint.files},
         share=share,
-        own=shards_of_share(work, share) if share else frozenset(),
+        own=frozenset(shards_of_share(work.shards, work.jobs, share) if share else ()),
     )
 
 
-def shards_of_share(work: Work, share: Share) -> frozenset[str]:
+def shards_of_share(shards: Sequence[Shard], jobs: Sequence[Job], share: Share) -> list[str]:
     """The names of the shards that one of several machines writes: neighbours, and of each about the same bytes to
     read."""
-    sizes = {name: sum(job.nbytes for job in jobs) for name, jobs in _by_shard(work.shards, work.jobs).items()}
+    sizes = {name: sum(job.nbytes for job in jobs) for name, jobs in _by_shard(shards, jobs).items()}
     total, before = max(1, sum(sizes.values())), 0
-    mine = set()
+    mine = []
     for name, size in sizes.items():
         middle = share.of * (2 * before + size) // (2 * total)
         if min(middle, share.of - 1) == share.number - 1:
-            mine.add(name)
+            mine.append(name)
         before += size
-    return frozenset(mine)
+    return mine
 
 
 def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[Job], manner: Manner) -> Outcome:
@@ -139,7 +140,7 @@ def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[Job], 
             pending: Future[None] | None = None
             for job in by_shard[shard.name]:
                 if job.entries[0] in kept:
-                    job.recall(kept[job.entries[0]])
+                    job.recall(json.loads(kept[job.entries[0]]))
                     continue
                 if manner.stop():
                     return Outcome(False, done, there, total - done)
@@ -149,7 +150,7 @@ def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[Job], 
                         pending.result()
                     pending = pool.submit(output.write, name, array)
                     del array
-                pending = pool.submit(_finish, pending, output, job.entries, job.remember())
+                pending = pool.submit(_finish, pending, output, job.entries, json.dumps(job.remember()))
                 done += job.nbytes
                 manner.on_progress(done, total, job.name)
             if pending is not None:
@@ -158,7 +159,7 @@ def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[Job], 
     return Outcome(True, done, there, 0)
 
 
-def _finish(writing: Future[None] | None, output: Output, entries: tuple[str, ...], memo: object) -> None:
+def _finish(writing: Future[None] | None, output: Output, entries: tuple[str, ...], memo: str) -> None:
     """What the one thread does after the last writing for a job, unless that failed."""
     if writing is not None:
         writing.result()

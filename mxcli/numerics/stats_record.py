@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -12,9 +13,8 @@ _EMPTY = Stats()
 
 
 def stats_record(stats: Stats) -> dict[str, object]:
-    """The fields that are not those of no tensor at all; of a histogram its first bin in use, and counts from it on."""
-    found = {each.name: (getattr(stats, each.name), getattr(_EMPTY, each.name)) for each in fields(Stats)}
-    return {name: _plain(value) for name, (value, empty) in found.items() if value != empty}
+    """The fields by name; of a histogram its first bin in use, and the counts from it on."""
+    return {each.name: _plain(getattr(stats, each.name)) for each in fields(Stats)}
 
 
 def stats_of(record: Mapping[str, Any]) -> Stats:
@@ -25,12 +25,13 @@ def stats_of(record: Mapping[str, Any]) -> Stats:
 def _plain(value: Any) -> object:
     if not isinstance(value, Histogram):
         return value
-    used = [at for at, _ in value.counted]
+    used = [at for at, _ in value.counted] or [0]
     return [used[0], *value[used[0] : used[-1] + 1]]
 
 
 def _restored(value: Any, empty: object) -> Any:
     if isinstance(empty, Histogram):
         first, *counts = value
-        return Histogram(len(empty), [0] * first + counts)
+        after = len(empty) - first - len(counts)
+        return Histogram.of(array("q", [0] * first + counts + [0] * after).tobytes())
     return tuple(map(tuple, value)) if isinstance(empty, tuple) else value

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,9 +243,11 @@ def test_interrupted_report_still_has_its_table(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         first = process.stdout.readline()
+        time.sleep(0.3)  # by now it waits for a reader, in the middle of a line
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.stdout.read(), process.stderr.read()
     assert process.returncode == 130
     assert strict_json(first)["decision"] == "quantized"
     assert all(strict_json(line) for line in out.splitlines())

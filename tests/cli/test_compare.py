@@ -7,6 +7,7 @@ import io
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,9 +143,11 @@ def test_an_interrupted_comparison_still_has_its_lines(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         first = process.stdout.readline()
+        time.sleep(0.3)  # by now it waits for a reader, in the middle of a line
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.stdout.read(), process.stderr.read()
     assert process.returncode == 130
     assert strict_json(first)["best"] == "nvfp4 te"
     assert all(strict_json(line) for line in out.splitlines())

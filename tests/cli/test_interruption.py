@@ -159,6 +159,11 @@ def test_other_options_are_not_resumed(
 
 def test_shares_are_merged(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     words = ("quantize", SAMPLE, "--format", "nvfp4", "-o", tmp_path / "out", "--max-shard-size", "200K")
+    planned = mxcli(*words, "--shard-range", "2/2", "--dry-run").err
+    assert "note: Share 2/2 would write model-00003-of-00003.safetensors.\n" in planned
+    idle = mxcli(*words, "--shard-range", "2/9", "--dry-run").err
+    assert "note: Share 2/9 would write no file: there are fewer files than shares.\n" in idle
+    assert not (tmp_path / "out").exists()
     code, out, _ = mxcli(*words, "--shard-range", "2/2")
     assert code == 0
     assert out.splitlines()[-1] == (

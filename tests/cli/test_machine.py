@@ -58,6 +58,7 @@ def test_what_is_no_size(text: str) -> None:
         ("quantize m --device cpu --threads 2 --max-memory 8G -o x", "quantize m -o x"),
         ("quantize --device=cuda:0 --threads=2 --max-memory=8G m -q", "quantize m -q"),
         ("quantize m --device", "quantize m"),
+        ("quantize m --resume --shard-range 1/4 -o x --shard-range=2/4", "quantize m -o x"),
         ("quantize -o x -- --device m", "quantize -o x -- --device m"),
     ],
 )
@@ -164,11 +165,14 @@ def test_a_device_that_fails_is_one_sentence(
     mxcli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("mxcli.cli.machine.choose_backend", lambda *_, **__: FailingBackend())
-    arrays = tmp_path / "blocks.safetensors"
-    for words in (["report", "--per-block", arrays], ["quantize", *FORMAT, "-o", tmp_path / "out"]):
-        code, out, err = mxcli(*words, SAMPLE, "-q")
-        assert (code, out, err) == (6, "", "error: cuda:0 is out of memory: use --max-memory.\n")
+    arrays, folder = tmp_path / "blocks.safetensors", tmp_path / "out"
+    error = "error: cuda:0 is out of memory: use --max-memory.\n"
+    assert mxcli("report", "--per-block", arrays, SAMPLE, "-q") == (6, "", error)
     assert list(tmp_path.iterdir()) == []
+    code, out, err = mxcli("quantize", *FORMAT, "-o", folder, SAMPLE, "-q")
+    note = f"note: What is finished is kept in {folder}; the same command with --resume goes on from there.\n"
+    assert (code, out, err) == (6, "", error + note)
+    assert [path.suffix for path in folder.iterdir()] == [".partial", ".partial"]
 
 
 def test_a_whole_machine_with_a_driver(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from raw_checkpoint import safetensors_bytes
 
 from mxcli.errors import InputError
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read
-from mxcli.files.reading import read_rows, release_pages
+from mxcli.files.reading import read_rows, release_pages, will_need
+from mxcli.files.tensors import IN_MEMORY, TensorInfo
 
 MEGABYTES = 8
 COUNT = 16
@@ -98,3 +99,10 @@ def test_a_file_that_shrinks_or_vanishes_is_an_input_error(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(InputError, match="cannot be read"):
         read(checkpoint, checkpoint.tensors["x"])
+
+
+def test_what_will_be_needed_is_only_a_hint(tmp_path: Path) -> None:
+    will_need([TensorInfo("gone", "BF16", (4,), "weight", tmp_path / "gone", 0, 8)])
+    will_need([TensorInfo("decoded", "BF16", (4,), "weight", tmp_path / "gone", IN_MEMORY, 8)])
+    (tmp_path / "there").write_bytes(bytes(8))
+    will_need([TensorInfo("there", "BF16", (4,), "weight", tmp_path / "there", 0, 1 << 40)])

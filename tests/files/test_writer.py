@@ -96,7 +96,7 @@ def test_an_output_appears_under_its_names_only_when_published(tmp_path: Path) -
     with Output(Place(folder), draft) as output:
         output.begin_shard(shard)
         output.write("b", np.zeros(3, np.uint8))
-        output.finish(("b",), None)
+        output.finish(("b",), "")
         output.end_shard()
         assert names_in(folder) == {"s.safetensors.partial", "mxcli.progress.partial"}
         output.publish(output.record)
@@ -129,7 +129,7 @@ def begun(folder: Path, draft: Draft, error: BaseException | None, **more: bool)
     with Output(Place(folder), draft, **more) as output:
         output.begin_shard(draft.shards[0])
         output.write("b", np.array([1, 2, 3], np.uint8))
-        output.finish(("b",), {"seen": 0.1})
+        output.finish(("b",), "seen")
         if error is not None:
             raise error
 
@@ -149,10 +149,10 @@ def test_what_is_finished_is_kept_to_be_resumed(tmp_path: Path, error: BaseExcep
         ]
     assert names_in(tmp_path) == {"s.partial", "mxcli.progress.partial"}
     with Output(Place(tmp_path), TWO, resume=True) as output:
-        assert output.kept == {"b": {"seen": 0.1}}
+        assert output.kept == {"b": "seen"}
         output.begin_shard(TWO.shards[0])
         output.write("w", np.array([1, 2], np.float32))
-        output.finish(("w",), None)
+        output.finish(("w",), "")
         output.end_shard()
         output.publish({})
     assert names_in(tmp_path) == {"s", "mxcli.json"}
@@ -200,7 +200,7 @@ def test_what_was_finished_is_done_again_where_it_is_not_there(tmp_path: Path) -
             assert output.kept == {}, case
             output.begin_shard(TWO.shards[0])
             output.write("w", np.zeros(2, np.float32))
-            output.finish(("w",), None)
+            output.finish(("w",), "")
         with Output(Place(folder), TWO, resume=True) as output:
             assert set(output.kept) == {"w"}, case
         assert outside.read_bytes() == content, case

@@ -118,6 +118,13 @@ def test_our_own_output_is_sound_and_its_errors_are_those_of_the_report(
         assert (each.origin.exact, each.origin.recipe.scale_rule.name) == (True, rule)
 
 
+def test_a_source_that_is_quantized_stands_for_its_values(tmp_path: Path) -> None:
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("mxfp8"))
+    result = verified(folder, folder)
+    assert {each.distance.noise for each in result.weights if each.distance is not None} == {0}
+    assert "The source is quantized itself" in result.notes[-1]
+
+
 def test_experts_are_held_against_the_stack_they_came_from(tmp_path: Path) -> None:
     stacks = {
         "model.layers.0.mlp.experts.gate_up_proj": noise(2, 96, 32, seed=1),

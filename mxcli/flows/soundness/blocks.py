@@ -26,8 +26,14 @@ def scale_values(row: FloatFormat, scales: Array) -> Array:
     """Scales as binary64."""
     if row is FP32:
         return np.asarray(scales, np.float64)
-    values: Array = np.asarray([row.value(code) for code in range(256)])[scales]
+    values: Array = _values(row)[scales]
     return values
+
+
+@cache
+def _values(row: FloatFormat) -> Array:
+    """By code of 8 bits its value."""
+    return np.asarray([row.value(code) for code in range(256)])
 
 
 @cache

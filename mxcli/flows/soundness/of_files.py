@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ from mxcli.errors import InputError
 from mxcli.files.checkpoint import read
 from mxcli.files.index import ShardIndex, read_index
 from mxcli.files.model_files import RECORD
-from mxcli.files.plain import read_json_object
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
 from mxcli.flows.soundness.finding import NOTE, PROBLEM, WARNING, Check, Finding, some
 from mxcli.flows.soundness.subject import Subject
@@ -151,27 +150,13 @@ def activation_scales(subject: Subject) -> Iterator[tuple[str, Array]]:
 
 
 def _recorded(subject: Subject) -> Iterator[Finding]:
-    root, (names, hashes) = subject.checkpoint.root, recorded_files(subject)
-    for name in names:
+    root = subject.checkpoint.root
+    for name, sha256 in subject.recorded_files.items():
         path = root / name
         if not path.is_file():
             yield Finding(name, "missing", f"the file that {RECORD} records", "Copy it again.")
-        elif name in hashes and _sha256(path) != hashes[name]:
+        elif sha256 is not None and _sha256(path) != sha256:
             yield Finding(name, "other content", f"the SHA-256 that {RECORD} records", "Copy it again.")
-
-
-def recorded_files(subject: Subject) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """The files that our record beside them names, and the SHA-256 of those of which it has one."""
-    path = subject.checkpoint.root / RECORD
-    try:
-        record = read_json_object(path) if path.is_file() else {}
-    except InputError:
-        return (), {}
-    named, hashed = record.get("files"), record.get("sha256")
-    hashes = {str(name): str(told) for name, told in hashed.items()} if isinstance(hashed, Mapping) else {}
-    names = dict.fromkeys((*map(str, named if isinstance(named, list) else ()), *hashes))
-    # What lies elsewhere is nobody's business here.
-    return tuple(name for name in names if Path(name).name == name), hashes
 
 
 def _sha256(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from mxcli.errors import InputError, RefusedError, printable
 from mxcli.files.checkpoint import Checkpoint
@@ -12,6 +13,8 @@ from mxcli.files.dialect import UNSCALED
 from mxcli.files.layouts import Layout, OnDisk, Weight
 from mxcli.files.layouts.layout import Misfits, module_of
 from mxcli.files.layouts.loaders import Ignored, unread
+from mxcli.files.model_files import RECORD
+from mxcli.files.plain import read_json_object
 from mxcli.flows.ignored import ignored_modules
 from mxcli.flows.restoring import Restoring, StoredWeight, on_disk, reading_layout, restored_as
 
@@ -53,6 +56,20 @@ class Subject:
         kept = [info for name, info in tensors.items() if name not in self.weights and info.role in LINEAR_ROLES]
         found = ignored_modules(kept, self.checkpoint.tied, self.weights)
         return tuple(module for module in found if module not in self.quantized_modules)
+
+    @cached_property
+    def recorded_files(self) -> dict[str, str | None]:
+        """The files that our record beside them names, and their SHA-256 where it has one."""
+        path = self.checkpoint.root / RECORD
+        try:
+            record = read_json_object(path) if path.is_file() else {}
+        except InputError:
+            return {}
+        named, hashed = record.get("files"), record.get("sha256")
+        hashes = {str(name): str(told) for name, told in hashed.items()} if isinstance(hashed, Mapping) else {}
+        names = dict.fromkeys((*map(str, named if isinstance(named, list) else ()), *hashes))
+        # What lies elsewhere is nobody's business here.
+        return {name: hashes.get(name) for name in names if Path(name).name == name}
 
     @cached_property
     def ignored(self) -> Ignored | None:
