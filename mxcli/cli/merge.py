@@ -19,7 +19,7 @@ def merge(
     force: options.Force = False,
     debug: options.Debug = False,
 ) -> None:
-    """Complete an output that several machines wrote with --shard-range.
+    """Complete an output written in shares.
 
     Nothing is computed: the shares are checked to be there, finished and of one output, then index, configuration
     and record are added and every file gets its final name. The result is the same to the last byte as from one

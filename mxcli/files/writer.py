@@ -183,6 +183,9 @@ class Output:
             self._record.resume()
             self._partials.take_back(self._record)
             self._find_kept()
+            if self._record.told.latest(COMPLETE):
+                # Its copies are made anew, and may be half made when this run is cut short.
+                self._record.add([{COMPLETE: False}])
         self._partials.check_space(self._kept)
 
     def _begin(self, earlier: Line | None) -> None:

@@ -343,6 +343,27 @@ def test_merging_killed_at_any_point_is_done_again(
         )
 
 
+def test_a_finished_share_that_is_resumed_and_killed_is_not_merged_as_it_is(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantized(source, tmp_path / "whole")
+    refused = 0
+    for number in range(1, 20, 2):
+        out = tmp_path / f"{number}"
+        for share in (Share(1, 2), Share(2, 2)):
+            quantized(source, out, share=share)
+        with killed_at(number, monkeypatch):
+            quantized(source, out, share=Share(1, 2), resume=True)
+        try:
+            merge_shares(out)
+        except RefusedError:
+            refused += 1
+            quantized(source, out, share=Share(1, 2), resume=True)
+            merge_shares(out)
+        assert tree(out) == tree(tmp_path / "whole"), number
+    assert refused > 3
+
+
 def test_what_cannot_be_merged_is_told_at_once(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match="no such directory"):
