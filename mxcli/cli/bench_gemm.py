@@ -116,7 +116,15 @@ def gemm(
     from mxcli.flows.gemm_engine import open_engine
     from mxcli.flows.gemm_kernels import named_kernels
     from mxcli.flows.gemm_timing import clock_of
-    from mxcli.output.bench_gemm import RECORD_NAMES, compare_with, gemm_record, gemm_text, plot_rates, row_records
+    from mxcli.output.bench_gemm import (
+        RECORD_NAMES,
+        compare_with,
+        gemm_record,
+        gemm_text,
+        plot_rates,
+        read_earlier,
+        row_records,
+    )
     from mxcli.output.export import csv_text, json_text
 
     check_device(device)
@@ -132,9 +140,11 @@ def gemm(
     kernels = named_kernels(names)
     if vs not in {row.name for row in kernels}:
         raise UsageError(f"--vs '{printable(vs)}' is none of the products: {', '.join(row.name for row in kernels)}.")
+    earlier = None if compare is None else read_earlier(Path(compare))
     wanted, values = _asked(shape, shapes, source, captures, tokens, passes, data, seed)
     found = find_device(device, lambda note: talk.notes([note]))
     wanted = wanted or _default_shapes(found)
+    values.check(wanted)
     engine = open_engine(found)
     refuse_unmet(engine, [row for row in kernels if row.name in names])
     timed = None if found == CPU else open_timed_device(found)
@@ -163,8 +173,8 @@ def gemm(
     if STDOUT not in (json, csv):
         deliver(gemm_text(report, stdout_screen(no_color=no_color)))
     talk.notes(_notes(report, values))
-    if compare is not None:
-        talk.notes(compare_with(report, Path(compare), threshold))
+    if earlier is not None and compare is not None:
+        talk.notes(compare_with(report, earlier, compare, threshold))
 
 
 def _asked(

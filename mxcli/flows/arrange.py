@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.directory import GGUF
 from mxcli.files.layouts import COLUMN, OWN, PREFERRED, QUANTIZATION_CONFIG, Entry, Layout, Weight, find_layout
 from mxcli.files.model_files import CONFIG
 from mxcli.files.outline import Target
@@ -128,7 +129,16 @@ def arrange(
 def layout_of(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Layout:
     """The layout of that name, else the one the plan's options name, else the preferred one that serves."""
     name = layout or plan.options.layout
-    return find_layout(name) if name else _default_layout(checkpoint, plan)
+    if checkpoint.kind != GGUF:
+        return find_layout(name) if name else _default_layout(checkpoint, plan)
+    chosen = find_layout(name) if name else OWN
+    if chosen is not OWN and chosen.kind != GGUF:
+        raise RefusedError(
+            f"{printable(checkpoint.where)}: a GGUF file names its tensors for llama.cpp and has the rows of q and k "
+            f"in its order, so loaders of {chosen.name} would not find them. Use --layout gguf or {OWN.name}, or "
+            "quantize the checkpoint it was made from."
+        )
+    return chosen
 
 
 def _described(shards: tuple[Shard, ...], tasks: Sequence[Task], layout: Layout) -> tuple[Shard, ...]:

@@ -120,6 +120,7 @@ def run_gemm_bench(
     Raises LimitError where a product is not the one of its operands: nothing of that shape is timed then.
     """
     rows: list[GemmRow] = []
+    check_memory(shapes, engine)
     for shape in shapes:
         a, b = values.operands(shape, engine)
         proven: list[tuple[GemmRow, Product | None]] = [_proven(engine, kernel, shape, a, b) for kernel in kernels]
@@ -130,6 +131,25 @@ def run_gemm_bench(
         del proven, a, b
         engine.release()
     return rows
+
+
+def bytes_needed(shape: Shape) -> int:
+    """Memory that a shape takes: both operands in BF16 and, to prove a product, in binary32 and binary64; D; and the
+    reference for the rows that are proven."""
+    m, n, k = shape.sizes
+    return (2 + 4 + 8) * (m + n) * k + 2 * m * n + 4 * 8 * min(m, PROOF_ROWS) * n
+
+
+def check_memory(shapes: Sequence[Shape], engine: Engine) -> None:
+    """Raises EnvironmentFailure naming every shape that needs more memory than there is."""
+    free = engine.free_bytes()
+    problems = [
+        f"{shape.text} needs about {bytes_needed(shape):,} bytes and {engine.device} has {free:,}"
+        for shape in shapes
+        if bytes_needed(shape) > free
+    ]
+    if problems:
+        raise EnvironmentFailure(f"{'; '.join(problems)}. Give smaller shapes.")
 
 
 def refuse_unmet(engine: Engine, kernels: Sequence[GemmKernel]) -> None:

@@ -89,7 +89,7 @@ def examine() -> Diagnosis:
             *(name for name, needed in _FLAGS.items() if set(needed) <= set(flags)),
         ),
         threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=_memory(),
+        memory_bytes=memory_bytes(),
         compiler_found=next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None),
         kernel=_kernel(),
         driver_release=_driver_release(),
@@ -148,7 +148,8 @@ def _processor(field: str) -> str:
     return found[1].strip() if found else ""
 
 
-def _memory() -> int | None:
+def memory_bytes() -> int | None:
+    """Memory of the machine; None where it is not told."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

@@ -17,6 +17,8 @@ FUSED = (
     ("q_lin", "k_lin", "v_lin"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
     ("gate_proj", "up_proj"),
+    ("attn_q", "attn_k", "attn_v"),
+    ("ffn_gate", "ffn_up"),
     ("w1", "w3"),
     ("wi_0", "wi_1"),
 )
@@ -47,9 +49,26 @@ def fused_set(name: str, sets: Iterable[Sequence[str]] = FUSED) -> str | None:
     return None if parameter != "weight" or members is None else prefix + dot + "+".join(members)
 
 
+def joined_sets(more: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """The sets known here and `more`; sets with a member in common are one."""
+    sets: list[tuple[str, ...]] = []
+    for members in (*more, *FUSED):
+        shared = [each for each in sets if set(each) & set(members)]
+        merged = tuple(dict.fromkeys([*(part for each in shared for part in each), *members]))
+        sets = (
+            [merged if each is shared[0] else each for each in sets if each not in shared[1:]]
+            if shared
+            else [
+                *sets,
+                merged,
+            ]
+        )
+    return tuple(sets)
+
+
 def fused_sets(names: Iterable[str], more: Iterable[Sequence[str]] = ()) -> dict[str, tuple[str, ...]]:
-    """The sets with two members or more among the names, in their order; `more` come before the ones known here."""
-    sets = (*more, *FUSED)
+    """The sets with two members or more among the names, in their order; `more` are joined to the ones known here."""
+    sets = joined_sets(more)
     found: dict[str, list[str]] = {}
     for name in names:
         key = fused_set(name, sets)

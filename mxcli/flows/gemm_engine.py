@@ -12,6 +12,7 @@ from mxcli.backends.cpu import Cpu
 from mxcli.backends.reencoding import reencode
 from mxcli.errors import EnvironmentFailure
 from mxcli.files.packing import swizzle
+from mxcli.flows.doctor import memory_bytes
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.recipe import Recipe
 
@@ -90,6 +91,14 @@ class Engine:
         import torch
 
         return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+    def free_bytes(self) -> int:
+        """Memory that could be had: what is free on a GPU, what the machine has on a CPU."""
+        if self.on_gpu:
+            import torch
+
+            return int(torch.cuda.mem_get_info(self.device)[0])
+        return memory_bytes() or 1 << 62
 
     def release(self) -> None:
         """Gives memory back that nothing refers to any more."""

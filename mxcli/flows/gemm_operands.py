@@ -6,13 +6,13 @@ Zeros and constants draw less power and run faster than anything a model holds, 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mxcli.errors import InputError, UsageError, did_you_mean, printable
+from mxcli.errors import InputError, UsageError, did_you_mean, printable, together
 from mxcli.files.captures import captured_by_layer
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.roles import ACTIVATION, GRADIENT
@@ -105,6 +105,27 @@ class Values:
             made.append(own.contiguous().to(engine.device))
         return made[0], made[1]
 
+    def check(self, shapes: Sequence[Shape]) -> None:
+        """Raises InputError naming every captured tensor that is not its layer's, or where none is of any layer."""
+        if self.model is None or self.captures is None:
+            return
+        problems, found = [], False
+        for layer in dict.fromkeys(shape.layer for shape in shapes if shape.layer):
+            rows, columns = self.model.tensors[layer].shape
+            for name, features in ((X, columns), (DY, rows)):
+                stored = self._stored(name, Shape(1, 1, 1, layer=layer))
+                found = found or stored is not None
+                if stored is not None and (not stored[1].shape or stored[1].shape[-1] != features):
+                    problems.append(
+                        f"{printable(self.captures.where)}: {printable(stored[1].name)} {list(stored[1].shape)} is no "
+                        f"{name} of {printable(layer)}, which has {features} features there."
+                    )
+        where = printable(self.captures.where)
+        if not found:
+            problems.append(f"{where}: holds no activations or gradients of the layers; leave --captures out.")
+        if problems:
+            raise together(InputError, where, problems)
+
     def own_data(self, shape: Shape) -> tuple[str, ...]:
         """Which of X, W and dY of a product are the model's own."""
         names = dict.fromkeys(name for name, _ in OPERANDS[shape.passes])
@@ -143,4 +164,6 @@ def _bf16(source: Checkpoint, info: TensorInfo) -> Tensor:
         raise InputError(f"{printable(info.name)}: {info.dtype} is no float that a product takes.")
     array = torch.from_numpy(np.array(read(source, info)))
     found = array.view(torch.bfloat16) if info.dtype == "BF16" else array.to(torch.bfloat16)
+    if not torch.isfinite(found).all():
+        raise InputError(f"{printable(source.where)}: {printable(info.name)} is not finite, so no product of it is.")
     return found.reshape(-1, found.shape[-1])

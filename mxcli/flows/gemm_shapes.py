@@ -115,9 +115,16 @@ def layer_shapes(checkpoint: Checkpoint, tokens: Sequence[int], passes: Iterable
     """
     asked = list(passes)
     unknown = [name for name in asked if name not in PASSES]
+    if not asked:
+        raise UsageError(f"--passes names none: it takes {', '.join(PASSES)}.")
     if unknown:
         raise UsageError(f"unknown pass {', '.join(map(printable, unknown))}: --passes takes {', '.join(PASSES)}.")
     layers = linear_layers(checkpoint)
+    if not layers and checkpoint.dialect is not None:
+        raise InputError(
+            f"{printable(checkpoint.where)}: quantized already ({checkpoint.dialect}); take its original, or "
+            "`mxcli dequantize` it."
+        )
     if not layers:
         raise InputError(f"{printable(checkpoint.where)}: holds no weights of linear layers.")
     counts = [sum(info.shape == one.shape and info.role == WEIGHT for info in checkpoint.tensors.values())

@@ -11,7 +11,7 @@ from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import LAYOUTS, InputScale, Layout
 from mxcli.flows.arrange import layout_of
-from mxcli.flows.fused import FUSED, fused_set, named_sets
+from mxcli.flows.fused import fused_set, joined_sets, named_sets
 from mxcli.flows.output_error import CapturedInputs
 from mxcli.flows.pieces import pieces_of
 from mxcli.flows.plan import Plan, Step
@@ -36,11 +36,18 @@ def with_input_scales(
     missing = [step for step in steps if not inputs.has(step)]
     if missing:
         raise _not_captured(missing, captures)
-    sets = named_sets(plan.options.fuse) if plan.options.fuse else ()
+    sets = joined_sets(named_sets(plan.options.fuse) if plan.options.fuse else ())
     amax: dict[str, float] = {}
     for step in steps:
         key = _key(step, sets)
         amax[key] = max(amax.get(key, 0.0), inputs.amax(step, backend))
+    nothing = [step for step in steps if not amax[_key(step, sets)]]
+    if nothing:
+        names = ", ".join(printable(step.tensor.name) for step in nothing[:3])
+        raise RefusedError(
+            f"{printable(captures.where)}: what was captured of the inputs of {len(nothing):,} layers is all zeros "
+            f"({names}, …): no scale follows from it. Capture real inputs, or leave --captures out."
+        )
     scales = {step.tensor.name: scale_of(step.recipe, amax[_key(step, sets)], backend) for step in steps if step.recipe}
     note = (
         f"Loaders quantize the inputs of {len(steps):,} layers too, with scales from {printable(captures.where.name)}: "
@@ -68,7 +75,7 @@ def _has_scale(step: Step, layout: Layout, checkpoint: Checkpoint) -> bool:
 
 def _key(step: Step, sets: tuple[tuple[str, ...], ...]) -> str:
     """What layers with the same input scale have in common."""
-    return fused_set(step.tensor.name, (*sets, *FUSED)) or step.tensor.name
+    return fused_set(step.tensor.name, sets) or step.tensor.name
 
 
 def _no_use(plan: Plan, layout: Layout) -> str:

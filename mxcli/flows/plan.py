@@ -225,7 +225,14 @@ def _grouped(steps: list[Step], fuse: str | None) -> tuple[tuple[Step, ...], lis
     by_name = {step.tensor.name: step for step in steps}
     group_of: dict[str, str] = {}
     shared, torn = 0, []
-    sets = fused_sets(by_name, named_sets(fuse) if fuse else ())
+    asked = named_sets(fuse) if fuse else ()
+    sets = fused_sets(by_name, asked)
+    idle = ["+".join(each) for each in asked if not any(_named_by(each, names) > 1 for names in sets.values())]
+    if idle:
+        raise UsageError(
+            f"--fuse: no two layers beside each other are called {', '.join(map(printable, idle))}; give the last "
+            "parts of their module paths."
+        )
     for key, names in sets.items():
         recipe = by_name[names[0]].recipe
         if any(by_name[name].recipe != recipe for name in names):
@@ -247,3 +254,8 @@ def _grouped(steps: list[Step], fuse: str | None) -> tuple[tuple[Step, ...], lis
         replace(step, group=group_of[step.tensor.name]) if step.tensor.name in group_of else step for step in steps
     )
     return tuple(grouped), notes
+
+
+def _named_by(parts: Sequence[str], names: Sequence[str]) -> int:
+    """How many of a set's weights are of modules whose paths end in one of the parts."""
+    return sum(name.rpartition(".")[0].rpartition(".")[2] in parts for name in names)

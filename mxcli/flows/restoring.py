@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from mxcli.backends import Backend
 from mxcli.backends.cpu import Cpu
-from mxcli.errors import InputError, RefusedError, printable
+from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read, with_roles
 from mxcli.files.layouts import (
     COLUMN,
@@ -141,7 +142,27 @@ def restoring(checkpoint: Checkpoint, dtype: str | None = None) -> Restoring:
     seen = restored_as(checkpoint, layout, layout.weights(on_disk(checkpoint)), dtype)
     if not seen.weights and not seen.foreign:
         raise RefusedError(f"{printable(checkpoint.root)}: holds no quantized weights.")
+    alone = [_without_partner(info) for info in seen.tensors.values() if _needs_partner(info)]
+    if alone:
+        raise together(InputError, printable(checkpoint.where), alone)
     return seen
+
+
+# Parts of a weight, as layouts name them, that mean nothing by themselves.
+_PART = re.compile(r"weight(_packed|_qdata|_scale|_scale_2|_scale_inv|_global_scale|_per_tensor_scale)$")
+
+
+def _needs_partner(info: TensorInfo) -> bool:
+    """Whether a tensor that no weight was found for is a part of one: taken for plain numbers it would be garbage."""
+    return info.offset != IN_MEMORY and (info.role == "codes" or _PART.search(info.name) is not None)
+
+
+def _without_partner(info: TensorInfo) -> str:
+    what, lacks = ("holds codes", "scales") if info.role == "codes" else ("is a part of a quantized weight", "others")
+    return (
+        f"{printable(info.name)} ({info.dtype} {list(info.shape)}): {what}, and the {lacks} that go with it are "
+        "missing or do not fit; `mxcli verify` tells more."
+    )
 
 
 def restored_as(checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight], dtype: str | None = None) -> Restoring:

@@ -33,7 +33,7 @@ def shards_of(
     counts = Counter(entry.name for of_file in units.values() for unit in of_file for entry in unit)
     problems = [
         f"'{printable(name)}' would be written {count} times: a tensor of the source has the name of another's codes "
-        "or scales. Leave one of them out with --exclude."
+        "or scales. Keep that weight plain with --exclude, or rename the tensor."
         for name, count in counts.items()
         if count > 1
     ]

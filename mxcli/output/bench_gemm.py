@@ -91,19 +91,29 @@ def row_records(report: GemmReport) -> list[dict[str, object]]:
     return [_record(row) for row in report.rows]
 
 
-def compare_with(report: GemmReport, earlier: Path, threshold_percent: float) -> list[str]:
-    """A line for every product that an earlier record has too. Raises InputError for a file that is no such record, and
-    LimitError naming the products that are slower by more than the threshold."""
-    content = read_json_object(earlier)
+Earlier = Mapping[tuple[object, ...], Mapping[str, object]]
+
+
+def read_earlier(file: Path) -> Earlier:
+    """The rows of an earlier record by what they are of; raises InputError for a file that is no such record."""
+    try:
+        content = read_json_object(file)
+    except OSError as error:
+        raise InputError(f"{printable(file)}: cannot be read: {printable(error.strerror)}.") from error
     rows = content.get("rows")
     if content.get("schema") != "mxcli.bench.gemm/1" or not isinstance(rows, list):
-        raise InputError(f"{printable(earlier)}: no record of `mxcli bench gemm --json`.")
-    known = {tuple(row.get(key) for key in EVERY_TIME): row for row in rows if isinstance(row, Mapping)}
+        raise InputError(f"{printable(file)}: no record of `mxcli bench gemm --json`.")
+    return {tuple(row.get(key) for key in EVERY_TIME): row for row in rows if isinstance(row, Mapping)}
+
+
+def compare_with(report: GemmReport, known: Earlier, earlier: str, threshold_percent: float) -> list[str]:
+    """A line for every product that an earlier record has too. Raises InputError where it has none of them, and
+    LimitError naming the products that are slower by more than the threshold."""
     lines, slower = [], []
     for record in row_records(report):
         before = known.get(tuple(record[key] for key in EVERY_TIME))
         now, then = record["tflops"], before.get("tflops") if before else None
-        if not isinstance(now, float) or not isinstance(then, float) or not then:
+        if not isinstance(now, float) or not isinstance(then, int | float) or not then:
             continue
         change = 100 * (now / then - 1)
         name = f"{record['kernel']} {record['m']}x{record['n']}x{record['k']}"

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tiny_models import bf16, noise, write_model
 
-from mxcli.errors import InputError, LimitError, UsageError
+from mxcli.errors import EnvironmentFailure, InputError, LimitError, UsageError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.bench_gemm import GemmSettings, Peak, run_gemm_bench
 from mxcli.flows.gemm_engine import open_engine
@@ -137,3 +139,31 @@ def test_shapes_as_typed_and_from_a_file(tmp_path: Path) -> None:
 def _written(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+def test_shapes_that_do_not_fit_memory_are_refused_before_any_work() -> None:
+    kernels, clock = named_kernels(["fp8-row"]), Stopped()
+    shapes = [Shape(16, 16, 32), Shape(1 << 20, 1 << 20, 1 << 20)]
+    with pytest.raises(EnvironmentFailure, match=r"1048576x1048576x1048576 needs about [0-9,]+ bytes and cpu has"):
+        run_gemm_bench(open_engine("cpu"), kernels, shapes, NORMAL, GemmSettings(), clock)
+    assert clock.calls == 0
+
+
+def test_captures_that_do_not_fit_or_are_not_finite_are_named(tmp_path: Path) -> None:
+    model = open_checkpoint(write_model(tmp_path / "m", {"a.weight": noise(32, 64)}))
+    shapes = layer_shapes(model, [4], ["fprop"])
+
+    def values(**captured: np.ndarray) -> Values:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        held = write_model(folder, {name.replace("__", "."): bf16(x) for name, x in captured.items()})
+        return Values(DISTRIBUTIONS["normal"], 0, model, open_checkpoint(held))
+
+    with pytest.raises(InputError, match=r"a.activation \[4, 63\] is no X of a.weight, which has 64 features there"):
+        values(a__activation=np.ones((4, 63))).check(shapes)
+    with pytest.raises(InputError, match="holds no activations or gradients of the layers"):
+        values(b__activation=np.ones((4, 64))).check(shapes)
+    broken = np.ones((4, 64))
+    broken[1, 2] = np.nan
+    with pytest.raises(InputError, match=r"a\.activation is not finite"):
+        values(a__activation=broken).operands(shapes[0], open_engine("cpu"))
+    values(a__activation=np.ones((4, 64))).check(shapes)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tiny_models import LLAMA, bf16, floats, llama, noise, read_raw, tree, write_model
 
 from mxcli.backends import cpu
@@ -260,3 +262,37 @@ def test_a_quantized_source_is_taken_for_the_values_it_stands_for_when_asked(tmp
     assert read_raw(tmp_path / "again" / file) == read_raw(tmp_path / "through floats" / file)
     assert json.loads((tmp_path / "again" / "mxcli.json").read_text())["requantized_from"] == "compressed-tensors"
     assert open_floats(source, requantize=True).restored_from is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "format", "lost", "words"),
+    [
+        ("compressed-tensors", "mxfp8", "weight_scale", "holds codes, and the scales that go with it are missing"),
+        ("modelopt", "nvfp4", "weight_scale", "holds codes, and the scales that go with it are missing"),
+        ("mxcli", "mxfp8", "weight_scale", "holds codes, and the scales that go with it are missing"),
+        (
+            "mxcli",
+            "nvfp4",
+            "weight_packed",
+            "a part of a quantized weight, and the others that go with it are missing",
+        ),
+        ("torchao", "mxfp8", "_weight_qdata", "missing"),
+        ("fp8", "fp8_e4m3_128x128", "weight_scale_inv", "missing"),
+    ],
+)
+def test_a_weight_that_lost_a_part_is_never_taken_for_numbers(
+    tmp_path: Path, layout: str, format: str, lost: str, words: str
+) -> None:
+    """Codes without their scales came out as floats, thousands of times too large, after exit 0."""
+    source = write_model(tmp_path / "m", {"a.weight": noise(128, 128), "b.weight": noise(128, 128)})
+    quantized(source, tmp_path / "q", Options(format, layout=layout))
+    file = tmp_path / "q" / "model.safetensors"
+    with safe_open(file, "pt") as held:
+        metadata = held.metadata()
+    tensors = {name: tensor for name, tensor in load_file(file).items() if name != f"a.{lost}"}
+    save_file(tensors, file, metadata)
+    with pytest.raises(InputError, match=words):
+        restored(tmp_path / "q", tmp_path / "d")
+    with pytest.raises(InputError, match=words):
+        open_floats(tmp_path / "q", requantize=True)
+    assert not (tmp_path / "d").exists()

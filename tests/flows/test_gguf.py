@@ -266,3 +266,14 @@ def test_llama_3_factors_are_those_of_transformers(tmp_path: Path) -> None:
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](loaded, "cpu")
     plain = 1 / 500000.0 ** (np.arange(0, 32, 2) / 32)
     assert np.allclose(plain / factors, scaled.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors", "fp8"])
+def test_layouts_of_other_loaders_are_refused_for_a_gguf_source(layout: str) -> None:
+    """They look for Hugging Face's names and rows, and would find llama.cpp's."""
+    file = Path(__file__).parents[1] / "data" / "layouts" / "gguf-mxfp4" / "model.gguf"
+    checkpoint = open_floats(file, requantize=True)
+    plan = make_plan(checkpoint, Options("fp8_e4m3_128x128", layout=layout))
+    with pytest.raises(RefusedError, match="a GGUF file names its tensors for llama.cpp"):
+        arrange(checkpoint, plan)
+    assert arrange(checkpoint, make_plan(checkpoint, Options("mxfp8"))).layout.name == "mxcli"

@@ -232,15 +232,23 @@ def test_every_format_plans_a_model_its_blocks_divide(tmp_path: Path, name: str)
 
 
 def test_sets_that_the_user_names_share_a_tensor_scale(tmp_path: Path) -> None:
-    names = ("a.query_key.weight", "a.value.weight", "a.q_proj.weight", "a.k_proj.weight")
+    names = ("a.query_key.weight", "a.x.weight", "a.q_proj.weight", "a.k_proj.weight")
     source = write_model(tmp_path / "m", {name: noise(16, 32) for name in names})
-    plan = make_plan(open_checkpoint(source), Options("nvfp4", fuse="query_key+value, k_proj+x"))
+    plan = make_plan(open_checkpoint(source), Options("nvfp4", fuse="query_key+x"))
+    joined = "a.query_key+x"
     assert {step.tensor.name: step.group for step in plan.steps} == {
-        "a.query_key.weight": "a.query_key+value",
-        "a.value.weight": "a.query_key+value",
-        "a.q_proj.weight": None,  # its partner was named for another set
-        "a.k_proj.weight": None,
+        "a.query_key.weight": joined,
+        "a.x.weight": joined,
+        "a.q_proj.weight": "a.q_proj+k_proj+v_proj",
+        "a.k_proj.weight": "a.q_proj+k_proj+v_proj",
     }
+
+
+def test_a_set_that_is_named_joins_the_known_one_it_shares_a_member_with(tmp_path: Path) -> None:
+    names = ("a.q_proj.weight", "a.k_proj.weight", "a.o_proj.weight")
+    source = write_model(tmp_path / "m", {name: noise(16, 32) for name in names})
+    plan = make_plan(open_checkpoint(source), Options("nvfp4", fuse="q_proj+o_proj"))
+    assert {step.group for step in plan.steps} == {"a.q_proj+o_proj+k_proj+v_proj"}
 
 
 @pytest.mark.parametrize(
@@ -250,6 +258,7 @@ def test_sets_that_the_user_names_share_a_tensor_scale(tmp_path: Path) -> None:
         ("q+", "a set is the last parts"),
         ("attn.q+attn.k", "a set is the last parts"),
         ("q+k,k+v", "k is in two sets"),
+        ("foo+bar", r"no two layers beside each other are called foo\+bar"),
     ],
 )
 def test_sets_that_make_no_sense_are_refused(tmp_path: Path, text: str, words: str) -> None:

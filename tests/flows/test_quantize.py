@@ -500,6 +500,7 @@ def test_quantizing_reads_no_more_memory_than_was_said(tmp_path: Path) -> None:
         pytest.skip("resident memory is read from /proc")
     resident()
     plan = make_plan(checkpoint, Options("mxfp4"))
-    written = quantize_checkpoint(checkpoint, plan, tmp_path / "out", backend=Cpu(), manner=Manner(on_progress=resident))
+    manner = Manner(on_progress=resident)
+    written = quantize_checkpoint(checkpoint, plan, tmp_path / "out", backend=Cpu(), manner=manner)
     assert max(peaks) - peaks[0] < written.arrangement.need.peak_bytes
     assert max(peaks) - peaks[0] < 6 * rows[1].nbytes

@@ -176,6 +176,9 @@ def _weight(module: str, disk: OnDisk) -> Weight:
         if fits and (name + "_scale_2" in expected) == (name + "_scale_2" in disk.tensors):
             if scales.shape != algorithm.scale_shape(shape):
                 continue
+            fault = _refusal(weight)
+            if fault:
+                raise ValueError(f"{list(codes.shape)} is no shape of {algorithm.name}: {fault}")
             check_fit(_contents(weight), disk.tensors, algorithm.name)
             return weight
     known = ", ".join(algorithm.name for algorithm in ALGORITHMS.values())
