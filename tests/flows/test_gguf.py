@@ -274,6 +274,6 @@ def test_layouts_of_other_loaders_are_refused_for_a_gguf_source(layout: str) -> 
     file = Path(__file__).parents[1] / "data" / "layouts" / "gguf-mxfp4" / "model.gguf"
     checkpoint = open_floats(file, requantize=True)
     plan = make_plan(checkpoint, Options("fp8_e4m3_128x128", layout=layout))
-    with pytest.raises(RefusedError, match="a GGUF file names its tensors for llama.cpp"):
+    with pytest.raises(RefusedError, match=r"a GGUF file names its tensors for llama\.cpp"):
         arrange(checkpoint, plan)
     assert arrange(checkpoint, make_plan(checkpoint, Options("mxfp8"))).layout.name == "mxcli"
