@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mxcli.flows.gemm_operands import Values
     from mxcli.flows.gemm_shapes import Shape
 
+MOST_DRIFT_PERCENT = 5.0
+"""Between the halves of the rounds; more is told of."""
 SMALL, LARGE = "256x1024x1024", "4096x4096x4096,8192x8192x8192"
 
 Products = Annotated[
@@ -226,6 +228,13 @@ def _notes(report: GemmReport, values: Values) -> list[str]:
         notes.append(
             "A CPU shows the errors; how fast block-scaled products are, a GPU tells (--device cuda): FP8 from compute "
             "capability 8.9 on, 1x128 blocks from 9.0, MXFP8, MXFP4 and NVFP4 from 10.0."
+        )
+    slowed = [row for row in report.rows if row.drift_percent is not None and row.drift_percent > MOST_DRIFT_PERCENT]
+    if slowed and report.device != CPU:
+        worst = max(slowed, key=lambda row: row.drift_percent or 0.0)
+        notes.append(
+            f"{len(slowed):,} products slowed down while they were timed, {worst.kernel} {worst.shape.text} by "
+            f"{worst.drift_percent:.0f} %: the GPU throttles, or other work runs on it."
         )
     if values.distribution.is_constant:
         notes.append(

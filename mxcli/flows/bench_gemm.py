@@ -11,8 +11,8 @@ from mxcli.flows.gemm_engine import Engine
 from mxcli.flows.gemm_kernels import BASELINE, GEMM_KERNELS, GemmKernel, Product
 from mxcli.flows.gemm_operands import Values
 from mxcli.flows.gemm_shapes import Shape
-from mxcli.flows.gemm_timing import Clock, time_products
-from mxcli.flows.timing import Timing
+from mxcli.flows.gemm_timing import Clock, drift_percent, time_products
+from mxcli.flows.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,9 +32,9 @@ REFUSALS = (RuntimeError, NotImplementedError, ValueError)
 class GemmRow:
     """One product of one shape. `deviation` is the largest |D - exact| against what accumulation may make of it (at
     most 1), `sqnr_db` what quantization left against the unquantized product, `inexact` the elements that re-encoding
-    rounded. Times are None where `problem` says why there are none. `quantize` is the cost of making operand A; rates
-    are from the median of the product, of both with `includes_quantize`. `speedup` is against the reference row of the
-    same shape: above 1 is faster."""
+    rounded. Times are None where `problem` says why there are none. `drift_percent` is how much slower the second half
+    of the rounds was, `quantize` the cost of making operand A; rates are from the median of the product, of both with
+    `includes_quantize`. `speedup` is against the reference row of the same shape: above 1 is faster."""
 
     kernel: str
     formats: tuple[str, str] | None
@@ -44,6 +44,7 @@ class GemmRow:
     sqnr_db: float | None = None
     inexact: int | None = None
     timing: Timing | None = None
+    drift_percent: float | None = None
     quantize: Timing | None = None
     includes_quantize: bool = False
     tflops: float | None = None
@@ -214,20 +215,21 @@ def _timed(proven: Sequence[tuple[GemmRow, Product | None]], settings: GemmSetti
                 calls[_making(row)] = product.quantize
     if not settings.rounds or not calls:
         return [row for row, _ in proven]
-    timings = time_products(calls, clock, settings.rounds)
-    rows = [_with_times(row, timings, settings) for row, _ in proven]
+    seconds = time_products(calls, clock, settings.rounds)
+    rows = [_with_times(row, seconds, settings) for row, _ in proven]
     reference = next((row.seconds for row in rows if row.kernel == settings.reference), None)
     return [replace(row, speedup=reference / row.seconds) if reference and row.seconds else row for row in rows]
 
 
-def _with_times(row: GemmRow, timings: Mapping[str, Timing], settings: GemmSettings) -> GemmRow:
-    timing = timings.get(row.kernel)
-    if timing is None:
+def _with_times(row: GemmRow, seconds: Mapping[str, list[float]], settings: GemmSettings) -> GemmRow:
+    if row.kernel not in seconds:
         return row
+    made = seconds.get(_making(row))
     timed = replace(
         row,
-        timing=timing,
-        quantize=timings.get(_making(row)),
+        timing=timing_of(seconds[row.kernel]),
+        drift_percent=drift_percent(seconds[row.kernel]),
+        quantize=timing_of(made) if made else None,
         includes_quantize=settings.include_quantize,
     )
     assert timed.seconds is not None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mxcli.flows.gemm_engine import Engine
-from mxcli.flows.timing import Timing, timing_of
 
 GPU_FLUSH_BYTES, CPU_FLUSH_BYTES = 256 << 20, 64 << 20
 """Written before every timed call: more than the caches hold."""
@@ -79,9 +78,9 @@ def warm_up(call: Callable[[], object], clock: Clock) -> None:
 
 def time_products(
     calls: Mapping[str, Callable[[], object]], clock: Clock, rounds: int, seed: int = 0
-) -> dict[str, Timing]:
-    """Times every call once per round, in an order shuffled anew each round, after warming each up: what drifts reaches
-    all alike, and none is always the one after another."""
+) -> dict[str, list[float]]:
+    """Seconds of every call, once per round, in an order shuffled anew each round, after warming each up: what drifts
+    reaches all alike, and none is always the one after another."""
     for call in calls.values():
         warm_up(call, clock)
     order, order_of = list(calls), random.Random(seed)
@@ -90,4 +89,13 @@ def time_products(
         order_of.shuffle(order)
         for name in order:
             seconds[name].append(clock.seconds(calls[name]))
-    return {name: timing_of(taken) for name, taken in seconds.items()}
+    return seconds
+
+
+def drift_percent(seconds: Sequence[float]) -> float:
+    """How much longer the second half of a call's rounds took than the first, by their medians: a GPU that throttles,
+    or other work, shows there."""
+    half = len(seconds) // 2
+    if not half:
+        return 0.0
+    return 100.0 * (statistics.median(seconds[-half:]) / statistics.median(seconds[:half]) - 1.0)

@@ -48,6 +48,7 @@ RECORD_NAMES = (
     "seconds_p10",
     "seconds_p90",
     "rounds",
+    "drift_percent",
     "quantize_seconds_median",
     "includes_quantize",
     "peak_percent",
