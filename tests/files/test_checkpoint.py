@@ -73,7 +73,6 @@ def test_index_of_another_name(model: Writer) -> None:
 
 
 def test_missing_shards_are_all_named(model: Writer) -> None:
-    """P16."""
     names = [f"model-{n:05d}-of-00030.safetensors" for n in range(1, 31)]
     files: dict[str, object] = {name: {f"layer.{name}": zeros("F32", 2, 2)} for name in names[:15]}
     index = {"weight_map": {f"layer.{name}": name for name in names}}
@@ -91,7 +90,6 @@ def test_missing_shards_are_all_named(model: Writer) -> None:
 
 
 def test_tensors_the_index_names_and_no_shard_holds(model: Writer) -> None:
-    """P16."""
     root = model(_sharded({EMBED: FIRST, Q: SECOND, "model.layers.9.x": SECOND, "model.layers.9.y": FIRST}))
     with pytest.raises(InputError) as caught:
         open_checkpoint(root)
@@ -103,7 +101,7 @@ def test_tensors_the_index_names_and_no_shard_holds(model: Writer) -> None:
 
 
 def test_weight_and_scale_in_different_shards_are_found(model: Writer) -> None:
-    """P17: also when the index places them wrongly."""
+    """Also when the index places them wrongly."""
     files = {
         FIRST: {"fc.weight": zeros("F8_E4M3", 128, 128)},
         SECOND: {"fc.weight_scale_inv": zeros("F32", 1, 1)},
@@ -134,14 +132,13 @@ def test_odd_indexes_are_noted(model: Writer) -> None:
 
 
 def test_extra_shard_beside_an_index_is_noted(model: Writer) -> None:
-    """P25: nothing is dropped without a word."""
+    """Nothing is dropped without a word."""
     root = model(_sharded() | {"mtp.safetensors": {"mtp.0.weight": zeros("BF16", 4, 8)}})
     notes = open_checkpoint(root).notes
     assert notes[0] == "mtp.safetensors is not named by model.safetensors.index.json; not read."
 
 
 def test_mtp_tensors_are_read_with_their_role(model: Writer) -> None:
-    """P25."""
     prefix = "model.layers.61."
     names = ("eh_proj.weight", "mlp.experts.0.up_proj.weight", "self_attn.o_proj.weight", "enorm.weight")
     tensors = {prefix + name: zeros("BF16", *((8, 8) if "norm" not in name else (8,))) for name in names}
@@ -286,7 +283,6 @@ def test_download_caches_with_links(model: Writer, tmp_path: Path) -> None:
 
 
 def test_side_files(model: Writer) -> None:
-    """P24."""
     carried = [
         "1_Pooling/config.json",
         "added_tokens.json",
@@ -341,7 +337,6 @@ def test_broken_config_is_an_error_for_a_model_and_a_note_for_a_lone_file(model:
 
 
 def test_missing_format_metadata_is_noted(model: Writer) -> None:
-    """P21."""
     content = safetensors_bytes({Q: zeros("BF16", 4, 8)})
     checkpoint = open_checkpoint(model({"model.safetensors": content}))
     assert checkpoint.notes == (
@@ -353,7 +348,6 @@ def test_missing_format_metadata_is_noted(model: Writer) -> None:
 
 
 def test_adapters_are_recognised(model: Writer) -> None:
-    """P34."""
     name = "base_model.model.layers.0.q_proj.lora_{}.weight"
     tensors = {name.format("A"): zeros("F32", 2, 8), name.format("B"): zeros("F32", 8, 2)}
     checkpoint = open_checkpoint(model({"adapter_model.safetensors": tensors, "adapter_config.json": {}}))

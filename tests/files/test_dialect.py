@@ -65,7 +65,6 @@ LAYOUTS: dict[str, tuple[str, dict[str, Entry]]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dialects_are_seen_without_a_configuration(model: Writer, layout: str) -> None:
-    """P18."""
     dialect, tensors = LAYOUTS[layout]
     checkpoint = open_checkpoint(model({"model.safetensors": tensors}))
     assert checkpoint.dialect == dialect

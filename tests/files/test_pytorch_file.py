@@ -179,7 +179,6 @@ def test_torchscript_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{}, LEGACY], ids=["zip", "legacy"])
 @pytest.mark.parametrize("kept", [0, 1, 40, -100])
 def test_truncated_files_are_named(tmp_path: Path, options: dict[str, bool], kept: int) -> None:
-    """P19."""
     path = tmp_path / "cut.pt"
     torch.save({"w": torch.ones(1000)}, path, **options)
     path.write_bytes(path.read_bytes()[:kept])

@@ -247,7 +247,7 @@ def test_role_in_quantized_checkpoints(name: str, shape: tuple[int, ...], dtype:
     ],
 )
 def test_nothing_but_float_matrices_of_linear_layers_is_a_weight(name: str, shape: tuple[int, ...]) -> None:
-    """P28: a bias must never be quantized because a preset was forgotten."""
+    """A bias must never be quantized because a preset was forgotten."""
     assert role_of(name, shape, "BF16") != "weight"
     assert role_of(name, shape, "I64") != "weight"
 

@@ -187,7 +187,6 @@ def test_permission_denied_by_the_system_call_is_named(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("shift", range(8))
 def test_unaligned_data_reads_correctly_and_is_noted(tmp_path: Path, shift: int) -> None:
-    """P20."""
     values = np.arange(6, dtype="<f4")
     path = tmp_path / "a.safetensors"
     path.write_bytes(safetensors_bytes({"x": ("F32", [2, 3], values.tobytes())}, {"format": "pt"}, 8, shift))
@@ -208,7 +207,6 @@ def test_offsets_unaligned_within_aligned_data(tmp_path: Path) -> None:
 
 
 def test_empty_and_zero_dimensional_tensors(tmp_path: Path) -> None:
-    """P22."""
     path = tmp_path / "a.safetensors"
     shapes: dict[str, list[int]] = {"s": [], "e": [0], "w": [0, 32], "h": [5, 0], "x": [0, 10]}
     path.write_bytes(safetensors_bytes({n: zeros("BF16", *shape) for n, shape in shapes.items()}, {"format": "pt"}))
@@ -220,7 +218,6 @@ def test_empty_and_zero_dimensional_tensors(tmp_path: Path) -> None:
 
 
 def test_narrow_dtypes_have_logical_shapes(tmp_path: Path) -> None:
-    """P23."""
     path = tmp_path / "a.safetensors"
     path.write_bytes(
         safetensors_bytes(

@@ -71,12 +71,10 @@ def exclude(selector: str) -> Rule:
     ],
 )
 def test_globs_match_whole_segments(glob: str, name: str, matches: bool) -> None:
-    """P35."""
     assert (glob_regex(glob).match(name) is not None) is matches
 
 
 def test_without_rules_the_roles_decide() -> None:
-    """P26, P28."""
     choices = select(_model(1), []).choices
     assert {name: (choice.taken, choice.reason) for name, choice in choices.items()} == {
         "model.embed_tokens.weight": (False, "kept: embedding, embedding table"),
@@ -93,7 +91,7 @@ def test_without_rules_the_roles_decide() -> None:
 
 
 def test_include_restricts_to_what_it_matches() -> None:
-    """P35: layer 1 of 20, and only its linear layers."""
+    """Layer 1 of 20, and only its linear layers."""
     selection = select(_model(), [include("*layers.1.*")])
     assert selection.taken == tuple(
         f"model.layers.1.{part}"
@@ -188,7 +186,7 @@ def test_captured_tensors_are_taken_by_default() -> None:
 
 
 def test_codes_and_integers_are_never_taken() -> None:
-    """P18: raw codes are no numbers."""
+    """Raw codes are no numbers."""
     infos = [
         _info("fc.weight", (8, 8), "F8_E4M3"),
         _info("fc.weight_packed", (8, 4), "U8"),

@@ -66,7 +66,6 @@ def _causal(model_type: str, **keys: Any) -> dict[str, Any]:
     ],
 )
 def test_ties(model: Callable[..., Path], stored: str, config: dict[str, Any], tied: dict[str, str]) -> None:
-    """P15."""
     checkpoint = open_checkpoint(model({"model.safetensors": {stored: TABLE}, "config.json": config}))
     assert checkpoint.tied == tied
     assert list(checkpoint.tensors) == [stored]

@@ -155,7 +155,7 @@ def test_a_source_without_configuration_gets_none_back(tmp_path: Path) -> None:
     assert set(tree(tmp_path / "d")) == {"model.safetensors", "mxcli.json"}
 
 
-# P17: a weight in one shard, its scale in another.
+# A weight in one shard, its scale in another.
 def test_codes_and_scales_may_lie_in_different_shards(tmp_path: Path) -> None:
     quantized(write_model(tmp_path / "m", {"a.weight": noise(4, 64)}), tmp_path / "q", Options("nvfp4"))
     together = restored(tmp_path / "q", tmp_path / "d")

@@ -38,7 +38,7 @@ def test_linear_layers_are_quantized_and_all_else_is_kept_with_a_reason(tmp_path
     assert reasons(plan)["model.layers.0.mlp.up_proj.weight"] == "quantized: weight, linear layer"
 
 
-# P28: a preset was forgotten, and a bias came out half as long.
+# A preset was forgotten, and a bias came out half as long.
 def test_only_float_matrices_are_quantized_by_default(tmp_path: Path) -> None:
     tensors = {
         "blocks.0.fc.weight": noise(32, 64),
@@ -76,7 +76,7 @@ def test_a_convolution_whose_last_dimension_fits_can_be_forced_in(tmp_path: Path
     assert decisions(plan) == {"net.0.conv.weight": "mxfp4_e2m1", "net.1.fc.weight": None}
 
 
-# P13: fails at save after a quarter of an hour, and does not say which layer.
+# Fails at save after a quarter of an hour, and does not say which layer.
 def test_all_indivisible_lengths_are_refused_at_once(tmp_path: Path) -> None:
     tensors = llama() | {"model.a.weight": noise(4, 100), "model.b.weight": noise(4, 7)}
     with pytest.raises(RefusedError) as refused:
@@ -103,13 +103,13 @@ def test_rows_that_two_dimensional_blocks_do_not_divide_are_named(tmp_path: Path
         plan_of(tmp_path / "m", {"model.a.weight": noise(20, 32)}, Options("nvfp4_2d"))
 
 
-# P12: 128x128 blocks were refused for 576x2048.
+# 128x128 blocks were refused for 576x2048.
 def test_edges_of_fp8_blocks_are_no_refusal(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "m", {"model.a.weight": noise(130, 200)}, Options("fp8_e4m3_128x128"))
     assert not plan.steps[0].padded
 
 
-# P18: codes were quantized again as if they were floats.
+# Codes were quantized again as if they were floats.
 def test_a_quantized_source_is_refused(tmp_path: Path) -> None:
     tensors = {
         "a.weight": ("F8_E4M3", np.zeros((128, 128), np.uint8)),
@@ -149,7 +149,7 @@ def test_unknown_names_are_usage_errors(tmp_path: Path, options: Options) -> Non
         plan_of(tmp_path / "m", llama(), options)
 
 
-# P11: gate and up with different tensor scales; the loader takes the larger one.
+# Gate and up with different tensor scales; the loader takes the larger one.
 def test_fused_sets_share_a_tensor_scale_where_the_format_has_one(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "m", llama(), Options("nvfp4"))
     assert {name: [step.tensor.name.split(".")[-2] for step in steps] for name, steps in plan.groups.items()} == {

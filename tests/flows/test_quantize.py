@@ -65,7 +65,7 @@ def test_element_zero_is_in_the_low_bits(tmp_path: Path) -> None:
     assert (dtype, shape, content[:3]) == ("U8", [1, 16], bytes([0x21, 0xB7, 0x00]))
 
 
-# P09: scale bytes were converted as numbers.
+# Scale bytes were converted as numbers.
 def test_scale_bytes_are_bytes(tmp_path: Path) -> None:
     exponents = [120, 125, 127, 130, 140]
     rows = np.concatenate([np.full((1, 32), 6 * 2.0 ** (each - 127)) for each in exponents], axis=1)
@@ -76,7 +76,7 @@ def test_scale_bytes_are_bytes(tmp_path: Path) -> None:
         assert scale == ("U8", [1, 5], bytes(exponents))
 
 
-# P10: the tensor scale divides in one layout and multiplies in another.
+# The tensor scale divides in one layout and multiplies in another.
 def test_tensor_scales_have_the_sense_of_their_name(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", {"a.weight": ("F32", np.full((1, 16), 2688 * 0.00028, np.float32))})
     quantized(source, tmp_path / "ct", Options("nvfp4"))
@@ -88,7 +88,7 @@ def test_tensor_scales_have_the_sense_of_their_name(tmp_path: Path) -> None:
     assert own["a.weight_scale_2"] == ("F32", [], (np.float32(1) / encode).tobytes())
 
 
-# P11: gate and up with their own tensor scales.
+# Gate and up with their own tensor scales.
 def test_fused_sets_share_the_scale_of_the_largest_member(tmp_path: Path) -> None:
     shards = {
         "model-00001-of-00002.safetensors": {
@@ -105,7 +105,7 @@ def test_fused_sets_share_the_scale_of_the_largest_member(tmp_path: Path) -> Non
     assert np.frombuffer(first["l.down_proj.weight_global_scale"][2], np.float32) == 2688
 
 
-# P12: partial edge blocks.
+# Partial edge blocks.
 def test_edges_of_fp8_blocks_have_scales_of_their_own(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", {"a.weight": noise(130, 200), "b.weight": noise(576, 320)})
     quantized(source, tmp_path / "out", Options("fp8_e4m3_128x128"))
@@ -118,7 +118,7 @@ def test_edges_of_fp8_blocks_have_scales_of_their_own(tmp_path: Path) -> None:
     }
 
 
-# P15: a tied output head was invented, or written empty.
+# A tied output head was invented, or written empty.
 def test_a_tied_head_stays_tied_and_ignored(tmp_path: Path) -> None:
     tensors = llama()
     del tensors["lm_head.weight"]
@@ -144,7 +144,7 @@ def test_a_tied_view_of_a_pytorch_file_is_written_once(tmp_path: Path) -> None:
     assert record_of(tmp_path / "out")["tensors"]["lm_head.weight"]["decision"] == "tied"
 
 
-# P20: a header whose data starts at an odd place.
+# A header whose data starts at an odd place.
 def test_unaligned_data_is_read_and_what_is_written_is_aligned(tmp_path: Path) -> None:
     values = np.arange(64, dtype=np.float32).reshape(2, 32)
     text = b'{"a.weight":{"dtype":"F32","shape":[2,32],"data_offsets":[3,259]},'
@@ -157,7 +157,7 @@ def test_unaligned_data_is_read_and_what_is_written_is_aligned(tmp_path: Path) -
     assert raw["a.weight_scale"] == ("U8", [2, 1], bytes([124, 125]))
 
 
-# P21: after a rewrite the format was gone from the metadata, and transformers refused the file.
+# After a rewrite the format was gone from the metadata, and transformers refused the file.
 def test_metadata_is_kept_and_the_format_added(tmp_path: Path) -> None:
     for name, metadata in (("bare", {"author": "x"}), ("pt", {"format": "pt", "author": "x"})):
         source = write_model(tmp_path / name, {"a.weight": noise(2, 32)}, metadata=metadata)
@@ -166,7 +166,7 @@ def test_metadata_is_kept_and_the_format_added(tmp_path: Path) -> None:
         assert header["__metadata__"] == {"format": "pt", "author": "x"}
 
 
-# P22: empty and 0-dim tensors.
+# Empty and 0-dim tensors.
 def test_empty_tensors_are_carried_through(tmp_path: Path) -> None:
     odd = {f"t{n}": bf16(np.zeros(shape)) for n, shape in enumerate([(), (0,), (0, 32), (5, 0)])}
     source = write_model(tmp_path / "m", odd | {"a.weight": noise(2, 32)})
@@ -175,7 +175,7 @@ def test_empty_tensors_are_carried_through(tmp_path: Path) -> None:
     assert {name: after[name] for name in odd} == {name: before[name] for name in odd}
 
 
-# P24: a processor file was lost, and a stale quantization config was carried along.
+# A processor file was lost, and a stale quantization config was carried along.
 def test_side_files_are_copied_but_not_old_configs_and_indexes(tmp_path: Path) -> None:
     carried = {
         "preprocessor_config.json": "{}",
@@ -200,7 +200,7 @@ def test_side_files_are_copied_but_not_old_configs_and_indexes(tmp_path: Path) -
     assert files["linked.txt"] == b"content"
 
 
-# P25: tensors that a model class does not know were dropped.
+# Tensors that a model class does not know were dropped.
 def test_every_tensor_is_accounted_for(tmp_path: Path) -> None:
     tensors = llama() | {"mtp.0.weight": noise(4, 64), "surprise": noise(3)}
     source = write_model(tmp_path / "m", tensors, LLAMA)
@@ -212,7 +212,7 @@ def test_every_tensor_is_accounted_for(tmp_path: Path) -> None:
     assert "mtp.0" in settings_of(tmp_path / "out")["ignore"]
 
 
-# P26: a router was kept but not listed.
+# A router was kept but not listed.
 def test_routers_and_whatever_linear_is_kept_are_ignored_by_name(tmp_path: Path) -> None:
     tensors = llama() | {"model.layers.0.mlp.gate.weight": noise(8, 64)}
     rules = (Rule(False, "*.q_proj.weight"),)
@@ -225,7 +225,7 @@ def test_routers_and_whatever_linear_is_kept_are_ignored_by_name(tmp_path: Path)
     assert "model.layers.0.mlp.gate.weight" in read_raw(tmp_path / "out" / "model.safetensors")
 
 
-# P27: stacks of experts were skipped in silence, or written under names that no loader maps.
+# Stacks of experts were skipped in silence, or written under names that no loader maps.
 @pytest.mark.parametrize("transposed", [False, True])
 def test_stacks_of_experts_are_quantized_per_expert(tmp_path: Path, transposed: bool) -> None:
     experts, hidden, wide = 4, 64, 48
@@ -311,7 +311,7 @@ def test_names_that_would_occur_twice_are_refused(tmp_path: Path) -> None:
         quantized(write_model(tmp_path / "m", tensors), tmp_path / "out", Options("mxfp4"))
 
 
-# P03, P13: all offenders at once, with name and index, before anything is published.
+# All offenders at once, with name and index, before anything is published.
 def test_values_that_are_not_finite_are_all_named(tmp_path: Path) -> None:
     tensors = llama()
     for name, place in (

@@ -297,7 +297,7 @@ def test_fp8_scales_the_wrong_way_round_are_found(tmp_path: Path) -> None:
     assert found(verified(changed(folder, tmp_path / "turned", turned))).keys() == {"scale_direction"}
 
 
-# P09: E8M0 scales copied by value into integers.
+# E8M0 scales copied by value into integers.
 def test_e8m0_scales_converted_as_numbers_are_found(tmp_path: Path) -> None:
     folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("mxfp8"))
 
@@ -385,7 +385,7 @@ def test_the_list_of_compressed_tensors_is_read_as_its_loaders_do(
     assert found(verified(changed(nvfp4[1], tmp_path / "q", untouched, **settings))) == expected
 
 
-# P35: as a part of a path, layers.1 catches layer 11 too.
+# As a part of a path, layers.1 catches layer 11 too.
 def test_the_list_of_modelopt_is_read_as_its_loaders_do(tmp_path: Path) -> None:
     tensors = {**layer("model.layers.11"), **layer("model.layers.1", seed=20), "lm_head.weight": noise(32, 64)}
     model = source(tmp_path / "m", tensors)
