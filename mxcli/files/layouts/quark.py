@@ -225,6 +225,12 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
         notes.append("Loaders quantize the activations of Quark's FP8 layers, dynamically per token.")
     if any(weight.dtype != "F32" and _scale_dtype(weight) == "F32" for weight in weights):
         notes.append("FP8 scales are binary32: vLLM keeps them so, Quark rounds them to the dtype of the model.")
+    others = sorted({weight.recipe.scale_rule.name for weight in weights if weight.format.scale.bits == 8} - {"even"})
+    if others:
+        notes.append(
+            f"The configuration names Quark's own rule for scales, even; these were rounded by {', '.join(others)}, "
+            "which loaders need not know. --scale-rounding even makes both the same."
+        )
     return notes
 
 

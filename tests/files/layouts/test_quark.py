@@ -64,7 +64,10 @@ def test_fp8_states_activations_per_token_and_mx_none() -> None:
     assert QUARK.remarks([weight("fp8_e4m3")])[1].startswith("FP8 scales are binary32")
     mx: Any = QUARK.settings([weight("mxfp4")], [])
     assert mx["global_quant_config"]["input_tensors"] is None
-    assert QUARK.remarks([weight("mxfp4")]) == []
+    assert QUARK.remarks([weight("mxfp4", rule="even")]) == []
+    assert (
+        "these were rounded by floor, which loaders need not know" in QUARK.remarks([weight("mxfp4", rule="floor")])[0]
+    )
 
 
 def test_what_most_layers_have_is_global_and_the_rest_by_name() -> None:
