@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mxcli.files.reading import as_floats
 from mxcli.files.tensors import Array, TensorInfo
 
 
@@ -44,4 +45,4 @@ def as_it_is(infos: Iterable[TensorInfo]) -> Outline:
 
 def _widened(x: Array, dtype: str) -> Array:
     """F16 or BF16 values as binary32, which holds them all."""
-    return (x.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else x.astype(np.float32)
+    return as_floats(x, dtype).astype(np.float32, copy=False)

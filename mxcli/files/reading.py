@@ -16,6 +16,11 @@ from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo, storage_sh
 AHEAD_BYTES = 1 << 30
 
 
+def as_floats(x: Array, dtype: str) -> Array:
+    """Values of an array as `read` returns it: BF16, which comes as its bits, as binary32; other types as they are."""
+    return (x.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else x
+
+
 def read_in_place(info: TensorInfo) -> Array:
     """The tensor as a read-only C-contiguous array of its dtype's storage type.
 

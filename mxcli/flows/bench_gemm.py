@@ -13,6 +13,7 @@ from mxcli.flows.gemm_operands import Values
 from mxcli.flows.gemm_shapes import Shape
 from mxcli.flows.gemm_timing import Clock, drift_percent, time_products
 from mxcli.flows.timing import Timing, timing_of
+from mxcli.numerics.measures import decibels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +25,8 @@ OUTPUT_ERROR = 2.0**-8
 ACCUMULATION_ERROR = 2.0**-11
 """Of the sum of magnitudes: Hopper's FP8 tensor cores align products to 14 bits before they add them, within 128 of k;
 libraries for BF16 add in binary32, which is far below."""
-REFUSALS = (RuntimeError, NotImplementedError, ValueError)
-"""What a library raises for arguments, types or a device that it does not support."""
+REFUSALS = (RuntimeError, ValueError)
+"""What a library raises for arguments, types or a device it does not support, NotImplementedError among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +115,32 @@ def run_gemm_bench(
     values: Values,
     settings: GemmSettings,
     clock: Clock,
-    on_row: Callable[[GemmRow], object] = lambda row: None,
 ) -> list[GemmRow]:
     """A row for every product of every shape; what cannot be computed here stays with the reason.
 
-    Raises LimitError where a product is not the one of its operands: nothing of that shape is timed then.
+    Raises LimitError where a product is not the one of its operands: nothing of that shape is timed then; and
+    EnvironmentFailure where memory does not suffice.
     """
-    rows: list[GemmRow] = []
+    from torch import OutOfMemoryError
+
     check_memory(shapes, engine)
+    rows: list[GemmRow] = []
     for shape in shapes:
-        a, b = values.operands(shape, engine)
-        proven: list[tuple[GemmRow, Product | None]] = [_proven(engine, kernel, shape, a, b) for kernel in kernels]
-        made = _timed(proven, settings, clock)
-        rows += made
-        for row in made:
-            on_row(row)
-        del proven, a, b
+        try:
+            rows += _rows(engine, kernels, shape, values, settings, clock)
+        except OutOfMemoryError as error:
+            raise EnvironmentFailure(
+                f"{engine.device}: out of memory at {shape.text}: {_first_sentence(error)} Give smaller shapes."
+            ) from error
         engine.release()
     return rows
+
+
+def _rows(
+    engine: Engine, kernels: Sequence[GemmKernel], shape: Shape, values: Values, settings: GemmSettings, clock: Clock
+) -> list[GemmRow]:
+    a, b = values.operands(shape, engine)
+    return _timed([_proven(engine, kernel, shape, a, b) for kernel in kernels], settings, clock)
 
 
 def bytes_needed(shape: Shape) -> int:
@@ -161,6 +170,8 @@ def refuse_unmet(engine: Engine, kernels: Sequence[GemmKernel]) -> None:
 
 
 def _proven(engine: Engine, kernel: GemmKernel, shape: Shape, a: Tensor, b: Tensor) -> tuple[GemmRow, Product | None]:
+    from torch import OutOfMemoryError
+
     row = GemmRow(kernel.name, kernel.formats, shape)
     problem = kernel.unmet(engine) or kernel.misfit(shape.sizes)
     if problem:
@@ -168,6 +179,8 @@ def _proven(engine: Engine, kernel: GemmKernel, shape: Shape, a: Tensor, b: Tens
     product = kernel.prepare(kernel, engine, a, b)
     try:
         d = product.call()
+    except OutOfMemoryError:  # a RuntimeError too, and no word of the library on what it supports
+        raise
     except REFUSALS as refusal:
         return replace(row, problem=f"refused by the library: {_first_sentence(refusal)}"), None
     picked = _spread(shape.m)
@@ -200,10 +213,7 @@ def _deviation(d: Tensor, a: Tensor, b: Tensor) -> float:
 
 def _sqnr_db(wanted: Tensor, found: Tensor) -> float | None:
     """Signal over noise of a product; None where there is no noise, or no signal."""
-    import math
-
-    signal, noise = float(wanted.square().sum()), float((found - wanted).square().sum())
-    return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
+    return decibels(float(wanted.square().sum()), float((found - wanted).square().sum()))
 
 
 def _timed(proven: Sequence[tuple[GemmRow, Product | None]], settings: GemmSettings, clock: Clock) -> list[GemmRow]:

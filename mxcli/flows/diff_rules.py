@@ -64,7 +64,8 @@ def explanation(a: Quantized, b: Quantized) -> Explanation:
     row = a.format
     if not row.has_power_of_two_scales:
         return NOTHING
-    known = ((a.scales != 255) & (b.scales != 255) & (a.scales >= _LOWEST) & (b.scales >= _LOWEST)).reshape(-1)
+    nan = row.scale.nan_code
+    known = ((a.scales != nan) & (b.scales != nan) & (a.scales >= _LOWEST) & (b.scales >= _LOWEST)).reshape(-1)
     bounds = [_bounds(q, row.element) for q in (a, b)]
     known &= bounds[0][2] & bounds[1][2]
     chosen = np.flatnonzero(known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from mxcli.errors import UsageError, printable
 
@@ -53,16 +54,10 @@ def joined_sets(more: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     """The sets known here and `more`; sets with a member in common are one."""
     sets: list[tuple[str, ...]] = []
     for members in (*more, *FUSED):
-        shared = [each for each in sets if set(each) & set(members)]
-        merged = tuple(dict.fromkeys([*(part for each in shared for part in each), *members]))
-        sets = (
-            [merged if each is shared[0] else each for each in sets if each not in shared[1:]]
-            if shared
-            else [
-                *sets,
-                merged,
-            ]
-        )
+        met = [each for each in sets if not set(each).isdisjoint(members)]
+        place = sets.index(met[0]) if met else len(sets)
+        sets = [each for each in sets if each not in met]
+        sets.insert(place, tuple(dict.fromkeys(chain(*met, members))))
     return tuple(sets)
 
 

@@ -13,7 +13,7 @@ from mxcli.errors import InputError, printable, together
 from mxcli.files.captures import captured_by_layer
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
-from mxcli.files.reading import release_pages
+from mxcli.files.reading import as_floats, release_pages
 from mxcli.files.roles import ACTIVATION
 from mxcli.files.tensors import DTYPES, Array, TensorInfo
 from mxcli.flows.plan import Step
@@ -110,11 +110,9 @@ class CapturedInputs:
 
 def binary64(x: Array, dtype: str) -> Array:
     """The values of an array as `read` returns it."""
-    if dtype == "BF16":
-        return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    if DTYPES[dtype].is_raw:
+    if dtype != "BF16" and DTYPES[dtype].is_raw:
         raise InputError(f"{dtype} values are no captured activations: give BF16, F16, F32 or F64.")
-    return x.astype(np.float64)
+    return as_floats(x, dtype).astype(np.float64)
 
 
 def _module(info: TensorInfo) -> str:

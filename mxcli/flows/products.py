@@ -7,7 +7,6 @@ Products are computed in binary64, of the values that codes stand for and of the
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.gemm_shapes import DY, OPERANDS, PASSES, W, X
 from mxcli.flows.output_error import binary64
 from mxcli.flows.plan import Plan, Step
+from mxcli.numerics.measures import cosine_between, decibels, relative
 from mxcli.numerics.recipe import Recipe
 
 MOST_TOKENS = 1024
@@ -34,15 +34,14 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Energies:
-    """Sums over the elements of a product, exact D against D of quantized operands: of D^2, of the squared error, of
-    the error, and of both Ds' product and the quantized one's square, which add up over layers."""
+    """Sums over the elements of a product, which add up over layers: of D^2, of the squared error of D of quantized
+    operands, of D times its error, and of its error; named as those of a tensor (`Stats`)."""
 
     elements: int
     signal: float
     noise: float
-    error: float
     cross: float
-    quantized: float
+    error: float
 
     def __add__(self, other: Energies) -> Energies:
         return Energies(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
@@ -51,12 +50,10 @@ class Energies:
     def metrics(self) -> dict[str, float | None]:
         """By the names of the metrics of tensors: sqnr_db (None: no noise, or no signal), relative_error, cosine and
         bias (mean error)."""
-        some = self.signal > 0
-        norms = math.sqrt(self.signal * self.quantized)
         return {
-            "sqnr_db": 10 * math.log10(self.signal / self.noise) if some and self.noise > 0 else None,
-            "relative_error": math.sqrt(self.noise / self.signal) if some else None,
-            "cosine": self.cross / norms if norms > 0 else None,
+            "sqnr_db": decibels(self.signal, self.noise),
+            "relative_error": relative(self.signal, self.noise),
+            "cosine": cosine_between(self.signal, self.noise, self.cross),
             "bias": self.error / self.elements if self.elements else None,
         }
 
@@ -163,7 +160,7 @@ def _energies(a: _Side, b: _Side) -> Energies:
         exact = left @ torch.from_numpy(b.plain[begin : begin + height]).T
         found = left_quantized @ torch.from_numpy(b.quantized[begin : begin + height]).T
         off = found - exact
-        sums = (exact.square(), off.square(), off, exact * found, found.square())
+        sums = (exact.square(), off.square(), exact * off, off)
         parts.append(Energies(exact.numel(), *(float(each.sum()) for each in sums)))
     total = parts[0]
     for part in parts[1:]:

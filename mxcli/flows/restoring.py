@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -148,13 +147,12 @@ def restoring(checkpoint: Checkpoint, dtype: str | None = None) -> Restoring:
     return seen
 
 
-# Parts of a weight, as layouts name them, that mean nothing by themselves.
-_PART = re.compile(r"weight(_packed|_qdata|_scale|_scale_2|_scale_inv|_global_scale|_per_tensor_scale)$")
-
-
 def _needs_partner(info: TensorInfo) -> bool:
     """Whether a tensor that no weight was found for is a part of one: taken for plain numbers it would be garbage."""
-    return info.offset != IN_MEMORY and (info.role == "codes" or _PART.search(info.name) is not None)
+    if info.offset == IN_MEMORY:
+        return False
+    # Other scales, of inputs and of the cache of keys and values, mean something by themselves.
+    return info.role == "codes" or (info.role == "scale" and "weight" in info.name.rpartition(".")[2])
 
 
 def _without_partner(info: TensorInfo) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,10 +11,11 @@ import numpy as np
 from mxcli.backends import cpu
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
+from mxcli.files.reading import as_floats
 from mxcli.files.tensors import Array
 from mxcli.flows.plan import Plan, Step
 from mxcli.flows.report import LayerReport
-from mxcli.numerics.measures import Measurement, Value
+from mxcli.numerics.measures import Measurement, Value, decibels
 from mxcli.numerics.measures import worst_blocks as worst_places
 from mxcli.numerics.metrics import number_of
 from mxcli.numerics.recipe import Recipe
@@ -151,7 +151,7 @@ def _block(checkpoint: Checkpoint, step: Step, place: Mapping[str, object], amax
         row=row,
         column=column,
         size=block.size,
-        sqnr_db=10.0 * math.log10(stats.signal / stats.noise) if stats.signal > 0 and stats.noise > 0 else None,
+        sqnr_db=decibels(stats.signal, stats.noise),
         noise_percent=float(str(place["noise_percent"])),
         amax=stats.amax,
         scale=float(per_block.decode.ravel()[0]),
@@ -180,5 +180,4 @@ def _cut(x: Array, block: tuple[int | None, int | None], index: int, row: int, c
 
 def _values(x: Array, dtype: str) -> Array:
     """The elements in binary64; BF16 arrives as its bits."""
-    wide = (x.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else x
-    return wide.astype(np.float64)
+    return as_floats(x, dtype).astype(np.float64)

@@ -64,26 +64,38 @@ def mse(m: Measurement) -> float | None:
     return m.stats.noise / m.stats.measured if m.stats.measured else None
 
 
+def decibels(signal: float, noise: float) -> float | None:
+    """Signal over noise, as sums of squares, in dB; None without noise or without signal."""
+    # An output that overflows binary32 has infinite noise: no number of decibels.
+    return 10.0 * math.log10(signal / noise) if 0 < noise < math.inf and signal > 0 else None
+
+
+def relative(signal: float, noise: float) -> float | None:
+    """Norm of the error over norm of the input, from their squares; None without input."""
+    return math.sqrt(noise / signal) if signal > 0 else None
+
+
+def cosine_between(signal: float, noise: float, cross: float) -> float | None:
+    """Cosine between input x and output y from sums of x^2, (y - x)^2 and x (y - x); None where either is nothing."""
+    output = signal + 2.0 * cross + noise
+    if not (signal > 0 and 0 < output < math.inf):
+        return None
+    return min(1.0, (signal + cross) / math.sqrt(signal) / math.sqrt(output))
+
+
 def sqnr_db(m: Measurement) -> float | None:
     """Signal over noise in dB; None without noise or without signal."""
-    s = m.stats
-    # An output that overflows binary32 has infinite noise: no number of decibels.
-    return 10.0 * math.log10(s.signal / s.noise) if 0 < s.noise < math.inf and s.signal > 0 else None
+    return decibels(m.stats.signal, m.stats.noise)
 
 
 def relative_error(m: Measurement) -> float | None:
     """Norm of the error over norm of the input."""
-    s = m.stats
-    return math.sqrt(s.noise / s.signal) if s.signal > 0 else None
+    return relative(m.stats.signal, m.stats.noise)
 
 
 def cosine(m: Measurement) -> float | None:
-    """Cosine between input and output; their product is signal + cross."""
-    s = m.stats
-    output = s.signal + 2.0 * s.cross + s.noise
-    if not (s.signal > 0 and 0 < output < math.inf):
-        return None
-    return min(1.0, (s.signal + s.cross) / math.sqrt(s.signal) / math.sqrt(output))
+    """Cosine between input and output."""
+    return cosine_between(m.stats.signal, m.stats.noise, m.stats.cross)
 
 
 def bits_per_element(m: Measurement) -> float | None:

@@ -149,6 +149,15 @@ def test_shapes_that_do_not_fit_memory_are_refused_before_any_work() -> None:
     assert clock.calls == 0
 
 
+def test_memory_that_runs_out_is_no_word_of_the_library() -> None:
+    def prepare(*arguments: object) -> Product:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    row = replace(GEMM_KERNELS["fp8-row"], prepare=prepare)
+    with pytest.raises(EnvironmentFailure, match=r"cpu: out of memory at 32x32x64: CUDA out of memory.* Give smaller"):
+        run_gemm_bench(open_engine("cpu"), [row], [Shape(32, 32, 64)], NORMAL, GemmSettings(), Stopped())
+
+
 def test_captures_that_do_not_fit_or_are_not_finite_are_named(tmp_path: Path) -> None:
     model = open_checkpoint(write_model(tmp_path / "m", {"a.weight": noise(32, 64)}))
     shapes = layer_shapes(model, [4], ["fprop"])

@@ -17,6 +17,7 @@ from models.store import Models
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read
 from mxcli.flows.inspect import Total, inspect_checkpoint
 from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.reencodings import REENCODINGS
 
 pytestmark = pytest.mark.network
 
@@ -114,12 +115,23 @@ def test_every_format(checkpoint: Checkpoint, format: str) -> None:
         wanted.assert_metrics(layer(whole, name).metrics, x, result)
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "mxfp6_e2m3", "mxfp6_e3m2"])
-def test_every_layer_is_an_fp8_operand_exactly(checkpoint: Checkpoint, format: str) -> None:
-    """MXFP4 and MXFP6 codes of all 106 million weights fit E4M3 under one scale per row: none has to be rounded."""
+@pytest.mark.parametrize("target", REENCODINGS)
+@pytest.mark.parametrize(
+    ("format", "inexact"),
+    [
+        ("mxfp4_e2m1", 0),
+        ("mxfp6_e2m3", 0),
+        ("mxfp6_e3m2", 0),
+        ("mxfp8_e4m3", 0),
+        ("mxfp8_e5m2", 0),
+        ("mxint8", 42_954_837),  # E4M3 has four significant bits, INT8 seven
+    ],
+)
+def test_which_weights_are_fp8_operands_exactly(checkpoint: Checkpoint, format: str, inexact: int, target: str) -> None:
+    """Of 106 million weights in MX formats with floating elements none has to be rounded again."""
     lost = 0
     for info in checkpoint.tensors.values():
         if info.role == "weight":
             x = torch.from_numpy(np.array(read(checkpoint, info))).view(torch.bfloat16)
-            lost += mxcli.quantize(x, format).reencode("row")[1]
-    assert lost == 0
+            lost += mxcli.quantize(x, format).reencode(target)[1]
+    assert lost == inexact

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from mxcli.files.reading import as_floats
 from mxcli.files.tensors import Array
+from mxcli.numerics.measures import decibels, relative
 
 PIECE = 1 << 20
 """Elements held in binary64 at a time, about."""
@@ -40,12 +41,12 @@ class Distance:
     @property
     def relative_error(self) -> float | None:
         """Norm of the error over norm of the original; None without signal."""
-        return math.sqrt(self.noise / self.signal) if self.signal > 0 else None
+        return relative(self.signal, self.noise)
 
     @property
     def sqnr_db(self) -> float | None:
         """Signal over noise in dB; None without noise or without signal."""
-        return 10.0 * math.log10(self.signal / self.noise) if 0 < self.noise < math.inf and self.signal > 0 else None
+        return decibels(self.signal, self.noise)
 
     @property
     def mse(self) -> float | None:
@@ -60,8 +61,7 @@ class Distance:
 
 def widened(x: Array, dtype: str) -> Array:
     """Values of a safetensors type as binary64."""
-    wide = (x.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else x
-    return np.asarray(wide, np.float64)
+    return np.asarray(as_floats(x, dtype), np.float64)
 
 
 def distance(original: Array, original_dtype: str, decoded: Array, decoded_dtype: str = "F32") -> Distance:

@@ -13,6 +13,7 @@ from mxcli.files.checkpoint import read
 from mxcli.files.index import ShardIndex, read_index
 from mxcli.files.model_files import RECORD
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
+from mxcli.flows.soundness.errors import widened
 from mxcli.flows.soundness.finding import NOTE, PROBLEM, WARNING, Check, Finding, some
 from mxcli.flows.soundness.subject import Subject
 
@@ -144,9 +145,7 @@ def activation_scales(subject: Subject) -> Iterator[tuple[str, Array]]:
     for name in subject.seen.unused if subject.seen is not None else ():
         info = subject.checkpoint.tensors[name]
         if info.dtype in ("F32", "F64", "F16", "BF16") and info.elements <= _PIECE:
-            array = read(subject.checkpoint, info)
-            wide = (array.astype(np.uint32) << 16).view(np.float32) if info.dtype == "BF16" else array
-            yield name, np.asarray(wide, np.float64)
+            yield name, widened(read(subject.checkpoint, info), info.dtype)
 
 
 def _recorded(subject: Subject) -> Iterator[Finding]:
