@@ -17,6 +17,12 @@ MX_FN MxTensorScale mx_read_tensor_scale(const mx_u32* amax, MxRecipe r) {
   return mx_tensor_scale(r.tensor_step == MX_TENSOR_NONE ? 0.0f : mx_float(*amax), r);
 }
 
+// Bits of the amax that makes the scale of the block that is the whole tensor: the tensor's, or another that is given in
+// its place, as a history of steps has one; `all` is what was found of any kind, and decides where it is not finite.
+MX_FN mx_u32 mx_scaled_as(mx_u32 given, mx_u32 all, MxRecipe r) {
+  return r.tensor_step == MX_TENSOR_NONE && all < MX_INFINITY_BITS ? given : all;
+}
+
 MX_FN MxPlace mx_place(mx_i64 block, mx_i64 rows, mx_i64 columns, mx_i64 block_rows, mx_i64 block_columns) {
   const mx_i64 down = mx_ceil_div(rows, block_rows), across = mx_ceil_div(columns, block_columns);
   MxPlace p;
@@ -34,7 +40,8 @@ MX_FN MxPlace mx_place(mx_i64 block, mx_i64 rows, mx_i64 columns, mx_i64 block_r
 
 // One block's vectors of 8 elements, dealt to the threads of a thread block.
 struct MxVectors {
-  const MxSource* x;  // the block's first element
+  const MxSource* x;  // the tensor
+  mx_i64 first;       // the block's first element
   mx_i64 columns, width;
   mx_u32 per_row, count;
 };
@@ -45,7 +52,8 @@ struct MxVector {
 
 MX_FN MxVectors mx_vectors(const MxSource* x, mx_i64 columns, const MxPlace& p) {
   MxVectors v;
-  v.x = x + p.row * columns + p.column;
+  v.x = x;
+  v.first = p.row * columns + p.column;
   v.columns = columns;
   v.width = p.width;
   v.per_row = (mx_u32)mx_ceil_div(p.width, MX_VECTOR);
@@ -61,9 +69,12 @@ MX_FN MxVector mx_vector(const MxVectors& v, mx_u32 i) {
   return at;
 }
 
+// Where a vector begins in the tensor.
+MX_FN mx_i64 mx_element(const MxVectors& v, const MxVector& at) { return v.first + at.row * v.columns + at.column; }
+
 MX_FN void mx_load_vector(const MxVectors& v, mx_u32 i, MxRecipe r, float (&x)[MX_VECTOR]) {
   const MxVector at = mx_vector(v, i);
-  mx_load_input(v.x + at.row * v.columns + at.column, at.n, r, x);
+  mx_load_input(v.x, mx_element(v, at), at.n, r, x);
 }
 
 // Bits of the block's largest magnitude, in all threads; `held` as in mx_block_max.

@@ -1,7 +1,11 @@
 // Values from codes and scales. MX_SOURCE is the type of the output; see device.h for the other definitions.
 #include "device.h"
 
+#if MX_ROTATED
+#define MX_VALUES MX_ROTATED  // a group, which is rotated back
+#else
 #define MX_VALUES 8
+#endif
 
 MX_FN void mx_store_value(MxSource* to, float y) {
 #if MX_SOURCE == 1
@@ -19,7 +23,7 @@ MX_FN float mx_block_factor(const void* scales, mx_i64 at, MxTensorScale t, MxRe
 }
 
 // Rows first_row to last_row of the tensor [rows, columns], repeated, whose blocks are block_rows x block_columns; a thread
-// makes 8 values of a row.
+// makes MX_VALUES values of a row.
 extern "C" __global__ void __launch_bounds__(256)
     mx_dequantize(const mx_u8* codes, const void* scales, float encode, float decode, mx_i64 first_row, mx_i64 last_row,
                   mx_i64 rows, mx_i64 columns, mx_i64 block_rows, mx_i64 block_columns, MxSource* out) {
@@ -44,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
   mx_i64 block = mx_quotient(column, block_columns), end = (block + 1) * block_columns;
   float back = mx_block_factor(scales, grid_row * across + block, t, r);
+  float made[MX_VALUES];
 #pragma unroll
   for (int i = 0; i < MX_VALUES; ++i) {
     const mx_i64 at = column + i;
@@ -62,6 +67,12 @@ extern "C" __global__ void __launch_bounds__(256)
       const mx_u8* const four = from + at / 4 * 3;
       code = (four[0] | (mx_u32)four[1] << 8 | (mx_u32)four[2] << 16) >> 6 * (at & 3) & 0x3Fu;
     }
-    mx_store_value(to + i, values[code] * back);
+    made[i] = values[code] * back;
   }
+#if MX_ROTATED
+  mx_rotate_back(made, MX_ROTATION);
+#endif
+#pragma unroll
+  for (int i = 0; i < MX_VALUES; ++i)
+    if (column + i < columns) mx_store_value(to + i, made[i]);
 }

@@ -5,6 +5,8 @@
 //   MX_BITS      stored width of a code: 4, 6 or 8
 //   MX_SWIZZLED  1: scales in the 128x4 order of block-scaled matrix products, 0: row by row
 //   MX_HARDWARE  conversions the GPU has: 0 none, 1 to FP8 (from sm_89), 2 also to FP6 and FP4 (sm_100a, sm_120a)
+//   MX_ROTATED   elements in a group of a random Hadamard transform, which divides the columns; 0 or nothing: none
+//   MX_SIGNS     the words of its signs
 #ifndef MXCLI_DEVICE_H
 #define MXCLI_DEVICE_H
 
@@ -22,6 +24,13 @@ MX_FN float mx_widen(MxSource x) { return mx_from_f16(x); }
 #else
 typedef double MxSource;
 MX_FN float mx_widen(MxSource x) { return (float)x; }
+#endif
+
+#ifndef MX_ROTATED
+#define MX_ROTATED 0
+#endif
+#if MX_ROTATED
+#define MX_ROTATION (MxRotation{MX_ROTATED, {MX_SIGNS}})
 #endif
 
 #define MX_WARP 32
@@ -85,26 +94,83 @@ MX_FN MxRaw<N> mx_load_raw(const MxSource* p, mx_i64 n) {
   return raw;
 }
 
+// One of them.
+template <int N>
+MX_FN MxSource mx_raw_element(const MxRaw<N>& raw, int i) {
+  if constexpr (sizeof(MxSource) == 2) return (MxSource)(raw.words[i / 2] >> 16 * (i & 1));
+  else if constexpr (sizeof(MxSource) == 4) return mx_float(raw.words[i]);
+  else return __longlong_as_double((mx_i64)((mx_u64)raw.words[2 * i + 1] << 32 | raw.words[2 * i]));
+}
+
 template <int N>
 MX_FN void mx_widen_all(const MxRaw<N>& raw, float (&x)[N]) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if constexpr (sizeof(MxSource) == 2) x[i] = mx_widen((MxSource)(raw.words[i / 2] >> 16 * (i & 1)));
-    else if constexpr (sizeof(MxSource) == 4) x[i] = mx_float(raw.words[i]);
-    else x[i] = (float)__longlong_as_double((mx_i64)((mx_u64)raw.words[2 * i + 1] << 32 | raw.words[2 * i]));
-  }
+  for (int i = 0; i < N; ++i) x[i] = mx_widen(mx_raw_element(raw, i));
 }
 
 // The first n of N elements from p on, widened; zeros after them. A width that is no whole number of words is taken
 // element by element.
 template <int N>
-MX_FN void mx_load(const MxSource* p, mx_i64 n, float (&x)[N]) {
+MX_FN void mx_load_plain(const MxSource* p, mx_i64 n, float (&x)[N]) {
   if constexpr (N * sizeof(MxSource) % 8 == 0 && (N * sizeof(MxSource) % 16 == 0 || N * sizeof(MxSource) == 8)) {
     mx_widen_all(mx_load_raw<N>(p, n), x);
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) x[i] = i < n ? mx_widen(p[i]) : 0.0f;
   }
+}
+
+#if MX_ROTATED
+// The same of a rotated tensor. A group is rotated by every thread that takes a part of it.
+template <int N>
+MX_FN void mx_load_rotated(const MxSource* x, mx_i64 at, mx_i64 n, float (&values)[N]) {
+  constexpr int size = MX_ROTATED, parts = size / (N < size ? N : size);
+  const bool is_whole = N % size == 0 && at % size == 0, is_part = size % N == 0 && at % N == 0;
+  float group[size];
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = 0.0f;
+  if (is_whole) {
+#pragma unroll
+    for (int first = 0; first < N; first += size) {
+      if (first >= n) continue;
+      mx_load_plain(x + at + first, size, group);
+      mx_rotate(group, MX_ROTATION);
+#pragma unroll
+      for (int i = 0; i < size; ++i)
+        if (first + i < N) values[first + i] = group[i];
+    }
+  } else if (is_part) {
+    if (n <= 0) return;
+    const int offset = (int)(at % size);
+    mx_load_plain(x + (at - offset), size, group);
+    mx_rotate(group, MX_ROTATION);
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      if (offset != part * N) continue;
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        if (part * N + i < size) values[i] = i < n ? group[part * N + i] : 0.0f;
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < N && i < n; ++i) {
+      const int offset = (int)((at + i) % size);
+      mx_load_plain(x + (at + i - offset), size, group);
+      mx_rotate(group, MX_ROTATION);
+      values[i] = group[offset];
+    }
+  }
+}
+#endif
+
+// The first n of N elements of a tensor from its element `at` on, as they are quantized; zeros after them.
+template <int N>
+MX_FN void mx_load(const MxSource* x, mx_i64 at, mx_i64 n, float (&values)[N]) {
+#if MX_ROTATED
+  mx_load_rotated(x, at, n, values);
+#else
+  mx_load_plain(x + at, n, values);
+#endif
 }
 
 // Elements as the recipe sees them.
@@ -115,9 +181,9 @@ MX_FN void mx_one_zero(float (&x)[N], MxRecipe r) {
 }
 
 template <int N>
-MX_FN void mx_load_input(const MxSource* p, mx_i64 n, MxRecipe r, float (&x)[N]) {
-  mx_load(p, n, x);
-  mx_one_zero(x, r);
+MX_FN void mx_load_input(const MxSource* x, mx_i64 at, mx_i64 n, MxRecipe r, float (&values)[N]) {
+  mx_load(x, at, n, values);
+  mx_one_zero(values, r);
 }
 
 MX_FN mx_i64 mx_packed_bytes(mx_i64 codes) {
@@ -219,9 +285,37 @@ MX_FN mx_u32 mx_convert_pair(float low, float high, MxConversion to) {
   return pair;
 }
 
+// What is drawn for N neighbours, the first of which is element `at` of its tensor, where the rounding is random.
+template <int N>
+MX_FN void mx_draw(mx_u64 key, mx_i64 at, MxEncoder e, float (&drawn)[N]) {
+  if (!e.rounding.is_random) return;
+  const MxKey k = {(mx_u32)key, (mx_u32)(key >> 32)};
+  if (N % 4 == 0 && at % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const MxWords words = mx_words_of_four((mx_u64)(at + i) / 4, k);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (i + j < N) drawn[i + j] = mx_drawn(words.of[j]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const MxWords words = mx_words_of_four((mx_u64)(at + i) / 4, k);
+      const int j = (int)((at + i) % 4);
+      drawn[i] = mx_drawn(j < 2 ? (j == 0 ? words.of[0] : words.of[1]) : (j == 2 ? words.of[2] : words.of[3]));
+    }
+  }
+}
+
+// An element's code and value; `drawn` is read where the rounding is random.
+MX_FN auto mx_encode_one(float x, float factor, MxEncoder e, float drawn) {
+  return e.rounding.is_random ? mx_encode_element(x, factor, e, drawn) : mx_encode_element(x, factor, e);
+}
+
 // Codes of elements that share a scale.
 template <int N>
-MX_FN void mx_encode_all(const float* x, float factor, MxEncoder e, mx_u32* codes) {
+MX_FN void mx_encode_all(const float* x, float factor, MxEncoder e, const float* drawn, mx_u32* codes) {
   const MxConversion to = mx_conversion(e);
   if (to != MX_SOFTWARE && N % 2 == 0) {
 #pragma unroll
@@ -232,18 +326,19 @@ MX_FN void mx_encode_all(const float* x, float factor, MxEncoder e, mx_u32* code
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) codes[i] = mx_encode_element(x[i], factor, e).code;
+    for (int i = 0; i < N; ++i) codes[i] = mx_encode_one(x[i], factor, e, drawn[i]).code;
   }
 }
 
 // The same for a block that may be NaN.
 template <int N>
-MX_FN void mx_encode_block(const float* x, const MxScale<float, mx_u32>& s, MxEncoder e, mx_u32* codes) {
+MX_FN void mx_encode_block(const float* x, const MxScale<float, mx_u32>& s, MxEncoder e, const float* drawn,
+                           mx_u32* codes) {
   if (s.is_nan) {
 #pragma unroll
     for (int i = 0; i < N; ++i) codes[i] = (mx_u32)e.element.nan_code;
   } else {
-    mx_encode_all<N>(x, s.factor, e, codes);
+    mx_encode_all<N>(x, s.factor, e, drawn, codes);
   }
 }
 

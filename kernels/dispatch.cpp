@@ -69,8 +69,9 @@ MXCLI_EXPORT void mx_sizes(int64_t sizes[6]) {
 // Instruction set in use: "baseline", "avx2" or "avx512"; MXCLI_ISA names one to use where the processor has it.
 MXCLI_EXPORT const char* mx_isa() { return choice().name; }
 
-MXCLI_EXPORT void mx_quantize(const MxRecipe* recipe, const MxTensor* x, float amax, int threads, MxResult* result) {
-  choice().kernel->quantize(recipe, x, amax, threads, result);
+MXCLI_EXPORT void mx_quantize(const MxRecipe* recipe, const MxTensor* x, float amax, uint32_t seed, uint32_t stream,
+                              int threads, MxResult* result) {
+  choice().kernel->quantize(recipe, x, amax, MxKey{seed, stream}, threads, result);
 }
 
 MXCLI_EXPORT float mx_amax(const MxTensor* x, int threads, int64_t* nonfinite, int64_t* first_nonfinite) {

@@ -103,18 +103,24 @@ MX_FN MxTally mx_begin(MxCounts& counts) {
   return t;
 }
 
-// Scaling and encoding never reverse an order: a block's largest magnitude has its largest code, and tells whether
-// anything in the block saturates.
+// Scaling and encoding never reverse an order: a block's largest magnitude has its largest code, unless chance decides
+// (mx_see_top), and tells whether anything in the block saturates.
 MX_FN void mx_find_top(MxBlock& b, MxRecipe r, MxEncoder e) {
   const float amax = mx_float(b.amax);
   b.saturates = mx_saturates(amax, b.scale.factor, e);
   b.top_code = mx_encode_element(amax, b.scale.factor, e).code & mx_magnitude_mask(r.element);
+  if (r.rounding.is_random && b.amax < MX_INFINITY_BITS) b.top_code = 0u;
 }
 
-MX_FN MxBlock mx_begin_block(mx_u32 amax, MxTensorScale t, MxRecipe r, MxEncoder e) {
+// Raises the block's largest code to an element's.
+MX_FN void mx_see_top(mx_u32 code, MxEncoder e, MxBlock& b) {
+  if (e.rounding.is_random) b.top_code = mx_larger(b.top_code, mx_magnitude_code(code, e.element));
+}
+
+MX_FN MxBlock mx_begin_block(mx_u32 amax, mx_u32 scaled_as, MxTensorScale t, MxRecipe r, MxEncoder e) {
   MxBlock b;
   b.amax = amax;
-  b.scale = mx_choose_scale(amax, t, r);
+  b.scale = mx_choose_scale(scaled_as, t, r);
   b.sums = MxSums();
   b.saturated = b.underflowed = 0;
   b.largest = b.least = 0;
@@ -152,9 +158,9 @@ MX_FN void mx_set_aside(float& x, mx_i64 at, const MxScale<float, mx_u32>& s, Mx
 }
 
 // Adds a finite element; returns its code.
-MX_FN mx_u32 mx_measure_element(float x, const MxScale<float, mx_u32>& s, MxEncoder e, float unit, float bound,
-                                MxTerms& p, MxSpan& span) {
-  const auto element = mx_encode_element(x, s.factor, e);
+MX_FN mx_u32 mx_measure_element(float x, const MxScale<float, mx_u32>& s, MxEncoder e, float drawn, float unit,
+                                float bound, MxTerms& p, MxSpan& span) {
+  const auto element = mx_encode_one(x, s.factor, e, drawn);
   const float magnitude = mx_magnitude(x), difference = element.value * s.decode - magnitude;
   mx_add_element(x, magnitude * unit, difference * unit, p);
   const float distance = mx_magnitude(difference);
@@ -166,9 +172,9 @@ MX_FN mx_u32 mx_measure_element(float x, const MxScale<float, mx_u32>& s, MxEnco
 
 // The same in units of a power-of-two scale, where neither these nor the block's amax's are so small or large that they
 // change a bit: then no unit is needed. `counts_zeros`: whatever becomes zero counts as underflowed, zeros too.
-MX_FN mx_u32 mx_measure_scaled(float x, float factor, MxEncoder e, bool counts_zeros, float bound, MxTerms& p,
-                               MxSpan& span) {
-  const auto element = mx_encode_element(x, factor, e);
+MX_FN mx_u32 mx_measure_scaled(float x, float factor, MxEncoder e, float drawn, bool counts_zeros, float bound,
+                               MxTerms& p, MxSpan& span) {
+  const auto element = mx_encode_one(x, factor, e, drawn);
   const float magnitude = mx_magnitude(x * factor), difference = element.value - magnitude;
   mx_add_element(x, magnitude, difference, p);
   const float distance = mx_magnitude(difference);
@@ -205,11 +211,14 @@ MX_FN void mx_know_relative(float error, MxTally& tally, MxCounts& counts) {
   atomicMax(&counts.max_rel, mx_bits(error));
 }
 
-MX_FN void mx_see_relative(const MxSource* from, MxRecipe r, const MxScale<float, mx_u32>& s, MxEncoder e,
-                           MxTally& tally, MxCounts& counts) {
-  const float x = mx_zero_input(mx_widen(*from), r.clear_zero_input, r.set_zero_input), magnitude = mx_magnitude(x);
+MX_FN void mx_see_relative(const MxSource* x, mx_i64 at, mx_u64 key, MxRecipe r, const MxScale<float, mx_u32>& s,
+                           MxEncoder e, MxTally& tally, MxCounts& counts) {
+  float value[1], drawn[1];
+  mx_load_input(x, at, 1, r, value);
+  mx_draw(key, at, e, drawn);
+  const float magnitude = mx_magnitude(value[0]);
   if (magnitude == 0.0f || mx_bits(magnitude) >= MX_INFINITY_BITS) return;
-  const float difference = mx_encode_element(x, s.factor, e).value * s.decode - magnitude;
+  const float difference = mx_encode_one(value[0], s.factor, e, drawn[0]).value * s.decode - magnitude;
   mx_know_relative(mx_magnitude(difference) / magnitude, tally, counts);
 }
 
@@ -256,21 +265,23 @@ MX_FN void mx_end_span(float off, mx_u32 underflowed, MxTally& tally, MxCounts& 
   if (underflowed) mx_know_relative(1.0f, tally, counts);  // an error of all of it
 }
 
-// Measures columns 4 * lane to 4 * lane + 4 of every 16 of a span, whatever its elements are; `own` gets the four partial
-// sums. `amax` is of the span's finite elements; codes are written from `to` on where that is not null.
-MX_FN void mx_measure_steps(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 width, int lane, mx_u32 amax, MxRecipe r,
-                            MxEncoder e, MxBlock& b, MxTerms (&own)[4], MxSpan& span, MxTally& tally, MxCounts& counts,
-                            mx_u64* totals) {
+// Measures columns 4 * lane to 4 * lane + 4 of every 16 of a span, which begins at element `at`, whatever its elements are;
+// `own` gets the four partial sums. `amax` is of the span's finite elements; codes are written from `to` on where that is
+// not null.
+MX_FN void mx_measure_steps(const MxSource* x, mx_u64 key, mx_u8* to, mx_i64 at, mx_i64 width, int lane, mx_u32 amax,
+                            MxRecipe r, MxEncoder e, MxBlock& b, MxTerms (&own)[4], MxSpan& span, MxTally& tally,
+                            MxCounts& counts, mx_u64* totals) {
   const float unit = mx_unit(amax), bound = mx_known_bound(tally, counts, b.scale, e);
 #pragma unroll
   for (int i = 0; i < 4; ++i) own[i] = MxTerms();
 #pragma unroll 1
   for (mx_i64 step = 4 * lane; step < width; step += 16) {
-    float values[4];
-    mx_load_input(from + step, width - step, r, values);
+    float values[4], drawn[4];
+    mx_load_input(x, at + step, width - step, r, values);
+    mx_draw(key, at + step, e, drawn);
     if (to != nullptr) {
       mx_u32 packed[4];
-      mx_encode_block<4>(values, b.scale, e, packed);
+      mx_encode_block<4>(values, b.scale, e, drawn, packed);
       mx_store_part<4>(to, step, width - step, packed);
     }
     if (b.amax >= MX_INFINITY_BITS) {
@@ -281,14 +292,16 @@ MX_FN void mx_measure_steps(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 w
     mx_u32 pair = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const mx_u32 code = mx_measure_element(values[i], b.scale, e, unit, bound, own[i], span);
+      const mx_u32 code = mx_measure_element(values[i], b.scale, e, drawn[i], unit, bound, own[i], span);
+      mx_see_top(code, e, b);
       span.least = mx_larger(span.least, 0u - (mx_bits(values[i]) & 0x7FFFFFFFu));
       if (MX_HISTOGRAM) mx_count_code(code, i, step + 4 <= width, step + i < width, pair, counts);
       if (b.saturates) b.saturated += mx_saturates(values[i], b.scale.factor, e);
     }
     if (span.is_relative) {
 #pragma unroll 1
-      for (int i = 0; i < 4 && step + i < width; ++i) mx_see_relative(from + step + i, r, b.scale, e, tally, counts);
+      for (int i = 0; i < 4 && step + i < width; ++i)
+        mx_see_relative(x, at + step + i, key, r, b.scale, e, tally, counts);
       span.is_relative = false;
     }
   }

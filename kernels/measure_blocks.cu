@@ -7,7 +7,7 @@
 struct MxShare {
   MxSums sums;
   mx_u64 saturated, underflowed;
-  mx_u32 largest, least;
+  mx_u32 largest, least, top_code, unused;
 };
 
 MX_FN void mx_add_share(MxBlock& b, const MxShare& share) {
@@ -17,18 +17,19 @@ MX_FN void mx_add_share(MxBlock& b, const MxShare& share) {
   b.underflowed += share.underflowed;
   b.largest = mx_larger(b.largest, share.largest);
   b.least = mx_larger(b.least, share.least);
+  b.top_code = mx_larger(b.top_code, share.top_code);
 }
 
 // Measures (and encodes) a span of at most 512 columns of one row, by four lanes; all lanes of the warp take part. Returns
 // the span's sums, and adds all else to `b`.
-MX_FN MxSums mx_measure_span(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 width, MxRecipe r, MxEncoder e,
+MX_FN MxSums mx_measure_span(const MxSource* x, mx_u64 key, mx_u8* to, mx_i64 at, mx_i64 width, MxRecipe r, MxEncoder e,
                              MxBlock& b, MxTally& tally, MxCounts& counts, mx_u64* totals) {
   mx_u32 amax = b.amax;
   if (b.amax >= MX_INFINITY_BITS) {  // the same for all threads
     amax = 0;
     for (mx_i64 step = 4 * (threadIdx.x % 4); step < width; step += 16) {
       float values[4];
-      mx_load(from + step, width - step, values);
+      mx_load(x, at + step, width - step, values);
       amax = mx_larger(amax, mx_finite_amax_bits<4>(values));
     }
     tally.amax = mx_larger(tally.amax, amax);  // a NaN block's count too
@@ -36,7 +37,7 @@ MX_FN MxSums mx_measure_span(const MxSource* from, mx_u8* to, mx_i64 at, mx_i64 
   }
   MxSpan span = {};
   MxTerms own[4];
-  mx_measure_steps(from, MX_CODES ? to : nullptr, at, width, threadIdx.x % 4, amax, r, e, b, own, span, tally, counts,
+  mx_measure_steps(x, key, MX_CODES ? to : nullptr, at, width, threadIdx.x % 4, amax, r, e, b, own, span, tally, counts,
                    totals);
   mx_end_span(span.off, span.underflowed, tally, counts);
   b.underflowed += span.underflowed;
@@ -65,6 +66,8 @@ MX_FN MxShare mx_gather(const MxBlock& b, double sum) {
   share.underflowed = mx_block_sum(b.underflowed, held_counts);
   share.largest = mx_block_max(b.largest, held_bits);
   share.least = mx_block_max(b.least, held_bits);
+  share.top_code = mx_block_max(b.top_code, held_bits);
+  share.unused = 0;
   if (threadIdx.x < 4) held_sums.of[threadIdx.x] = sum;
   __syncthreads();
   share.sums = held_sums;
@@ -73,8 +76,8 @@ MX_FN MxShare mx_gather(const MxBlock& b, double sum) {
 }
 
 // Measures (and encodes) a block or a part of one, span after span: 64 at a time, their sums added in order.
-MX_FN MxShare mx_measure_place(const MxSource* x, mx_i64 columns, const MxPlace& p, mx_u8* codes, MxRecipe r,
-                               MxEncoder e, MxBlock& b, MxTally& tally, MxCounts& counts, mx_u64* totals) {
+MX_FN MxShare mx_measure_place(const MxSource* x, mx_u64 key, mx_i64 columns, const MxPlace& p, mx_u8* codes,
+                               MxRecipe r, MxEncoder e, MxBlock& b, MxTally& tally, MxCounts& counts, mx_u64* totals) {
   __shared__ MxSums batch[MX_BATCH];
   const mx_i64 per_row = mx_ceil_div(p.width, MX_SPAN), spans = p.height * per_row;
   double sum = 0.0;
@@ -84,9 +87,8 @@ MX_FN MxShare mx_measure_place(const MxSource* x, mx_i64 columns, const MxPlace&
       const mx_i64 inside = mx_quotient(first + i, per_row);
       const mx_i64 row = p.row + inside, column = p.column + (first + i - inside * per_row) * MX_SPAN;
       const mx_i64 width = i < count ? mx_least(MX_SPAN, p.column + p.width - column) : 0;
-      const MxSums sums =
-          mx_measure_span(x + row * columns + column, codes + row * mx_packed_bytes(columns) + mx_packed_bytes(column),
-                          row * columns + column, width, r, e, b, tally, counts, totals);
+      const MxSums sums = mx_measure_span(x, key, codes + row * mx_packed_bytes(columns) + mx_packed_bytes(column),
+                                          row * columns + column, width, r, e, b, tally, counts, totals);
       if (threadIdx.x % 4 == 0 && i < count) batch[i] = sums;
     }
     mx_add_in_order(batch, count, sum);
@@ -110,8 +112,9 @@ MX_FN MxBlock mx_complete(MxBlock b, const MxShare& share) {
 extern "C" __global__ void __launch_bounds__(MX_SUMS)
     mx_measure_blocks(const MxSource* x, mx_i64 rows, mx_i64 columns, mx_i64 block_rows, mx_i64 block_columns,
                       mx_i64 first_chunk, mx_i64 last_chunk, mx_i64 chunk_blocks, mx_i64 chunk_parts,
-                      mx_i64 unit_blocks, mx_i64 all_blocks, const mx_u32* tensor_amax, mx_u8* codes, void* scales,
-                      double* noise, float* per_block, mx_i64 per_block_each, mx_u64* totals, double* sums) {
+                      mx_i64 unit_blocks, mx_i64 all_blocks, mx_u64 key, const mx_u32* tensor_amax, mx_u8* codes,
+                      void* scales, double* noise, float* per_block, mx_i64 per_block_each, mx_u64* totals,
+                      double* sums) {
   __shared__ MxCounts counts;
   __shared__ mx_u32 held_bits[MX_WARP];
   __shared__ double held_sums[MX_WARP];
@@ -127,13 +130,14 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS)
     for (mx_i64 block = in.begin; block < in.end; ++block) {
       const MxPlace p = mx_place(block, rows, columns, block_rows, block_columns);
       const MxVectors v = mx_vectors(x, columns, p);
-      MxBlock b = mx_begin_block(mx_shared_amax(v, r, held_bits), t, r, e);
+      const mx_u32 amax = mx_shared_amax(v, r, held_bits);
+      MxBlock b = mx_begin_block(amax, amax, t, r, e);
       if (r.candidate_count) {
         mx_choose_shared(v, b.amax, r, e, held_sums, b.scale);
         mx_find_top(b, r, e);
       }
       if (MX_CODES && threadIdx.x == 0) mx_store_scale(scales, p.grid_row, p.grid_column, across, b.scale.stored, r);
-      const MxShare share = mx_measure_place(x, columns, p, codes, r, e, b, tally, counts, totals);
+      const MxShare share = mx_measure_place(x, key, columns, p, codes, r, e, b, tally, counts, totals);
       if (threadIdx.x == (block - in.begin) % MX_SUMS)
         mx_end_block(mx_complete(b, share), MxRatio{0.0f, 0.0f}, r, block, MxPerBlock{noise, per_block, per_block_each},
                      tally, counts);
@@ -149,18 +153,19 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS)
 // last_part adds goes to `shares`.
 extern "C" __global__ void __launch_bounds__(MX_SUMS)
     mx_measure_parts(const MxSource* x, mx_i64 rows, mx_i64 columns, mx_i64 part_rows, mx_i64 part_columns,
-                     mx_i64 first_part, mx_i64 last_part, const mx_u32* tensor_amax, const mx_u32* whole_amax,
-                     mx_u8* codes, void* scales, mx_u64* totals, MxShare* shares) {
+                     mx_i64 first_part, mx_i64 last_part, mx_u64 key, const mx_u32* tensor_amax,
+                     const mx_u32* whole_amax, mx_u8* codes, void* scales, mx_u64* totals, MxShare* shares) {
   __shared__ MxCounts counts;
   const MxRecipe r = MX_RECIPE;
   const MxEncoder e = mx_encoder(r);
-  const MxBlock known = mx_begin_block(*whole_amax, mx_read_tensor_scale(tensor_amax, r), r, e);
+  const MxBlock known = mx_begin_block(*whole_amax, mx_scaled_as(*tensor_amax, *whole_amax, r),
+                                       mx_read_tensor_scale(tensor_amax, r), r, e);
   MxTally tally = mx_begin(counts);
   if (MX_CODES && blockIdx.x == 0 && threadIdx.x == 0) mx_store_scale(scales, 0, 0, 1, known.scale.stored, r);
   for (mx_i64 part = first_part + blockIdx.x; part < last_part; part += gridDim.x) {
     MxBlock b = known;
     const MxPlace p = mx_place(part, rows, columns, part_rows, part_columns);
-    const MxShare share = mx_measure_place(x, columns, p, codes, r, e, b, tally, counts, totals);
+    const MxShare share = mx_measure_place(x, key, columns, p, codes, r, e, b, tally, counts, totals);
     if (threadIdx.x == 0) shares[part] = share;
   }
   mx_end(tally, counts, totals);
@@ -175,7 +180,8 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS)
   const MxRecipe r = MX_RECIPE;
   const MxEncoder e = mx_encoder(r);
   MxTally tally = mx_begin(counts);
-  const MxBlock known = mx_begin_block(*whole_amax, mx_read_tensor_scale(tensor_amax, r), r, e);
+  const MxBlock known = mx_begin_block(*whole_amax, mx_scaled_as(*tensor_amax, *whole_amax, r),
+                                       mx_read_tensor_scale(tensor_amax, r), r, e);
   MxBlock b = known;
   double sum = 0.0;
   for (mx_i64 first = 0; first < count; first += MX_BATCH) {

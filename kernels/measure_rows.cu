@@ -53,7 +53,7 @@ MX_FN MxTerms mx_add_in_halves(Add add) {
 // to last_chunk. `sums` has four numbers for every chunk.
 extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
     mx_measure_rows(const MxSource* x, mx_i64 rows, mx_i64 columns, mx_i64 first_chunk, mx_i64 last_chunk,
-                    mx_i64 chunk_blocks, mx_i64 chunk_parts, mx_i64 unit_blocks, mx_i64 all_blocks,
+                    mx_i64 chunk_blocks, mx_i64 chunk_parts, mx_i64 unit_blocks, mx_i64 all_blocks, mx_u64 key,
                     const mx_u32* tensor_amax, mx_u8* codes, void* scales, double* noise, float* per_block,
                     mx_i64 per_block_each, mx_u64* totals, double* sums) {
   constexpr int width = MX_WIDTH, lanes = width > 32 ? 4 : 1, each = width / lanes;
@@ -76,17 +76,22 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
       const bool is_active = block < in.end;
       const mx_i64 row = rows == 1 ? 0 : mx_quotient(block, across), column = (block - row * across) * width;
       const mx_i64 n = is_active ? mx_least(width, columns - column) : 0;
-      const MxSource* const from = x + row * columns + column;
+      const mx_i64 at = row * columns + column;
 
-      float values[each];
+      float values[each], drawn[each];
 #pragma unroll
       for (int i = 0; i < each; i += piece) {
-        float loaded[piece];
-        mx_load_input(from + mx_offset<lanes>(i, lane), n - mx_offset<lanes>(i, lane), r, loaded);
+        float loaded[piece], own_drawn[piece];
+        mx_load_input(x, at + mx_offset<lanes>(i, lane), n - mx_offset<lanes>(i, lane), r, loaded);
+        mx_draw(key, at + mx_offset<lanes>(i, lane), e, own_drawn);
 #pragma unroll
-        for (int k = 0; k < piece; ++k) values[i + k] = loaded[k];
+        for (int k = 0; k < piece; ++k) {
+          values[i + k] = loaded[k];
+          drawn[i + k] = e.rounding.is_random ? own_drawn[k] : 0.0f;
+        }
       }
-      MxBlock b = mx_begin_block(mx_lanes_max<lanes>(mx_amax_bits<each>(values)), t, r, e);
+      const mx_u32 block_amax = mx_lanes_max<lanes>(mx_amax_bits<each>(values));
+      MxBlock b = mx_begin_block(block_amax, block_amax, t, r, e);
       if (r.candidate_count && lanes == 1) {
         mx_choose_candidate<each>(values, b.amax, r, e, b.scale);
         mx_find_top(b, r, e);
@@ -94,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
       if (MX_CODES && is_active) {
         if (lane == 0) mx_store_scale(scales, row, column / width, across, b.scale.stored, r);
         mx_u32 packed[each];
-        mx_encode_block<each>(values, b.scale, e, packed);
+        mx_encode_block<each>(values, b.scale, e, drawn, packed);
         mx_u8* const to = codes + row * mx_packed_bytes(columns) + mx_packed_bytes(column);
 #pragma unroll
         for (int i = 0; i < each; i += piece) {
@@ -126,12 +131,13 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
       double back = 1.0 / (double)mx_unit(amax);
       if (is_active && b.amax < MX_INFINITY_BITS && (!is_scaled || mx_is_ordinary(b, least, e.element.emax))) {
         const float unit = mx_unit(amax), bound = mx_known_bound(tally, counts, b.scale, e);
-        const bool counts_zeros = mx_loses_many(e);
+        const bool counts_zeros = mx_loses_many(e) || e.rounding.is_random;
         mx_u32 pair = 0;
         auto add = [&](int i, MxTerms& p) {
           mx_u32 code;
-          if (is_scaled) code = mx_measure_scaled(values[i], b.scale.factor, e, counts_zeros, bound, p, span);
-          else code = mx_measure_element(values[i], b.scale, e, unit, bound, p, span);
+          if (is_scaled) code = mx_measure_scaled(values[i], b.scale.factor, e, drawn[i], counts_zeros, bound, p, span);
+          else code = mx_measure_element(values[i], b.scale, e, drawn[i], unit, bound, p, span);
+          mx_see_top(code, e, b);
           if (MX_HISTOGRAM) mx_count_code(code, i, n == width, mx_offset<lanes>(i, lane) < n, pair, counts);
         };
         if constexpr (lanes == 1) terms = mx_add_in_halves<each>(add);
@@ -147,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
 #pragma unroll 1
           for (int i = 0; i < each; ++i)
             if (mx_offset<lanes>(i, lane) < n)
-              mx_see_relative(from + mx_offset<lanes>(i, lane), r, b.scale, e, tally, counts);
+              mx_see_relative(x, at + mx_offset<lanes>(i, lane), key, r, b.scale, e, tally, counts);
         }
         if (is_scaled) {
           back = (double)b.scale.decode;
@@ -166,8 +172,7 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
         for (int turn_of = 0; turn_of < (lanes == 1 ? 4 : 1); ++turn_of) {
           const int part = lanes == 1 ? turn_of % 2 * 2 + turn_of / 2 : lane;  // 0, 2, 1, 3
           MxTerms found[4];
-          mx_measure_steps(from, nullptr, row * columns + column, n, part, amax, r, e, b, found, span, tally, counts,
-                           totals);
+          mx_measure_steps(x, key, nullptr, at, n, part, amax, r, e, b, found, span, tally, counts, totals);
 #pragma unroll
           for (int i = 0; i < 4; ++i) own[i] = turn_of % 2 ? mx_added(own[i], found[i]) : found[i];
           if (turn_of == 1) {
@@ -186,6 +191,7 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
       b.sums = mx_scaled_back(terms, back);
       b.largest = amax;
       b.least = mx_lanes_max<lanes>(span.least);
+      if (r.rounding.is_random) b.top_code = mx_lanes_max<lanes>(b.top_code);
       b.saturated = mx_lanes_sum<lanes>(b.saturated);
       b.underflowed = mx_lanes_sum<lanes>((mx_u64)span.underflowed);
       if (is_active && lane == turn)

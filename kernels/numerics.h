@@ -79,6 +79,13 @@ MX_FN F mx_subtract_steps(F x, U, U multiple) {
 MX_FN mx_i32 mx_whole(float x) { return (mx_i32)x; }
 MX_FN float mx_from_whole(mx_i32 x) { return (float)x; }
 
+// Before a loop of a few turns, to be unrolled.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__) || defined(__clang__)
+#define MX_UNROLL _Pragma("unroll")
+#else
+#define MX_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 #define MX_INFINITY_BITS 0x7F800000u
 #define MX_FLT_MAX 3.4028234663852886e38f
 #define MX_FLT_MIN 1.1754943508222875e-38f
@@ -97,12 +104,27 @@ struct MxFloat {
 };
 
 // An element rounding (rounding.py): a fraction above `above` goes up; a fraction of exactly one half goes up when the
-// integer part has a bit in common with `half_if` (1: odd, 0: never) or when `half_always`.
+// integer part has a bit in common with `half_if` (1: odd, 0: never) or when `half_always`. `is_random`: a fraction goes up
+// when it is above a number drawn for its element (mx_drawn); the other numbers serve where nothing is drawn.
 struct MxRounding {
   float above;
   mx_i32 half_if;
   mx_i32 half_always;
+  mx_i32 is_random;
 };
+
+// What draws depend on, beside an element's index in its tensor.
+struct MxKey {
+  mx_u32 seed, stream;
+};
+
+// A random Hadamard transform of groups of `size` neighbours (a power of two up to 128; 0: none): y = x diag(d) H /
+// sqrt(size), H being Sylvester's matrix; d_i is -1 where bit i % 32 of signs[i / 32] is set, else 1.
+struct MxRotation {
+  mx_i32 size;
+  mx_u32 signs[4];
+};
+#define MX_LARGEST_ROTATION 128
 
 enum MxScaleKind { MX_POWER_OF_TWO = 0, MX_MINIFLOAT = 1, MX_BINARY32 = 2 };
 // How the tensor's scales (encode, decode) follow from its amax T; L = element max * scale max.
@@ -217,6 +239,81 @@ MX_FN F mx_reciprocal_or_zero(F x) {
   return x == 0.0f ? mx_fill(x, 0.0f) : 1.0f / x;
 }
 
+// ------------------------------------------------------------------------------------------------------- random numbers
+
+struct MxWords {
+  mx_u32 of[4];
+};
+
+// Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC 2011, section 3.3).
+MX_FN MxWords mx_philox(MxWords counter, MxKey key) {
+  mx_u32 a = counter.of[0], b = counter.of[1], c = counter.of[2], d = counter.of[3];
+  MX_UNROLL
+  for (int round = 0; round < 10; ++round) {
+    const mx_u64 first = 0xD2511F53ull * a, second = 0xCD9E8D57ull * c;
+    a = (mx_u32)(second >> 32) ^ b ^ key.seed;
+    c = (mx_u32)(first >> 32) ^ d ^ key.stream;
+    b = (mx_u32)second;
+    d = (mx_u32)first;
+    key.seed += 0x9E3779B9u;
+    key.stream += 0xBB67AE85u;
+  }
+  return MxWords{{a, b, c, d}};
+}
+
+// Words of four neighbouring elements, the first of which has an index four times this.
+MX_FN MxWords mx_words_of_four(mx_u64 quarter_index, MxKey key) {
+  return mx_philox(MxWords{{(mx_u32)quarter_index, (mx_u32)(quarter_index >> 32), 0u, 0u}}, key);
+}
+
+// A word as a multiple of 2^-24 from 0 to below 1: a fraction f is above it in ceil(2^24 f) of 2^24 cases.
+MX_FN float mx_drawn(mx_u32 word) { return (float)(mx_i32)(word >> 8) * mx_float(0x33800000u); }
+
+// ---------------------------------------------------------------------------------------------------------- rotations
+
+// Sylvester's matrix times a group, in place: stages of neighbours first, so that every device adds in one order.
+MX_FN void mx_butterflies(float* x, mx_i32 size) {
+  MX_UNROLL
+  for (mx_i32 half = 1; half < size; half *= 2) {
+    MX_UNROLL
+    for (mx_i32 i = 0; i < size; ++i) {
+      if (i & half) continue;
+      const float a = x[i], b = x[i + half];
+      x[i] = a + b;
+      x[i + half] = a - b;
+    }
+  }
+}
+
+// 1 / sqrt(size), rounded to nearest.
+MX_FN float mx_rotation_factor(mx_i32 size) {
+  float factor = 1.0f;
+  for (; size >= 4; size /= 4) factor *= 0.5f;
+  return size == 2 ? factor * 0.70710678118654752f : factor;
+}
+
+MX_FN float mx_signed(float x, mx_i32 i, MxRotation r) {
+  return mx_float(mx_bits(x) ^ (r.signs[i / 32] >> (i % 32) & 1u) << 31);
+}
+
+// A whole group, in place.
+MX_FN void mx_rotate(float* x, MxRotation r) {
+  const float factor = mx_rotation_factor(r.size);
+  MX_UNROLL
+  for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_signed(x[i], i, r);
+  mx_butterflies(x, r.size);
+  MX_UNROLL
+  for (mx_i32 i = 0; i < r.size; ++i) x[i] *= factor;
+}
+
+// The inverse: H is symmetric, and its square is `size` times the identity.
+MX_FN void mx_rotate_back(float* x, MxRotation r) {
+  const float factor = mx_rotation_factor(r.size);
+  mx_butterflies(x, r.size);
+  MX_UNROLL
+  for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_signed(x[i] * factor, i, r);
+}
+
 // ------------------------------------------------------------------------------------------------------------ encode
 
 // The smaller of two; `limit` for NaN.
@@ -250,21 +347,48 @@ MX_FN auto mx_encode_nearest_even(F magnitude, mx_i32 mantissa_bits, mx_i32 emin
   return r;
 }
 
-// The same under any rounding of the magnitude.
+// A magnitude in steps of its binade's grid: how many are whole, and what is left, exactly.
+template <class F>
+struct MxSteps {
+  decltype(mx_bits(F{})) exponent;  // biased by 127
+  decltype(mx_whole(F{})) whole;
+  F fraction;
+};
+
+template <class F>
+MX_FN MxSteps<F> mx_steps(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max) {
+  F a = mx_at_most(magnitude, max);
+  MxSteps<F> s;
+  s.exponent = mx_grid_exponent(a, emin);
+  F steps = a * mx_float((254u + (mx_u32)mantissa_bits - s.exponent) << 23);
+  s.whole = mx_whole(steps);
+  s.fraction = steps - mx_from_whole(s.whole);
+  return s;
+}
+
+// The code of so many whole steps: carries go on into the exponent.
+template <class F, class I>
+MX_FN auto mx_code_of(MxSteps<F> s, I whole, mx_i32 mantissa_bits, mx_i32 emin) {
+  MxRounded<F, decltype(s.exponent)> r;
+  r.code = ((s.exponent - (mx_u32)(emin + 127)) << mantissa_bits) + (decltype(s.exponent))whole;
+  r.value = mx_from_whole(whole) * mx_float((s.exponent - (mx_u32)mantissa_bits) << 23);
+  return r;
+}
+
+// The same as mx_encode_nearest_even under any rounding of the magnitude.
 template <class F>
 MX_FN auto mx_encode(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max, MxRounding rounding) {
-  F a = mx_at_most(magnitude, max);
-  auto e = mx_grid_exponent(a, emin);
-  F steps = a * mx_float((254u + (mx_u32)mantissa_bits - e) << 23);
-  auto whole = mx_whole(steps);
-  F fraction = steps - mx_from_whole(whole);
-  auto tie_up = ((whole & rounding.half_if) | rounding.half_always) != 0;
-  auto up = (fraction > rounding.above) | ((fraction == 0.5f) & tie_up);
-  whole = up ? whole + 1 : whole;
-  MxRounded<F, decltype(e)> r;
-  r.code = ((e - (mx_u32)(emin + 127)) << mantissa_bits) + (decltype(e))whole;
-  r.value = mx_from_whole(whole) * mx_float((e - (mx_u32)mantissa_bits) << 23);
-  return r;
+  auto s = mx_steps(magnitude, mantissa_bits, emin, max);
+  auto tie_up = ((s.whole & rounding.half_if) | rounding.half_always) != 0;
+  auto up = (s.fraction > rounding.above) | ((s.fraction == 0.5f) & tie_up);
+  return mx_code_of(s, up ? s.whole + 1 : s.whole, mantissa_bits, emin);
+}
+
+// The same where each fraction has a number of its own that it must be above.
+template <class F>
+MX_FN auto mx_encode_above(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max, F above) {
+  auto s = mx_steps(magnitude, mantissa_bits, emin, max);
+  return mx_code_of(s, s.fraction > above ? s.whole + 1 : s.whole, mantissa_bits, emin);
 }
 
 // Binary16, nearest even, with its infinities and NaN.
@@ -519,8 +643,8 @@ MX_FN MxEncoder mx_encoder(MxRecipe r) {
   e.divides = mantissa && (r.element_step == MX_ELEMENT_OVER_PRODUCT || r.element_step == MX_ELEMENT_OVER_QUOTIENT ||
                            r.element_step == MX_ELEMENT_OVER_PRODUCT_BF16);
   e.guards_zero = e.divides || (mantissa && r.element_step == MX_ELEMENT_TIMES_RECIPROCAL_ZERO);
-  e.plain = r.rounding.above == 0.5f && r.rounding.half_if == 1 && r.rounding.half_always == 0 && !e.quotient_bf16 &&
-            !r.clear_zero_code;
+  e.plain = r.rounding.above == 0.5f && r.rounding.half_if == 1 && r.rounding.half_always == 0 &&
+            !r.rounding.is_random && !e.quotient_bf16 && !r.clear_zero_code;
   return e;
 }
 
@@ -534,22 +658,44 @@ MX_FN F mx_argument(F x, F factor, MxEncoder e) {
   return !e.plain && e.quotient_bf16 ? mx_round_to_bf16(scaled) : scaled;
 }
 
-// Code of x with its sign, and the magnitude of the value it stands for.
-template <class F>
-MX_FN auto mx_encode_element(F x, F factor, MxEncoder e) {
-  F magnitude = mx_magnitude(mx_argument(x, factor, e));
-  auto negative = mx_bits(x) >> 31, none = negative & 0u;
-  auto r = e.plain ? mx_encode_nearest_even(magnitude, e.element.mantissa_bits, e.element.emin, e.element.max)
-                   : mx_encode(magnitude, e.element.mantissa_bits, e.element.emin, e.element.max, e.rounding);
+// The code of a magnitude with the sign of x.
+template <class F, class U>
+MX_FN MxRounded<F, U> mx_with_sign(MxRounded<F, U> r, F x, MxEncoder e) {
+  U negative = mx_bits(x) >> 31, none = negative & 0u;
   if (!e.plain && e.clear_zero_code) negative = r.code == 0u ? none : negative;
   r.code = mx_signed_code(r.code, negative, e.element.bits, e.element.twos_complement);
   return r;
+}
+
+// Code of x with its sign, and the magnitude of the value it stands for.
+template <class F>
+MX_FN auto mx_encode_element(F x, F factor, MxEncoder e) {
+  const MxFloat f = e.element;
+  F magnitude = mx_magnitude(mx_argument(x, factor, e));
+  auto r = e.plain ? mx_encode_nearest_even(magnitude, f.mantissa_bits, f.emin, f.max)
+                   : mx_encode(magnitude, f.mantissa_bits, f.emin, f.max, e.rounding);
+  return mx_with_sign(r, x, e);
+}
+
+// The same with what was drawn for the element.
+template <class F>
+MX_FN auto mx_encode_element(F x, F factor, MxEncoder e, F drawn) {
+  const MxFloat f = e.element;
+  F magnitude = mx_magnitude(mx_argument(x, factor, e));
+  return mx_with_sign(mx_encode_above(magnitude, f.mantissa_bits, f.emin, f.max, drawn), x, e);
 }
 
 // Whether x was above the largest value of the element.
 template <class F>
 MX_FN auto mx_saturates(F x, F factor, MxEncoder e) {
   return mx_magnitude(mx_argument(x, factor, e)) > e.element.max;
+}
+
+// A code without its sign.
+MX_FN mx_u32 mx_magnitude_code(mx_u32 code, MxFloat f) {
+  const mx_u32 sign_bit = 1u << (f.bits - 1);
+  if (f.twos_complement) return code & sign_bit ? (sign_bit << 1) - code : code;
+  return code & (sign_bit - 1u);
 }
 
 // A code is zero when these bits are.

@@ -104,7 +104,7 @@ uint32_t largest_magnitude(const MxTensor& t, int threads, bool finite_only, int
 // A chunk's share of the block that is the whole tensor.
 struct WholeShare {
   Sums sums;
-  uint32_t largest = 0, least = kNoneLeast;
+  uint32_t largest = 0, least = kNoneLeast, top_code = 0;
   int64_t saturated = 0, underflowed = 0;
 };
 
@@ -120,7 +120,11 @@ void quantize_blocks(const Job& job, int threads) {
   if (job.whole) {
     int64_t nonfinite, first;
     L loops{job, *whole};
-    loops.begin_wide(largest_magnitude(x, threads, false, &nonfinite, &first), 0, rows, 0, x.columns);
+    const uint32_t amax = largest_magnitude(x, threads, false, &nonfinite, &first);
+    // A tensor with what is not finite is scaled as it would be alone.
+    const uint32_t scaled_as =
+        job.given_amax >= 0.0f && amax < MX_INFINITY_BITS && job.is_given_scale() ? mx_bits(job.given_amax) : amax;
+    loops.begin_wide(amax, scaled_as, 0, rows, 0, x.columns);
     loops.store_scales(1, 0);
   }
 
@@ -137,6 +141,7 @@ void quantize_blocks(const Job& job, int threads) {
       shares[size_t(chunk)] = {{b.signal[0], b.noise[0], b.cross[0], b.error[0]},
                                b.largest[0],
                                b.least[0],
+                               b.top_code[0],
                                b.saturated[0],
                                b.underflowed[0]};
       return;
@@ -164,6 +169,7 @@ void quantize_blocks(const Job& job, int threads) {
       b.error[0] += share.sums.error;
       b.largest[0] = std::max(b.largest[0], share.largest);
       b.least[0] = std::max(b.least[0], share.least);
+      b.top_code[0] = std::max(b.top_code[0], share.top_code);
       b.saturated[0] += int32_t(share.saturated);
       b.underflowed[0] += int32_t(share.underflowed);
     }
@@ -207,9 +213,10 @@ void quantize_mode(const Job& job, int threads) {
 
 // ------------------------------------------------------------------------------------------------- the four functions
 
-// `amax`: the largest finite magnitude of the tensor, or of the set it shares its scale with; unused without one.
-void quantize(const MxRecipe* recipe, const MxTensor* x, float amax, int threads, MxResult* result) {
-  const Job job(*recipe, *x, amax, *result);
+// `amax`: the largest finite magnitude that the tensor's scale is made for, which need not be its own; unused without
+// one scale for all of it, and not known if negative.
+void quantize(const MxRecipe* recipe, const MxTensor* x, float amax, MxKey key, int threads, MxResult* result) {
+  const Job job(*recipe, *x, amax, key, *result);
   result->encode = job.tensor_scale.encode;
   result->decode = job.tensor_scale.decode;
   if (result->stats) quantize_mode<true>(job, threads);
@@ -218,7 +225,7 @@ void quantize(const MxRecipe* recipe, const MxTensor* x, float amax, int threads
 
 void cut(const MxRecipe* recipe, const MxTensor* x, MxCut* out) {
   MxResult none{};
-  const Cut c(Job(*recipe, *x, 0.0f, none));
+  const Cut c(Job(*recipe, *x, 0.0f, MxKey{}, none));
   *out = {c.unit_rows, c.units, c.part, c.parts, c.per_chunk, c.chunks};
 }
 
@@ -226,20 +233,30 @@ float amax(const MxTensor* t, int threads, int64_t* nonfinite, int64_t* first_no
   return mx_float(largest_magnitude(*t, threads, true, nonfinite, first_nonfinite));
 }
 
-struct Nothing {};
+// A row of a tensor that is rotated back.
+struct Row {
+  std::vector<float> values;
+
+  void store(const MxTensor& out, int64_t row) {
+    for (int64_t at = 0; at < out.columns; at += out.rotation.size) mx_rotate_back(values.data() + at, out.rotation);
+    for (int64_t i = 0; i < out.columns; ++i) store_value(out, row * out.columns + i, values[size_t(i)]);
+  }
+};
 
 void dequantize(const MxRecipe* recipe, const uint8_t* codes, const void* scales, float encode, float decode,
                 const MxTensor* out, int threads) {
   MxResult none{};
-  const Job job(*recipe, *out, 0.0f, none);
+  const Job job(*recipe, *out, 0.0f, MxKey{}, none);
   const MxRecipe& r = *recipe;
   const MxTensorScale tensor_scale{encode, decode};
   const int64_t rows = out->batch * out->rows;
   float values[kCodeBins];
   for (uint32_t c = 0; c < kCodeBins; ++c) values[c] = mx_decode(c & ((1u << r.element.bits) - 1u), r.element);
   const int64_t per_chunk = std::max<int64_t>(1, kChunk / std::max<int64_t>(1, out->columns));
-  run_chunks<Nothing>((rows + per_chunk - 1) / per_chunk, threads, [&](Nothing&, int64_t chunk) {
+  run_chunks<Row>((rows + per_chunk - 1) / per_chunk, threads, [&](Row& whole, int64_t chunk) {
     uint8_t unpacked[kStripe];
+    const bool rotated = out->rotation.size != 0;
+    if (rotated) whole.values.resize(size_t(out->columns));
     for (int64_t row = chunk * per_chunk, last = std::min(rows, row + per_chunk); row < last; ++row) {
       const int64_t block_row = row / out->rows * job.grid_rows + row % out->rows / job.block_rows;
       for (int64_t column = 0; column < out->columns; column += job.block_columns) {
@@ -250,9 +267,14 @@ void dequantize(const MxRecipe* recipe, const uint8_t* codes, const void* scales
         for (int64_t at = column, end = std::min(out->columns, column + job.block_columns); at < end; at += kStripe) {
           const int64_t n = std::min<int64_t>(kStripe, end - at);
           unpack_row(codes + row * job.row_bytes, at, n, r.stored_bits, unpacked);
-          for (int64_t i = 0; i < n; ++i) store_value(*out, row * out->columns + at + i, values[unpacked[i]] * back);
+          for (int64_t i = 0; i < n; ++i) {
+            const float value = values[unpacked[i]] * back;
+            if (rotated) whole.values[size_t(at + i)] = value;
+            else store_value(*out, row * out->columns + at + i, value);
+          }
         }
       }
+      if (rotated) whole.store(*out, row);
     }
   });
 }

@@ -10,10 +10,12 @@ constexpr int kLanes = MX_LANE_BYTES / 4;  // binary32 values in a vector regist
 
 enum MxType { MX_F32 = 0, MX_BF16 = 1, MX_F16 = 2, MX_F64 = 3 };
 
-// A row-major tensor; leading dimensions are folded into `batch`, blocks lie in the last two.
+// A row-major tensor; leading dimensions are folded into `batch`, blocks lie in the last two. A rotation is applied to its
+// elements as they are read, and undone in those that are written; its size divides `columns`.
 struct MxTensor {
   const void* data;
   int64_t type, batch, rows, columns;
+  MxRotation rotation;
 };
 
 constexpr int kScaleBins = MX_SCALE_BINS;
@@ -65,7 +67,7 @@ struct MxCut {
 };
 
 struct MxKernel {
-  void (*quantize)(const MxRecipe*, const MxTensor*, float amax, int threads, MxResult*);
+  void (*quantize)(const MxRecipe*, const MxTensor*, float amax, MxKey, int threads, MxResult*);
   float (*amax)(const MxTensor*, int threads, int64_t* nonfinite, int64_t* first_nonfinite);
   void (*dequantize)(const MxRecipe*, const uint8_t* codes, const void* scales, float encode, float decode,
                      const MxTensor* out, int threads);

@@ -6,7 +6,8 @@
 // Blocks of block_rows x block_columns, from first_block to last_block, of a tensor [rows, columns] repeated any number of times.
 extern "C" __global__ void __launch_bounds__(MX_HELD > 0 ? 256 : 1024)
     mx_quantize_blocks(const MxSource* x, mx_i64 rows, mx_i64 columns, mx_i64 block_rows, mx_i64 block_columns,
-                       mx_i64 first_block, mx_i64 last_block, const mx_u32* tensor_amax, mx_u8* codes, void* scales) {
+                       mx_i64 first_block, mx_i64 last_block, mx_u64 key, const mx_u32* tensor_amax, mx_u8* codes,
+                       void* scales) {
   __shared__ mx_u32 held_bits[MX_WARP];
   __shared__ double held_sums[MX_WARP];
   const MxRecipe r = MX_RECIPE;
@@ -25,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(MX_HELD > 0 ? 256 : 1024)
         const mx_u32 i = threadIdx.x + k * blockDim.x;
         if (i >= v.count) continue;
         const MxVector at = mx_vector(v, i);
-        held[k] = mx_load_raw<MX_VECTOR>(v.x + at.row * v.columns + at.column, at.n);
+        held[k] = mx_load_raw<MX_VECTOR>(v.x + mx_element(v, at), at.n);
       }
 #pragma unroll
       for (int k = 0; k < kept; ++k) {
@@ -47,7 +48,9 @@ extern "C" __global__ void __launch_bounds__(MX_HELD > 0 ? 256 : 1024)
     auto store = [&](mx_u32 i, const float (&values)[MX_VECTOR]) {
       const MxVector at = mx_vector(v, i);
       mx_u32 packed[MX_VECTOR];
-      mx_encode_block<MX_VECTOR>(values, s, e, packed);
+      float drawn[MX_VECTOR];
+      mx_draw(key, mx_element(v, at), e, drawn);
+      mx_encode_block<MX_VECTOR>(values, s, e, drawn, packed);
       mx_store_codes(to + at.row * mx_packed_bytes(columns) + mx_packed_bytes(at.column), at.n, packed);
     };
     float values[MX_VECTOR];

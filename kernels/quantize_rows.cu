@@ -12,9 +12,10 @@
 
 // Blocks of 1 x MX_WIDTH of a tensor [rows, columns], of which a thread takes one, several or a part; or, MX_WIDTH 0,
 // elements of a tensor that is one block. `tensor_amax`: bits of the tensor's largest finite magnitude, where the recipe
-// scales the tensor; `whole_amax`: bits of its largest magnitude of any kind, where the tensor is the block.
+// scales the tensor; `whole_amax`: bits of its largest magnitude of any kind, where the tensor is the block. x is element
+// `base` of all that draws count.
 extern "C" __global__ void __launch_bounds__(256, 2)
-    mx_quantize_rows(const MxSource* x, mx_i64 rows, mx_i64 columns, const mx_u32* tensor_amax,
+    mx_quantize_rows(const MxSource* x, mx_i64 rows, mx_i64 columns, mx_u64 key, mx_i64 base, const mx_u32* tensor_amax,
                      const mx_u32* whole_amax, mx_u8* codes, void* scales) {
   constexpr int elements = MX_ELEMENTS, width = MX_BLOCK;
   constexpr int lanes = width > elements ? width / elements : 1, blocks = width < elements ? elements / width : 1;
@@ -28,16 +29,18 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   const mx_i64 column = (thread - row * threads_per_row) * elements;
   const mx_i64 n = row < rows ? mx_least(elements, columns - column) : 0;  // none or fewer: outside the tensor
 
-  float values[elements];
+  float values[elements], drawn[elements];
   mx_u32 packed[elements];
-  mx_load_input(x + row * columns + column, n, r, values);
+  mx_load_input(x, row * columns + column, n, r, values);
+  mx_draw(key, base + row * columns + column, e, drawn);
 #pragma unroll
   for (int b = 0; b < blocks; ++b) {
     const float* block = values + b * each;
-    const mx_u32 amax = MX_WIDTH ? mx_lanes_max<lanes>(mx_amax_bits<each>(block)) : *whole_amax;
+    const mx_u32 amax =
+        MX_WIDTH ? mx_lanes_max<lanes>(mx_amax_bits<each>(block)) : mx_scaled_as(*tensor_amax, *whole_amax, r);
     auto s = mx_choose_scale(amax, t, r);
     if (r.candidate_count && MX_WIDTH && lanes == 1) mx_choose_candidate<each>(block, amax, r, e, s);
-    mx_encode_block<each>(block, s, e, packed + b * each);
+    mx_encode_block<each>(block, s, e, drawn + b * each, packed + b * each);
     if (MX_WIDTH) {
       if (threadIdx.x % lanes == 0 && b * each < n)
         mx_store_scale(scales, row, column / width + b, mx_ceil_div(columns, width), s.stored, r);

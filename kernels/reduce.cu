@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) mx_amax(const MxSource* x, mx_
   while (at < n) {
     float values[together][elements];
 #pragma unroll
-    for (int k = 0; k < together; ++k) mx_load(x + at + k * stride, n - at - k * stride, values[k]);
+    for (int k = 0; k < together; ++k) mx_load(x, at + k * stride, n - at - k * stride, values[k]);
 #pragma unroll
     for (int k = 0; k < together; ++k) {
       const mx_u32 bits = mx_amax_bits<elements>(values[k]);

@@ -18,18 +18,23 @@ struct Job {
   MxResult& result;
   const MxTensorScale tensor_scale;
   const MxEncoder encoder;
+  const MxKey key;
+  const float given_amax;             // negative: not known
   int64_t block_rows, block_columns;  // resolved: 0 became the whole length
   int64_t grid_rows, grid_columns;    // per batch entry
   int64_t row_bytes;
   bool whole;  // one block: the tensor, its amax known beforehand
 
-  Job(const MxRecipe& recipe, const MxTensor& tensor, float amax, MxResult& out)
+  Job(const MxRecipe& recipe, const MxTensor& tensor, float amax, MxKey key_, MxResult& out)
       : r(recipe), x(tensor), result(out), tensor_scale(mx_tensor_scale(amax, recipe)), encoder(mx_encoder(recipe)),
-        block_rows(r.block_rows ? r.block_rows : std::max<int64_t>(1, x.rows)),
+        key(key_), given_amax(amax), block_rows(r.block_rows ? r.block_rows : std::max<int64_t>(1, x.rows)),
         block_columns(r.block_columns ? r.block_columns : std::max<int64_t>(1, x.columns)),
         grid_rows((x.rows + block_rows - 1) / block_rows),
         grid_columns((x.columns + block_columns - 1) / block_columns),
         row_bytes(packed_bytes(x.columns, r.stored_bits)), whole(r.block_rows == 0 && r.block_columns == 0) {}
+
+  // Whether a given amax makes the scale of the block that is the whole tensor.
+  bool is_given_scale() const { return r.tensor_step == MX_TENSOR_NONE && r.candidate_count == 0; }
 
   int64_t block(int64_t block_row, int64_t column) const {
     return whole ? 0 : block_row * grid_columns + column / block_columns;
@@ -40,6 +45,7 @@ struct Job {
 struct Worker {
   alignas(64) float x[kWidestStripe];
   alignas(64) float values[kWidestStripe];  // dequantized, where statistics are wanted
+  alignas(64) float drawn[kWidestStripe];   // where the rounding is random
   alignas(64) uint32_t wide_codes[kWidestStripe];
   alignas(64) uint8_t codes[kWidestStripe];
   alignas(64) uint8_t packed[kWidestStripe];
@@ -84,8 +90,15 @@ struct Loops {
     }
   }
 
-  // Scaling and encoding never reverse an order: a block's largest magnitude has its largest code, and tells whether
-  // anything in the block saturates.
+  // What is drawn for a span; null where nothing is.
+  const float* draw_span(const Span& span) {
+    if (Plain || !job.r.rounding.is_random) return nullptr;
+    draw(job.key, span.row * job.x.columns + span.column, span.width, w.drawn);
+    return w.drawn;
+  }
+
+  // Scaling and encoding never reverse an order: a block's largest magnitude has its largest code, unless chance decides
+  // (see_tops), and tells whether anything in the block saturates.
   void find_tops(int n) {
     Blocks& b = w.blocks;
     const MxEncoder encoder = own_encoder();
@@ -97,6 +110,7 @@ struct Loops {
       std::memcpy(&factor, b.factor + i, sizeof factor);
       MxLaneBits saturates = mx_saturates(amax, factor, encoder) ? one : MxLaneBits{};
       MxLaneBits code = mx_encode_element(amax, factor, encoder).code & magnitude_mask;
+      if (job.r.rounding.is_random) code = MxLaneBits{};
       std::memcpy(b.top_code + i, &code, sizeof code);
       std::memcpy(b.saturates + i, &saturates, sizeof saturates);
     }
@@ -111,7 +125,7 @@ struct Loops {
       for (int64_t at = column; at < end; at += kStripe) {
         Span span{i, at, int(std::min<int64_t>(kStripe, end - at))};
         load_span(span);
-        encode_block<true>(w.x, span.width, scale.factor, scale.decode, encoder, w.values, w.wide_codes);
+        encode_block<true>(w.x, span.width, scale.factor, scale.decode, encoder, nullptr, w.values, w.wide_codes);
         for (int k = 0; k < span.width; ++k) {
           double difference = double(w.values[k]) - double(w.x[k]);
           error += difference * difference;
@@ -171,20 +185,29 @@ struct Loops {
     return count;
   }
 
+  // Raises the largest codes of blocks to those of a span's elements.
+  void see_tops(const Span& span, int width, int blocks) {
+    for (int i = 0; i < blocks; ++i)
+      for (int k = i * width, end = std::min(span.width, k + width); k < end; ++k)
+        w.blocks.top_code[i] = std::max(w.blocks.top_code[i], mx_magnitude_code(w.wide_codes[k], job.r.element));
+  }
+
   // Encodes a loaded span whose blocks are `block_width` wide, and measures it.
   void encode_span(const Span& span, int block_width) {
     Blocks& b = w.blocks;
     const int width = N ? N : block_width, blocks = (span.width + width - 1) / width;
     const MxEncoder encoder = own_encoder();
+    const float* const drawn = draw_span(span);
     for (int i = 0; i < blocks; ++i) {
       const int at = i * width, n = std::min(width, span.width - at);
+      const float* const own = drawn ? drawn + at : nullptr;
       if (b.is_nan[i]) {
         std::fill_n(w.wide_codes + at, n, uint32_t(job.r.element.nan_code));
         std::fill_n(w.values + at, n, 0.0f);
       } else if (N && n == N) {
-        encode_block<Stats>(w.x + at, N, b.factor[i], b.decode[i], encoder, w.values + at, w.wide_codes + at);
+        encode_block<Stats>(w.x + at, N, b.factor[i], b.decode[i], encoder, own, w.values + at, w.wide_codes + at);
       } else {
-        encode_block<Stats>(w.x + at, n, b.factor[i], b.decode[i], encoder, w.values + at, w.wide_codes + at);
+        encode_block<Stats>(w.x + at, n, b.factor[i], b.decode[i], encoder, own, w.values + at, w.wide_codes + at);
       }
     }
     narrow_codes(w.wide_codes, span.width, w.codes);
@@ -192,6 +215,7 @@ struct Loops {
       store_codes(w.codes, span.width, job.r.stored_bits,
                   job.result.codes + span.row * job.row_bytes + packed_bytes(span.column, job.r.stored_bits));
     if (Stats) {
+      if (drawn) see_tops(span, width, blocks);
       measure_span(span, width, blocks);
       count_codes(span, width, blocks);
     }
@@ -289,11 +313,13 @@ struct Loops {
     if (Stats) end_blocks(blocks, job.block(block_row, column));
   }
 
-  // Prepares block 0 of `w.blocks` for a block wider than a stripe, rows x [column, end), of known amax.
-  void begin_wide(uint32_t amax, int64_t row, int64_t rows, int64_t column, int64_t end) {
-    w.blocks.amax[0] = amax;
+  // Prepares block 0 of `w.blocks` for a block wider than a stripe, rows x [column, end), of known amax; its scale is
+  // that of a block of amax `scaled_as`.
+  void begin_wide(uint32_t amax, uint32_t scaled_as, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    w.blocks.amax[0] = scaled_as;
     choose_scales(1);
     if (job.r.candidate_count) choose_candidate(0, row, rows, column, end);
+    w.blocks.amax[0] = amax;
     w.blocks.clear_totals(1);
     find_tops(1);
   }
@@ -315,7 +341,7 @@ struct Loops {
         load_span(span);
         amax = std::max(amax, amax_bits<0>(w.x, span.width));
       }
-    begin_wide(amax, row, rows, column, end);
+    begin_wide(amax, amax, row, rows, column, end);
     store_scales(1, block);
     encode_wide(row, rows, column, end);
     if (Stats) end_blocks(1, block);

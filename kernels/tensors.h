@@ -2,6 +2,7 @@
 #ifndef MXCLI_TENSORS_H
 #define MXCLI_TENSORS_H
 
+#include <algorithm>
 #include <cstring>
 
 #include "quantize.h"
@@ -22,12 +23,50 @@ inline void load_f64(const double* __restrict source, int n, float* __restrict x
 }
 
 // Elements at..at+n of a tensor as binary32: exact, but for binary64, which is rounded to nearest even.
-inline void load(const MxTensor& t, int64_t at, int n, float* x) {
+inline void load_plain(const MxTensor& t, int64_t at, int n, float* x) {
   switch (t.type) {
     case MX_F32: std::memcpy(x, static_cast<const float*>(t.data) + at, size_t(n) * 4); break;
     case MX_BF16: load_bf16(static_cast<const uint16_t*>(t.data) + at, n, x); break;
     case MX_F16: load_f16(static_cast<const uint16_t*>(t.data) + at, n, x); break;
     case MX_F64: load_f64(static_cast<const double*>(t.data) + at, n, x); break;
+  }
+}
+
+// The group of a rotation, rotated.
+inline void load_group(const MxTensor& t, int64_t at, float* x) {
+  load_plain(t, at, t.rotation.size, x);
+  mx_rotate(x, t.rotation);
+}
+
+// Elements at..at+n as they are quantized: rotated, where the tensor is. Rows hold whole groups, and so does the tensor.
+inline void load(const MxTensor& t, int64_t at, int n, float* x) {
+  const int size = t.rotation.size;
+  if (size == 0) return load_plain(t, at, n, x);
+  const int64_t end = at + n;
+  alignas(64) float group[MX_LARGEST_ROTATION];
+  for (int64_t first = at / size * size; first < end; first += size) {
+    if (first >= at && first + size <= end) {
+      load_group(t, first, x + (first - at));
+    } else {
+      load_group(t, first, group);
+      const int64_t from = std::max(first, at), to = std::min(first + size, end);
+      std::memcpy(x + (from - at), group + (from - first), size_t(to - from) * 4);
+    }
+  }
+}
+
+// What is drawn for elements first..first+n of a tensor.
+inline void draw(MxKey key, int64_t first, int n, float* drawn) {
+  constexpr int kQuarter = 64;
+  const int64_t end = first + n;
+  alignas(64) float four[4][kQuarter];
+  for (int64_t at = first / 4; at * 4 < end; at += kQuarter) {
+    for (int k = 0; k < kQuarter; ++k) {
+      const MxWords words = mx_words_of_four(uint64_t(at + k), key);
+      for (int j = 0; j < 4; ++j) four[j][k] = mx_drawn(words.of[j]);
+    }
+    const int64_t from = std::max(first, at * 4), to = std::min(end, (at + kQuarter) * 4);
+    for (int64_t i = from; i < to; ++i) drawn[i - first] = four[i % 4][i / 4 - at];
   }
 }
 

@@ -13,8 +13,10 @@ from mxcli.backends import AUTO, CPU, CUDA, Backend, choose_backend, open_reside
 from mxcli.backends.reencoding import reencode
 from mxcli.errors import RefusedError, UsageError
 from mxcli.files import packing
-from mxcli.numerics.blocks import Quantized, divides
+from mxcli.flows.capturing.capture import capture as capture
+from mxcli.numerics.blocks import BOTH, COLUMN, ROW, Quantized, divides
 from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.hadamard import stated_hadamard
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe, resolve
@@ -33,11 +35,13 @@ _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F
 class QuantizedTensor:
     """A quantized tensor: codes, scales, and what they stand for.
 
-    Arrays are torch tensors where the input was one, else numpy arrays.
+    Arrays are torch tensors where the input was one, else numpy arrays. Along axis "column" `packed` and `scales` are
+    those of the input with its last two dimensions exchanged, as matrix products take them; codes and values have the
+    input's shape.
     """
 
-    def __init__(self, quantized: Quantized, *, as_torch: bool, backend: Backend) -> None:
-        self._q, self._as_torch, self._backend = quantized, as_torch, backend
+    def __init__(self, quantized: Quantized, *, as_torch: bool, backend: Backend, axis: str = ROW) -> None:
+        self._q, self._as_torch, self._backend, self._axis = quantized, as_torch, backend, axis
 
     @property
     def format(self) -> BlockFormat:
@@ -47,12 +51,17 @@ class QuantizedTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the input."""
-        return self._q.shape
+        return _exchanged_shape(self._q.shape) if self._axis == COLUMN else self._q.shape
+
+    @property
+    def axis(self) -> str:
+        """Along which the blocks lie: "row" (the last dimension) or "column" (the one before it)."""
+        return self._axis
 
     @property
     def codes(self) -> Tensor:
         """uint8, one code per element in the low bits, shape of the input."""
-        return self._out(unpacked(self._q))
+        return self._turned_back(unpacked(self._q))
 
     @property
     def packed(self) -> Tensor:
@@ -65,24 +74,38 @@ class QuantizedTensor:
         return self._out(self._q.scales)
 
     @property
+    def row_scales(self) -> Tensor:
+        """The scales of blocks of one row, for products that take no others: those of a 2-D block repeated for each of
+        its rows (NVFP4 paper, section 4.3); as `scales` where blocks have one row."""
+        height = self.format.block[0]
+        if height is None:
+            raise UsageError(f"{self.format.name} has no scales of single rows: its blocks are of all rows")
+        rows = self._q.shape[-2] if len(self._q.shape) > 1 else 1
+        return self._out(self._q.scales.repeat(height, axis=-2)[..., :rows, :] if height > 1 else self._q.scales)
+
+    @property
     def tensor_scale(self) -> float | None:
         """The decode scale of the whole tensor: x ~ code value * scale * tensor_scale; None without one."""
         return self._q.tensor_scale
 
     def dequantize(self) -> Tensor:
-        """float32, shape of the input."""
-        return self._out(self._backend.dequantize(self._q))
+        """float32, shape of the input; a Hadamard transform is undone."""
+        return self._turned_back(self._backend.dequantize(self._q))
 
     def reencode(self, target: str) -> tuple[QuantizedTensor, int]:
         """The same values as FP8 E4M3 under scales per "row" or per "1x128" elements, and how many elements could not
         be kept exactly (0: the operands are identical). Raises UsageError for scales that are no powers of two."""
         recipe = find_reencoding(target, self.format).recipe
         found = reencode(self._q, recipe, self._backend)
-        return QuantizedTensor(found.quantized, as_torch=self._as_torch, backend=self._backend), found.inexact
+        again = QuantizedTensor(found.quantized, as_torch=self._as_torch, backend=self._backend, axis=self._axis)
+        return again, found.inexact
 
     def __repr__(self) -> str:
         recipe = self._q.recipe
         return f"QuantizedTensor({self.format.name}, scale_rounding={recipe.scale_rule.name}, shape={list(self.shape)})"
+
+    def _turned_back(self, array: Any) -> Tensor:
+        return self._out(array.swapaxes(-1, -2) if self._axis == COLUMN else array)
 
     def _out(self, array: Any) -> Tensor:
         if not self._as_torch or not isinstance(array, np.ndarray):
@@ -99,23 +122,66 @@ def quantize(
     scale_rounding: str | None = None,
     rounding: str | None = None,
     dialect: str | None = None,
+    axis: str = ROW,
     nonfinite: str = "saturate",
     on_indivisible: str = "pad",
+    hadamard: int | None = None,
+    hadamard_seed: int | None = None,
+    seed: int = 0,
     device: str | None = None,
     threads: int | None = None,
 ) -> QuantizedTensor:
     """Quantizes a float tensor; blocks lie along the last dimension (2-D blocks over the last two).
 
     Names are those of the command line; what is not named is the dialect's choice (rceil, te, nearest-even).
-    `nonfinite`: error, saturate or nan-block. `on_indivisible`: pad (the last block is completed with zeros, codes keep
-    the shape of x) or error. Raises UsageError for a name or type that means nothing here and RefusedError for what a
-    policy refuses.
+    `axis`: row, or column (blocks along the dimension before the last: bit for bit the rows of the transpose);
+    `quantize_both` gives the two. `nonfinite`: error, saturate or nan-block. `on_indivisible`: pad (the last block is
+    completed with zeros, codes keep the shape of x) or error. `rounding="stochastic"` draws by `seed` and the element's
+    index along the axis. `hadamard` (16, 32, 64 or 128) applies a random Hadamard transform to groups of so many
+    elements along the axis first, with Transformer Engine's signs for 16 or those of `hadamard_seed`. Raises UsageError
+    for a name or type that means nothing here and RefusedError for what a policy refuses.
     """
-    recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
+    recipe = resolve(
+        format,
+        scale_rounding=scale_rounding,
+        rounding=rounding,
+        dialect=dialect,
+        nonfinite=nonfinite,
+        seed=seed,
+        hadamard=stated_hadamard(hadamard, hadamard_seed),
+    )
     backend = _backend_for(x, device, threads)
-    array, dtype = _checked(x, recipe, on_indivisible, backend)
+
+    if axis == BOTH:
+        raise UsageError("axis 'both' makes two tensors: call mxcli.quantize_both")
+    array, dtype = _checked(x, recipe, on_indivisible, backend, *_axes(axis))
     quantized = backend.quantize(array, dtype, recipe, stats=False)
-    return QuantizedTensor(quantized, as_torch=not isinstance(x, np.ndarray), backend=backend)
+    return QuantizedTensor(quantized, as_torch=not isinstance(x, np.ndarray), backend=backend, axis=axis)
+
+
+def quantize_both(
+    x: Tensor,
+    format: str | BlockFormat,
+    *,
+    on_indivisible: str = "pad",
+    hadamard: int | None = None,
+    hadamard_seed: int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    **rules: Any,
+) -> tuple[QuantizedTensor, QuantizedTensor]:
+    """A tensor along rows and along columns, as two products of training take it; on a GPU in one read where blocks lie
+    in rows. Arguments, `rules` included, as in quantize."""
+    recipe = resolve(format, **rules, hadamard=stated_hadamard(hadamard, hadamard_seed))
+    backend = _backend_for(x, device, threads)
+    for axis in (ROW, COLUMN):
+        _checked(x, recipe, on_indivisible, backend, axis)
+    array, dtype = _array(x)
+    row, column = (
+        QuantizedTensor(quantized, as_torch=not isinstance(x, np.ndarray), backend=backend, axis=axis)
+        for axis, quantized in zip((ROW, COLUMN), backend.quantize_both(array, dtype, recipe), strict=True)
+    )
+    return row, column
 
 
 def measure(
@@ -125,18 +191,38 @@ def measure(
     scale_rounding: str | None = None,
     rounding: str | None = None,
     dialect: str | None = None,
+    axis: str = ROW,
     nonfinite: str = "saturate",
     on_indivisible: str = "pad",
+    hadamard: int | None = None,
+    hadamard_seed: int | None = None,
+    seed: int = 0,
     device: str | None = None,
     threads: int | None = None,
-) -> dict[str, Value]:
-    """Every metric of `mxcli report` for one tensor (`mxcli explain METRIC` defines them); arguments as in quantize."""
-    recipe = resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
+) -> dict[str, Any]:
+    """Every metric of `mxcli report` for one tensor (`mxcli explain METRIC` defines them); arguments as in quantize.
+
+    With axis "both" the metrics under "row" and those under "column".
+    """
+    recipe = resolve(
+        format,
+        scale_rounding=scale_rounding,
+        rounding=rounding,
+        dialect=dialect,
+        nonfinite=nonfinite,
+        seed=seed,
+        hadamard=stated_hadamard(hadamard, hadamard_seed),
+    )
     backend = _backend_for(x, device, threads)
-    array, dtype = _checked(x, recipe, on_indivisible, backend)
-    q = backend.quantize(array, dtype, recipe, codes=False)
-    assert q.stats is not None
-    return measured(q.stats, q.format, q.shape)
+
+    def along(one: str) -> dict[str, Value]:
+        array, dtype = _checked(x, recipe, on_indivisible, backend, one)
+        q = backend.quantize(array, dtype, recipe, codes=False)
+        assert q.stats is not None
+        return measured(q.stats, q.format, q.shape)
+
+    found = {one: along(one) for one in _axes(axis)}
+    return found if len(found) > 1 else dict(found[axis])
 
 
 def swizzle(scales: Tensor) -> Tensor:
@@ -209,9 +295,27 @@ def _array(x: Tensor) -> tuple[Any, str]:
     return (native.view(np.uint16) if x.dtype.name == "bfloat16" else native), _DTYPES[x.dtype.name]
 
 
-def _checked(tensor: Tensor, recipe: Recipe, on_indivisible: str, backend: Backend) -> tuple[Any, str]:
-    """The elements and their type, after what the policies refuse is refused."""
-    x, dtype = _array(tensor)
+def _axes(axis: str) -> tuple[str, ...]:
+    """The axes that a name stands for."""
+    if axis not in (ROW, COLUMN, BOTH):
+        raise UsageError(f"axis '{axis}' is none of {ROW}, {COLUMN}, {BOTH}")
+    return (ROW, COLUMN) if axis == BOTH else (axis,)
+
+
+def _exchanged_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])
+
+
+def _along(x: Tensor, axis: str) -> Tensor:
+    """The tensor with blocks along its last dimension."""
+    if axis == COLUMN and x.ndim < 2:
+        raise UsageError(f"a tensor of {x.ndim} dimensions has no columns")
+    return x.swapaxes(-1, -2) if axis == COLUMN else x
+
+
+def _checked(tensor: Tensor, recipe: Recipe, on_indivisible: str, backend: Backend, axis: str = ROW) -> tuple[Any, str]:
+    """The elements along an axis and their type, after what the policies refuse is refused."""
+    x, dtype = _array(_along(tensor, axis) if hasattr(tensor, "swapaxes") else tensor)
     if on_indivisible not in ("pad", "error"):
         raise UsageError(f"on_indivisible '{on_indivisible}' is neither pad nor error")
     if x.ndim == 0:

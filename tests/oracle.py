@@ -104,11 +104,12 @@ def _magnitudes(exponent_bits: int, mantissa_bits: int) -> Iterator[Fraction]:
             yield significand * Fraction(2) ** (max(biased_exponent, 1) - bias)
 
 
-def encode(values: npt.ArrayLike, fmt: Element, rounding: str = "nearest-even") -> U8:
+def encode(values: npt.ArrayLike, fmt: Element, rounding: str = "nearest-even", drawn: F64 | None = None) -> U8:
     """Code of each real in ``values`` (exact as float64); saturates, keeps the sign, NaN gives ``nan_code``.
 
     ``nearest-even`` resolves a tie to the even significand, and upwards where both neighbours are odd
-    (formats without mantissa bits, IEEE 754-2019 section 4.3.1).
+    (formats without mantissa bits, IEEE 754-2019 section 4.3.1). ``stochastic`` goes up where the way from the lower
+    neighbour is above the share of the step that was ``drawn`` for the real.
     """
     reals = np.asarray(values, dtype=np.float64)
     magnitude, grid = np.abs(reals), fmt.magnitudes
@@ -124,6 +125,11 @@ def encode(values: npt.ArrayLike, fmt: Element, rounding: str = "nearest-even") 
             index = lower
         case "toward-zero":
             index = np.searchsorted(grid, magnitude, side="right") - 1
+        case "stochastic":
+            assert drawn is not None
+            index = np.minimum(np.searchsorted(grid, magnitude, side="right") - 1, len(grid) - 2)
+            low, high = grid[index], grid[index + 1]
+            index = index + (np.minimum(magnitude, fmt.max) - low > drawn * (high - low))
         case _:
             raise ValueError(f"unknown rounding {rounding!r}")
     negative = np.signbit(reals)
@@ -140,6 +146,33 @@ def decode(codes: U8, fmt: Element) -> F64:
 
 
 E4M3 = element_format("e4m3")
+
+
+# --- Chance ------------------------------------------------------------------------------------------------
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
+    """Ten rounds of Philox 4x32 (Salmon et al., SC 2011) in Python's unlimited integers."""
+    for turn in range(10):
+        left = [(k + turn * weyl) % 2**32 for k, weyl in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True)]
+        first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = (
+            second // 2**32 ^ counter[1] ^ left[0],
+            second % 2**32,
+            first // 2**32 ^ counter[3] ^ left[1],
+            first % 2**32,
+        )
+    return counter
+
+
+@functools.cache
+def _four(quarter: int, seed: int, stream: int) -> tuple[int, ...]:
+    return philox((quarter % 2**32, quarter // 2**32, 0, 0), (seed, stream))
+
+
+def draws(count: int, seed: int = 0, stream: int = 0) -> F64:
+    """Share of the step for elements 0..count of a tensor: the upper 24 bits of a word, four words to a counter."""
+    return np.array([_four(i // 4, seed, stream)[i % 4] // 2**8 / 2**24 for i in range(count)], np.float64)
 
 
 # --- Power-of-two scales -----------------------------------------------------------------------------------
@@ -352,6 +385,8 @@ def quantize(
     nonfinite: str = "saturate",
     flush_subnormal_blocks: bool = False,
     zeros: str | None = None,
+    seed: int = 0,
+    stream: int = 0,
 ) -> OracleResult:
     """Quantize ``x`` to ``element`` codes with one ``scale`` (e8m0, e4m3, fp32) per ``block``.
 
@@ -360,6 +395,7 @@ def quantize(
     ``nonfinite``: saturate gives a NaN scale to blocks with NaN, nan-block also to blocks with Inf.
     ``zeros`` says which sign a zero code gets (default: the variant's, else signed): signed, that of the
     argument; plus-for-zero, + where x is zero; minus-for-zero, - where x is zero; unsigned, always +.
+    ``seed`` and ``stream`` belong to rounding ``stochastic``, under which a scale is searched for by nearest-even.
     """
     fmt = element_format(element)
     wide = _widen(x)
@@ -380,7 +416,8 @@ def quantize(
     with np.errstate(all="ignore"):
         match scale:
             case "e8m0":
-                scaled = _scale_e8m0(blocks, amax, fmt, rule, rounding, byte0)
+                searching = "nearest-even" if rounding == "stochastic" else rounding
+                scaled = _scale_e8m0(blocks, amax, fmt, rule, searching, byte0)
             case "e4m3":
                 scaled = _scale_e4m3(blocks, amax, fmt, variant, np.float32(tensor_amax), tensor_scale)
             case "fp32":
@@ -389,7 +426,8 @@ def quantize(
                 raise ValueError(f"unknown scale format {scale!r}")
         infinite = np.isinf(blocks) & ~np.isnan(_spread(scaled.factor))
         arguments = np.where(infinite, blocks, scaled.arguments).astype(np.float64)
-        codes = _sign_zeros(encode(arguments, fmt, rounding), blocks, fmt, zeros or scaled.zeros)
+        drawn = _split(draws(x.size, seed, stream).reshape(matrix.shape), tile) if rounding == "stochastic" else None
+        codes = _sign_zeros(encode(arguments, fmt, rounding, drawn), blocks, fmt, zeros or scaled.zeros)
         dequantized = (decode(codes, fmt) * _spread(scaled.factor)).astype(np.float32)
     return OracleResult(
         element=fmt,

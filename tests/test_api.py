@@ -197,7 +197,82 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_names_are_the_documented_ones() -> None:
-    assert dir(mxcli) == ["QuantizedTensor", "__version__", "formats", "measure", "quantize", "swizzle"]
+    assert dir(mxcli) == [
+        "QuantizedTensor",
+        "__version__",
+        "capture",
+        "formats",
+        "measure",
+        "quantize",
+        "quantize_both",
+        "swizzle",
+    ]
     assert [name for name in mxcli.formats if name.startswith("nv")] == ["nvfp4", "nvfp4_2d"]
     with pytest.raises(AttributeError, match="module 'mxcli' has no attribute 'quantise'"):
         _ = mxcli.quantise  # type: ignore[attr-defined]
+
+
+# --- Axes, transforms, chance ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(mxcli.formats))
+def test_columns_are_the_rows_of_the_transpose(name: str) -> None:
+    """Bit for bit, whatever the format and the rounding; values and codes come back in the input's shape."""
+    x = torch.randn(3, 64, 160, generator=torch.Generator().manual_seed(1))
+    for options in ({}, {"rounding": "stochastic", "seed": 3}, {"hadamard": 32}):
+        column = mxcli.quantize(x, name, axis="column", **options)
+        turned = mxcli.quantize(x.mT.contiguous(), name, **options)
+        assert torch.equal(column.packed, turned.packed)
+        assert torch.equal(column.scales, turned.scales)
+        assert (column.axis, column.shape, turned.shape) == ("column", (3, 64, 160), (3, 160, 64))
+        assert torch.equal(column.codes, turned.codes.mT)
+        assert torch.equal(column.dequantize(), turned.dequantize().mT)
+        assert mxcli.measure(x, name, axis="column", **options) == mxcli.measure(x.mT, name, **options)
+
+
+def test_both_axes() -> None:
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
+    row, column = mxcli.quantize_both(x, "nvfp4", rounding="stochastic", seed=9)
+    assert torch.equal(row.packed, mxcli.quantize(x, "nvfp4", rounding="stochastic", seed=9).packed)
+    assert torch.equal(column.packed, mxcli.quantize(x.T, "nvfp4", rounding="stochastic", seed=9).packed)
+    assert mxcli.measure(x, "mxfp8", axis="both") == {
+        "row": mxcli.measure(x, "mxfp8"),
+        "column": mxcli.measure(x.T, "mxfp8"),
+    }
+    with pytest.raises(UsageError, match=r"axis 'both' makes two tensors: call mxcli\.quantize_both"):
+        mxcli.quantize(x, "nvfp4", axis="both")
+    with pytest.raises(UsageError, match="axis 'rows' is none of row, column, both"):
+        mxcli.quantize(x, "nvfp4", axis="rows")
+    with pytest.raises(UsageError, match="a tensor of 1 dimensions has no columns"):
+        mxcli.quantize(x[0], "nvfp4", axis="column")
+
+
+def test_two_dimensional_blocks_have_one_set_of_codes_for_both_products() -> None:
+    """NVFP4 in 16x16 tiles: along columns the same codes and scales, exchanged; scales repeat for products of rows."""
+    w = torch.randn(64, 96, generator=torch.Generator().manual_seed(3))
+    row, column = mxcli.quantize_both(w, "nvfp4_2d")
+    assert torch.equal(row.codes, column.codes)
+    assert torch.equal(row.scales, column.scales.T)
+    assert torch.equal(row.dequantize(), column.dequantize())
+    assert tuple(row.scales.shape) == (4, 6)
+    assert tuple(row.row_scales.shape) == (64, 6)
+    for at in range(64):
+        assert torch.equal(row.row_scales[at], row.scales[at // 16])
+    ragged = mxcli.quantize(w[:40], "nvfp4_2d")
+    assert tuple(ragged.row_scales.shape) == (40, 6)
+    plain = mxcli.quantize(w, "nvfp4")
+    assert torch.equal(plain.row_scales, plain.scales)
+    with pytest.raises(UsageError, match="fp8_e4m3 has no scales of single rows"):
+        _ = mxcli.quantize(w, "fp8_e4m3").row_scales
+
+
+def test_a_transform_is_undone_by_dequantizing() -> None:
+    x = torch.randn(8, 256, generator=torch.Generator().manual_seed(4))
+    for size in (16, 32, 64, 128):
+        q = mxcli.quantize(x, "mxfp8", hadamard=size)
+        assert (q.dequantize() - x).norm() < 0.04 * x.norm()
+        assert not torch.equal(q.codes, mxcli.quantize(x, "mxfp8").codes)
+    with pytest.raises(RefusedError, match="a length of 40 does not divide into groups of 16"):
+        mxcli.quantize(x[:, :40], "mxfp8", hadamard=16)
+    with pytest.raises(UsageError, match="a Hadamard transform of 8: --hadamard takes 16, 32, 64, 128"):
+        mxcli.quantize(x, "mxfp8", hadamard=8)

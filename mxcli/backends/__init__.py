@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mxcli.backends.device import TimedDevice
     from mxcli.backends.gpus import GpuState
     from mxcli.numerics.blocks import Quantized
+    from mxcli.numerics.hadamard import Hadamard
     from mxcli.numerics.recipe import Recipe
     from mxcli.numerics.stats import Amax
 
@@ -31,8 +32,9 @@ class Backend(Protocol):
     def name(self) -> str:
         """As `--device` takes it: `cpu`, `cuda:0`."""
 
-    def amax(self, x: Any, dtype: str) -> Amax:
-        """The largest finite magnitude of `x`, whose elements are of safetensors type `dtype`."""
+    def amax(self, x: Any, dtype: str, hadamard: Hadamard | None = None) -> Amax:
+        """The largest finite magnitude of `x`, whose elements are of safetensors type `dtype`; of its transform, if one
+        is given."""
 
     def quantize(
         self,
@@ -41,6 +43,7 @@ class Backend(Protocol):
         recipe: Recipe,
         *,
         tensor_amax: float | None = None,
+        stream: int = 0,
         codes: bool = True,
         stats: bool = True,
         per_block: bool = False,
@@ -48,10 +51,16 @@ class Backend(Protocol):
     ) -> Quantized:
         """`x` quantized.
 
-        `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale (None: of `x`).
+        `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale (None: of `x`);
+        where one block is the whole tensor, what its scale is made for instead: elements above it saturate. `stream` is
+        the random stream of the tensor (`draws.stream_of`), of account where the rounding is random.
         Without `codes`, `packed` and `scales` are empty. `reuse` gives up the arrays of an earlier result of the same
         shape and format, which saves the cost of fresh memory.
         """
+
+    def quantize_both(self, x: Any, dtype: str, recipe: Recipe, *, stream: int = 0) -> tuple[Quantized, Quantized]:
+        """`x` of two dimensions or more quantized along its rows, and along its columns, which is `x` with the last two
+        dimensions exchanged; codes and scales only."""
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Any:
         """The values of `q` as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or F16."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mxcli.backends import CPU
 from mxcli.backends.library import STATS_ARRAYS, STATS_NUMBERS, Cut, KernelStats, Result, Tensor, load
-from mxcli.backends.recipes import kernel_recipe
-from mxcli.errors import UsageError
+from mxcli.backends.recipes import kernel_recipe, rotation
+from mxcli.errors import RefusedError, UsageError
 from mxcli.numerics.blocks import PerBlock, Quantized, folded, grid_shape, packed_columns
 from mxcli.numerics.floats import FP32
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Amax, Histogram, Stats
 
@@ -37,9 +40,9 @@ class Cpu:
         """As `--device` takes it."""
         return CPU
 
-    def amax(self, x: Array, dtype: str) -> Amax:
+    def amax(self, x: Array, dtype: str, hadamard: Hadamard | None = None) -> Amax:
         """See `Backend.amax`."""
-        return amax(x, dtype, self.threads)
+        return amax(x, dtype, self.threads, hadamard)
 
     def quantize(
         self,
@@ -48,6 +51,7 @@ class Cpu:
         recipe: Recipe,
         *,
         tensor_amax: float | None = None,
+        stream: int = 0,
         codes: bool = True,
         stats: bool = True,
         per_block: bool = False,
@@ -59,12 +63,17 @@ class Cpu:
             dtype,
             recipe,
             tensor_amax=tensor_amax,
+            stream=stream,
             codes=codes,
             stats=stats,
             per_block=per_block,
             threads=self.threads,
             reuse=reuse,
         )
+
+    def quantize_both(self, x: Array, dtype: str, recipe: Recipe, *, stream: int = 0) -> tuple[Quantized, Quantized]:
+        """See `Backend.quantize_both`."""
+        return both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, recipe)
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Array:
         """See `Backend.dequantize`."""
@@ -85,10 +94,11 @@ def instruction_set() -> str:
     return str(load().mx_isa().decode())
 
 
-def amax(x: Array, dtype: str, threads: int | None = None) -> Amax:
-    """The largest finite magnitude of `x`, whose elements are of safetensors type `dtype`."""
+def amax(x: Array, dtype: str, threads: int | None = None, hadamard: Hadamard | None = None) -> Amax:
+    """The largest finite magnitude of `x`, whose elements are of safetensors type `dtype`; of its transform, if one is
+    given."""
     nonfinite, first = ctypes.c_int64(0), ctypes.c_int64(-1)
-    tensor, keep = _tensor(x, dtype)
+    tensor, keep = _tensor(x, dtype, hadamard)
     value = load().mx_amax(tensor, thread_count(threads), nonfinite, first)
     del keep
     return Amax(value, nonfinite.value, first.value)
@@ -100,6 +110,7 @@ def quantize(
     recipe: Recipe,
     *,
     tensor_amax: float | None = None,
+    stream: int = 0,
     codes: bool = True,
     stats: bool = True,
     per_block: bool = False,
@@ -108,13 +119,15 @@ def quantize(
 ) -> Quantized:
     """Quantizes `x` in one pass (two where the format has a tensor scale and `tensor_amax` is not given).
 
-    `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale. Without `codes`
+    `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale; where one block is
+    the whole tensor, what its scale is made for (a history of steps has one). `stream` is that of a random rounding.
+    Without `codes`
     only statistics are computed: `packed` and `scales` are empty. `reuse` gives up the arrays of an
     earlier result of the same shape and format, which saves the cost of fresh memory.
     """
     row = recipe.format
     if row.tensor_scale is not None and tensor_amax is None:
-        tensor_amax = amax(x, dtype, threads).value
+        tensor_amax = amax(x, dtype, threads, recipe.hadamard).value
     packed, scales = outputs(recipe, x.shape, codes=codes, reuse=reuse)
     blocks = per_block_arrays(recipe, x.shape) if per_block else None
     totals = KernelStats() if stats else None
@@ -124,8 +137,9 @@ def quantize(
     if blocks is not None:
         for name in PerBlock.__slots__:
             setattr(result.per_block, name, getattr(blocks, name).ctypes.data)
-    tensor, keep = _tensor(x, dtype)
-    load().mx_quantize(kernel_recipe(recipe), tensor, tensor_amax or 0.0, thread_count(threads), result)
+    tensor, keep = _tensor(x, dtype, recipe.hadamard)
+    given = -1.0 if tensor_amax is None else tensor_amax
+    load().mx_quantize(kernel_recipe(recipe), tensor, given, recipe.seed, stream, thread_count(threads), result)
     del keep
     return Quantized(
         recipe,
@@ -137,6 +151,13 @@ def quantize(
         _stats(totals) if totals is not None else None,
         blocks,
     )
+
+
+def both_ways(
+    quantize: Callable[[Array, str, Recipe], Quantized], x: Array, dtype: str, recipe: Recipe
+) -> tuple[Quantized, Quantized]:
+    """A tensor, and what comes of exchanging its last two dimensions, each quantized by itself."""
+    return quantize(x, dtype, recipe), quantize(np.ascontiguousarray(np.swapaxes(x, -1, -2)), dtype, recipe)
 
 
 def cut(shape: tuple[int, ...], recipe: Recipe) -> Cut:
@@ -158,7 +179,7 @@ def dequantize(q: Quantized, dtype: str = "F32", threads: int | None = None) -> 
         raise UsageError(f"dequantized type {dtype} is not one of {', '.join(TYPES)}")
     out = np.empty(q.shape, TYPES[dtype][1])
     packed, scales = np.ascontiguousarray(q.packed), np.ascontiguousarray(q.scales)
-    tensor, _ = _tensor(out, dtype)
+    tensor, _ = _tensor(out, dtype, q.recipe.hadamard)
     load().mx_dequantize(
         kernel_recipe(q.recipe),
         packed.ctypes.data,
@@ -187,10 +208,20 @@ def bits_of(x: Array, dtype: str) -> Array:
     return np.ascontiguousarray(x, dtype=TYPES[dtype][1])
 
 
-def _tensor(x: Array, dtype: str) -> tuple[Tensor, Array]:
+def _tensor(x: Array, dtype: str, hadamard: Hadamard | None = None) -> tuple[Tensor, Array]:
     """The kernel's view of an array, and the array that must outlive it."""
+    check_transform(x.shape, hadamard)
     contiguous = bits_of(x, dtype)
-    return Tensor(contiguous.ctypes.data, TYPES[dtype][0], *folded(x.shape)), contiguous
+    return Tensor(contiguous.ctypes.data, TYPES[dtype][0], *folded(x.shape), rotation(hadamard)), contiguous
+
+
+def check_transform(shape: tuple[int, ...], hadamard: Hadamard | None) -> None:
+    """Raises RefusedError for a length that groups of a transform do not divide."""
+    if hadamard is not None and shape[-1] % hadamard.size:
+        raise RefusedError(
+            f"a length of {shape[-1]} does not divide into groups of {hadamard.size} (Hadamard transform): cut it, or "
+            "take a smaller transform"
+        )
 
 
 def outputs(

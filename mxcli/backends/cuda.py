@@ -15,6 +15,7 @@ from mxcli.backends.launches import Addresses, Job
 from mxcli.backends.passage import FOUND, Passage, Wanted, amax_from, look_at, uploaded
 from mxcli.errors import EnvironmentFailure, UsageError
 from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Amax
 
@@ -46,16 +47,18 @@ class Cuda:
         """As `--device` takes it."""
         return self._device.name
 
-    def amax(self, x: Array, dtype: str) -> Amax:
+    def amax(self, x: Array, dtype: str, hadamard: Hadamard | None = None) -> Amax:
         """See `Backend.amax`."""
+        cpu.check_transform(x.shape, hadamard)
         flat = cpu.bits_of(x, dtype).reshape(-1)
         if flat.size == 0:
             return Amax(0.0, 0, -1)
-        step = max(1, self._piece(self._limit(flat.nbytes, 1), 1) // flat.itemsize)
+        group = 1 if hadamard is None else hadamard.size
+        step = max(group, self._piece(self._limit(flat.nbytes, 1), 1) // flat.itemsize // group * group)
         parts = (flat[first : first + step] for first in range(0, flat.size, step))
         with self._queues() as queues:
             sources = ((partial(_uploaded_part, part), part.size) for part in parts)
-            return amax_from(look_at(self._device, queues, dtype, sources))
+            return amax_from(look_at(self._device, queues, dtype, sources, hadamard))
 
     def quantize(
         self,
@@ -64,6 +67,7 @@ class Cuda:
         recipe: Recipe,
         *,
         tensor_amax: float | None = None,
+        stream: int = 0,
         codes: bool = True,
         stats: bool = True,
         per_block: bool = False,
@@ -72,9 +76,10 @@ class Cuda:
         """See `Backend.quantize`."""
         if x.size == 0:
             return cpu.quantize(
-                x, dtype, recipe, tensor_amax=tensor_amax, codes=codes, stats=stats, per_block=per_block
+                x, dtype, recipe, tensor_amax=tensor_amax, stream=stream, codes=codes, stats=stats, per_block=per_block
             )
-        array, job = cpu.bits_of(x, dtype), Job(x.shape, dtype, recipe)
+        cpu.check_transform(x.shape, recipe.hadamard)
+        array, job = cpu.bits_of(x, dtype), Job(x.shape, dtype, recipe, stream)
         packed, scales = cpu.outputs(recipe, x.shape, codes=codes, reuse=reuse)
         blocks = cpu.per_block_arrays(recipe, x.shape) if per_block else None
         has_scale = recipe.format.tensor_scale is not None
@@ -93,6 +98,10 @@ class Cuda:
             measured = passage.send(job.pieces(piece_bytes))
         scale = decode if has_scale else None
         return Quantized(recipe, tuple(x.shape), packed, scales, scale, encode, measured, blocks)
+
+    def quantize_both(self, x: Array, dtype: str, recipe: Recipe, *, stream: int = 0) -> tuple[Quantized, Quantized]:
+        """See `Backend.quantize_both`."""
+        return cpu.both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, recipe)
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Array:
         """See `Backend.dequantize`."""

@@ -12,7 +12,7 @@ from mxcli.backends.library import KernelRecipe, kernel_folder
 from mxcli.backends.recipes import literal
 
 FILES = (
-    *("quantize_rows.cu", "quantize_blocks.cu", "measure_rows.cu", "measure_blocks.cu"),
+    *("quantize_rows.cu", "quantize_blocks.cu", "quantize_both.cu", "measure_rows.cu", "measure_blocks.cu"),
     *("dequantize.cu", "reduce.cu"),
 )
 HEADERS = ("numerics.h", "device.h", "blocks.h", "measure.h")

@@ -9,20 +9,23 @@ import numpy as np
 
 from mxcli.backends import cpu
 from mxcli.backends.device import Kernel, Launch
-from mxcli.backends.recipes import kernel_recipe
+from mxcli.backends.recipes import kernel_recipe, rotation
 from mxcli.numerics.blocks import folded, grid_shape, packed_columns
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.recipe import Recipe
 
 THREADS = 256
 """Threads of a block, where kernels do not say otherwise; MX_SUMS of `kernels/measure.h`."""
 VECTOR = 8
 """Elements that a thread of `quantize_blocks.cu` takes at once."""
+TILE = 64
+"""Rows and columns that `quantize_both.cu` holds at once."""
 MOST_HELD = 8
 MOST_BLOCKS = 2**31 - 1
 """Blocks of threads that one launch can have."""
 WORST_OF = 4096
 """`mx_worst` finds the noisiest of so many blocks."""
-SUMS, SHARE_BYTES = 4, 56
+SUMS, SHARE_BYTES = 4, 64
 """Numbers of a chunk, and bytes of `MxShare` in `kernels/measure_blocks.cu`."""
 
 
@@ -56,8 +59,9 @@ class Piece:
 class Job:
     """A tensor of a shape and type under a recipe: its cut into units, chunks and pieces, and the kernels for it."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, recipe: Recipe) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: str, recipe: Recipe, stream: int = 0) -> None:
         self.recipe, self.shape, self.dtype = recipe, shape, dtype
+        self._key = np.uint64(recipe.seed | stream << 32)
         self.batch, self.rows, self.columns = folded(shape)
         height, width = recipe.format.block
         self.whole = height is None and width is None
@@ -128,7 +132,8 @@ class Job:
             return self._quantize_rows(piece, at, taken, conversions, swizzled)
         height = min(self.block_rows, self.all_rows if self.whole else self.rows)
         vectors = -(-min(self.block_columns, self.columns) // VECTOR) * height
-        held = -(-vectors // THREADS)
+        # A group of a transform is read by several threads: nothing is held between the two looks.
+        held = -(-vectors // THREADS) if self.recipe.hadamard is None else MOST_HELD + 1
         threads = min(THREADS, -(-vectors // 32) * 32) if held <= MOST_HELD else 1024
         kernel = self._kernel(
             "quantize_blocks.cu",
@@ -141,9 +146,28 @@ class Job:
             _pointer(at.x),
             np.int64(self.all_rows if self.whole else self.rows),
             *map(np.int64, (self.columns, self.block_rows, self.block_columns, *piece.blocks)),
+            self._key,
             *map(_pointer, (at.found, at.codes, at.scales)),
         )
         return Launch(kernel, min(piece.blocks[1] - piece.blocks[0], MOST_BLOCKS), threads, arguments)
+
+    @property
+    def has_both(self) -> bool:
+        """Whether one kernel quantizes the tensor along rows and along columns, both being read once."""
+        height, width = self.recipe.format.block
+        served = height == 1 and width in (16, 32)  # a thread holds a block, and 128 elements would not fit
+        return served and (self.recipe.hadamard is None or self.recipe.hadamard.size <= (width or 0))
+
+    def quantize_both(self, row: Addresses, column: Addresses, processors: int, conversions: int) -> Launch:
+        """Codes and scales of the whole tensor along rows, and along columns those of it with the last two dimensions
+        exchanged; what was found of either way is at its address."""
+        kernel = self._kernel(
+            "quantize_both.cu", "mx_quantize_both", MX_SWIZZLED=0, MX_HARDWARE=conversions, MX_WIDTH=self.block_columns
+        )
+        ways = (row.found, row.codes, row.scales, column.found, column.codes, column.scales)
+        arguments = (_pointer(row.x), *map(np.int64, (self.batch, self.rows, self.columns)), self._key)
+        tiles = self.batch * -(-self.rows // TILE) * -(-self.columns // TILE)
+        return Launch(kernel, min(tiles, 8 * processors), THREADS, (*arguments, *map(_pointer, ways)))
 
     def _elements_per_thread(self) -> int:
         """How many neighbours a thread of `quantize_rows.cu` takes; 0 where that kernel does not serve."""
@@ -180,6 +204,8 @@ class Job:
             _pointer(at.x + begin * self.item_bytes),
             np.int64(rows),
             np.int64(columns),
+            self._key,
+            np.int64(begin),
             _pointer(at.found),
             _pointer(at.found + 4 if self.whole else 0),
             _pointer(at.codes + first * self.row_bytes),
@@ -205,6 +231,7 @@ class Job:
         chunks = (0, 1) if self.whole else piece.chunks
         ranges = (*chunks, *((1, 1, 1, 1) if self.whole else self._chunking()))
         outputs = (
+            self._key,
             *map(_pointer, (at.found, at.codes, at.scales, at.noise, at.others)),
             np.int64(piece.blocks[1] - piece.blocks[0]),
             *map(_pointer, (at.totals, at.sums)),
@@ -251,7 +278,8 @@ class Job:
         places = (self.all_rows, self.columns, part_rows, self.cut.part, *piece.chunks)
         outputs = (at.found, at.found + 4, at.codes, at.scales, at.totals, at.shares)
         grid = min(piece.chunks[1] - piece.chunks[0], 4 * processors)
-        return Launch(kernel, grid, THREADS, (_pointer(at.x), *map(np.int64, places), *map(_pointer, outputs)))
+        arguments = (_pointer(at.x), *map(np.int64, places), self._key, *map(_pointer, outputs))
+        return Launch(kernel, grid, THREADS, arguments)
 
     def _chunking(self) -> tuple[int, int, int, int]:
         """blocks, parts, unit_blocks and all_blocks of `MxChunking`."""
@@ -271,20 +299,25 @@ class Job:
             *map(np.int64, (first, last, rows, self.columns, self.block_rows, self.block_columns)),
             _pointer(at.x),
         )
-        threads = (last - first) * -(-self.columns // VECTOR)
+        each = VECTOR if self.recipe.hadamard is None else self.recipe.hadamard.size
+        threads = (last - first) * -(-self.columns // each)
         return Launch(kernel, -(-threads // THREADS), THREADS, arguments)
 
     def _kernel(self, file: str, name: str, **choices: int) -> Kernel:
         choices |= {"MX_SOURCE": cpu.TYPES[self.dtype][0], "MX_BITS": self.recipe.format.element.stored_bits}
-        return Kernel(file, name, tuple(sorted((key, str(value)) for key, value in choices.items())), self._recipe)
+        definitions = _defined(choices) + rotation_definitions(self.recipe.hadamard)
+        return Kernel(file, name, tuple(sorted(definitions)), self._recipe)
 
 
-def amax_of(dtype: str, x: int, elements: int, base: int, found: int, processors: int) -> Launch:
-    """Largest magnitudes of `elements` elements from address x on, of which the first is the tensor's `base`th."""
+def amax_of(
+    dtype: str, x: int, elements: int, base: int, found: int, processors: int, hadamard: Hadamard | None = None
+) -> Launch:
+    """Largest magnitudes of `elements` elements (of a transform: whole groups) from address x on, of which the first is
+    the tensor's `base`th."""
     per_thread = max(4, 16 // np.dtype(cpu.TYPES[dtype][1]).itemsize)
     grid = max(1, min(8 * processors, -(-elements // (THREADS * per_thread))))
     arguments = (_pointer(x), np.int64(elements), np.int64(base), _pointer(found))
-    return Launch(_reduction("mx_amax", dtype), grid, THREADS, arguments)
+    return Launch(_reduction("mx_amax", dtype, hadamard), grid, THREADS, arguments)
 
 
 def _pointer(address: int) -> np.uint64:
@@ -292,5 +325,18 @@ def _pointer(address: int) -> np.uint64:
     return np.uint64(address & (2**64 - 1))
 
 
-def _reduction(name: str, dtype: str) -> Kernel:
-    return Kernel("reduce.cu", name, (("MX_SOURCE", str(cpu.TYPES[dtype][0])),))
+def rotation_definitions(hadamard: Hadamard | None) -> tuple[tuple[str, str], ...]:
+    """The definitions of a transform; none where there is none."""
+    if hadamard is None:
+        return ()
+    signs = ",".join(f"{word}u" for word in rotation(hadamard).signs)
+    return (("MX_ROTATED", str(hadamard.size)), ("MX_SIGNS", signs))
+
+
+def _defined(choices: dict[str, int]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, str(value)) for key, value in choices.items())
+
+
+def _reduction(name: str, dtype: str, hadamard: Hadamard | None = None) -> Kernel:
+    definitions = _defined({"MX_SOURCE": cpu.TYPES[dtype][0]}) + rotation_definitions(hadamard)
+    return Kernel("reduce.cu", name, tuple(sorted(definitions)))

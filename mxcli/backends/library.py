@@ -29,7 +29,7 @@ class Float(ctypes.Structure):
 class Rounding(ctypes.Structure):
     """`MxRounding`: an element rounding."""
 
-    _fields_ = (("above", c_float), ("half_if", c_int32), ("half_always", c_int32))
+    _fields_ = (("above", c_float), *((name, c_int32) for name in ("half_if", "half_always", "is_random")))
 
 
 class KernelRecipe(ctypes.Structure):
@@ -74,10 +74,20 @@ class KernelRecipe(ctypes.Structure):
     )
 
 
-class Tensor(ctypes.Structure):
-    """`MxTensor`: a row-major tensor with its leading dimensions folded."""
+class Rotation(ctypes.Structure):
+    """`MxRotation`: a random Hadamard transform; none where `size` is 0."""
 
-    _fields_ = (("data", c_void_p), *((name, c_int64) for name in ("type", "batch", "rows", "columns")))
+    _fields_ = (("size", c_int32), ("signs", c_uint32 * 4))
+
+
+class Tensor(ctypes.Structure):
+    """`MxTensor`: a row-major tensor with its leading dimensions folded, and its rotation."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        *((name, c_int64) for name in ("type", "batch", "rows", "columns")),
+        ("rotation", Rotation),
+    )
 
 
 class Worst(ctypes.Structure):
@@ -208,7 +218,9 @@ def load() -> ctypes.CDLL:
     library.mx_amax.restype = c_float
     library.mx_amax.argtypes = (pointer(Tensor), ctypes.c_int, pointer(c_int64), pointer(c_int64))
     library.mx_quantize.restype = None
-    library.mx_quantize.argtypes = (pointer(KernelRecipe), pointer(Tensor), c_float, ctypes.c_int, pointer(Result))
+    library.mx_quantize.argtypes = (
+        pointer(KernelRecipe), pointer(Tensor), c_float, c_uint32, c_uint32, ctypes.c_int, pointer(Result),
+    )  # fmt: skip
     library.mx_dequantize.restype = None
     library.mx_dequantize.argtypes = (
         pointer(KernelRecipe), c_void_p, c_void_p, c_float, c_float, pointer(Tensor), ctypes.c_int,

@@ -13,6 +13,7 @@ from mxcli.backends import gathered
 from mxcli.backends.device import Buffer, Device, Launch, Queue
 from mxcli.backends.launches import SHARE_BYTES, SUMS, WORST_OF, Addresses, Job, Piece, amax_of
 from mxcli.numerics.blocks import PerBlock
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.stats import WORST_BLOCKS, Amax, Stats
 
 Array = np.ndarray
@@ -85,7 +86,7 @@ class Passage:
                 else:
                     yield partial(self._source_of, piece), elements
 
-        return look_at(self._device, self._queues, self._job.dtype, parts())
+        return look_at(self._device, self._queues, self._job.dtype, parts(), self._job.recipe.hadamard)
 
     def _source_of(self, piece: Piece, queue: Queue) -> Buffer:
         return self._source(queue, piece)
@@ -231,9 +232,14 @@ class Passage:
 
 
 def look_at(
-    device: Device, queues: Sequence[Queue], dtype: str, parts: Iterable[tuple[Callable[[Queue], Buffer], int]]
+    device: Device,
+    queues: Sequence[Queue],
+    dtype: str,
+    parts: Iterable[tuple[Callable[[Queue], Buffer], int]],
+    hadamard: Hadamard | None = None,
 ) -> Any:
-    """Largest magnitudes, an element of type FOUND, of elements in parts, each by its source and how many it has."""
+    """Largest magnitudes, an element of type FOUND, of elements in parts, each by its source and how many it has; of a
+    transform, whose groups parts do not cut, if one is given."""
     nothing = np.zeros(1, FOUND)
     nothing["first"] = ~np.uint64(0)
     found, base = [queue.upload(nothing) for queue in queues], 0
@@ -241,7 +247,7 @@ def look_at(
         queue, to = queues[number % len(queues)], found[number % len(queues)]
         queue.finish()
         x = source(queue)
-        queue.launch(amax_of(dtype, x.address, elements, base, to.address, device.processors))
+        queue.launch(amax_of(dtype, x.address, elements, base, to.address, device.processors, hadamard))
         base += elements
     return _merged(queues, found)
 

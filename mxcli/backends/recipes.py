@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from ctypes import c_uint32
 from functools import cache
 
-from mxcli.backends.library import Float, KernelRecipe, Rounding
+from mxcli.backends.library import Float, KernelRecipe, Rotation, Rounding
 from mxcli.numerics.floats import FP32, FloatFormat
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.recipe import Recipe
-from mxcli.numerics.rounding import ScaleRecipe, ScaleRounding
+from mxcli.numerics.rounding import ElementRounding, ScaleRecipe, ScaleRounding
 
 _POWER_OF_TWO, _MINIFLOAT, _BINARY32 = 0, 1, 2
 
@@ -19,6 +21,10 @@ def _float(f: FloatFormat) -> Float:
     return Float(f.bits, f.mantissa_bits, f.emin, f.emax, f.nan_code or 0, f.twos_complement, f.max)
 
 
+def _rounding(r: ElementRounding) -> Rounding:
+    return Rounding(r.above, r.half_if, r.half_always, r.is_random)
+
+
 @cache
 def kernel_recipe(recipe: Recipe) -> KernelRecipe:
     """The numbers that a recipe means; they are to be read only."""
@@ -27,7 +33,7 @@ def kernel_recipe(recipe: Recipe) -> KernelRecipe:
     k = KernelRecipe(
         element=_float(row.element),
         scale=_float(row.scale),
-        rounding=Rounding(recipe.rounding.above, recipe.rounding.half_if, recipe.rounding.half_always),
+        rounding=_rounding(recipe.rounding),
         scale_stored_bits=row.scale.bits,
         block_rows=rows or 0,
         block_columns=columns or 0,
@@ -61,6 +67,16 @@ def _set_scale_recipe(k: KernelRecipe, rule: ScaleRecipe, *, has_tensor_scale: b
     k.zero_code = rule.zero_code
     k.bf16_scale = rule.bf16_scale
     k.clear_zero_input |= rule.clear_zero_input
+
+
+def rotation(hadamard: Hadamard | None) -> Rotation:
+    """A transform as kernels take it; None is none."""
+    if hadamard is None:
+        return Rotation()
+    words = (c_uint32 * 4)()
+    for place, sign in enumerate(hadamard.signs):
+        words[place // 32] |= (sign < 0) << place % 32
+    return Rotation(hadamard.size, words)
 
 
 def literal(value: ctypes.Structure) -> str:

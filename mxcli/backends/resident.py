@@ -14,6 +14,7 @@ from mxcli.backends.passage import FOUND, Passage, Source, Wanted, amax_from, lo
 from mxcli.errors import UsageError
 from mxcli.numerics.blocks import Quantized, grid_shape, packed_columns
 from mxcli.numerics.floats import FP32
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Amax
 
@@ -49,12 +50,14 @@ class Resident:
         """As `--device` takes it."""
         return self._device.name
 
-    def amax(self, x: torch.Tensor, dtype: str) -> Amax:
+    def amax(self, x: torch.Tensor, dtype: str, hadamard: Hadamard | None = None) -> Amax:
         """See `Backend.amax`."""
+        cpu.check_transform(tuple(x.shape), hadamard)
         if x.numel() == 0:
             return Amax(0.0, 0, -1)
         place = _Place(x.data_ptr())
-        return amax_from(look_at(self._device, [self._queue(x)], dtype, [(lambda queue: place, x.numel())]))
+        parts = [(lambda queue: place, x.numel())]
+        return amax_from(look_at(self._device, [self._queue(x)], dtype, parts, hadamard))
 
     def quantize(
         self,
@@ -63,6 +66,7 @@ class Resident:
         recipe: Recipe,
         *,
         tensor_amax: float | None = None,
+        stream: int = 0,
         codes: bool = True,
         stats: bool = True,
         per_block: bool = False,
@@ -75,7 +79,8 @@ class Resident:
 
         if stats == codes or per_block or reuse is not None:
             raise UsageError("a tensor on a GPU is either quantized or measured, without arrays per block")
-        job, queue = Job(tuple(x.shape), dtype, recipe), self._queue(x)
+        cpu.check_transform(tuple(x.shape), recipe.hadamard)
+        job, queue = Job(tuple(x.shape), dtype, recipe, stream), self._queue(x)
         wanted = Wanted(np.empty(0, np.uint8), np.empty(0, np.uint8), stats, None)
         passage, piece = self._passage(job, x, queue, wanted), job.piece(0, job.cut.units)
         found = np.zeros(1, FOUND)[0]
@@ -104,6 +109,46 @@ class Resident:
                 queue.finish()  # what is on its way to the device must stay until it is there
         scale = decode if has_scale else None
         return Quantized(recipe, tuple(x.shape), packed, scales, scale, encode, measured, None)
+
+    def quantize_both(
+        self, x: torch.Tensor, dtype: str, recipe: Recipe, *, stream: int = 0
+    ) -> tuple[Quantized, Quantized]:
+        """See `Backend.quantize_both`: one read for both, after the one for a tensor scale, where blocks are rows of 16
+        or 32 that hold whole groups of a transform."""
+        import torch
+
+        shape = tuple(x.shape)
+        job = Job(shape, dtype, recipe, stream)
+        if not (job.has_both and len(shape) > 1 and x.numel()):
+            turned = x.transpose(-1, -2).contiguous()
+            row, column = (self.quantize(way, dtype, recipe, stream=stream, stats=False) for way in (x, turned))
+            return row, column
+        for way in (shape, (*shape[:-2], shape[-1], shape[-2])):
+            cpu.check_transform(way, recipe.hadamard)
+        queue, has_scale = self._queue(x), recipe.format.tensor_scale is not None
+        amaxes = self._both_amaxes(x, dtype, recipe) if has_scale else (0.0, 0.0)
+        made, ways, told = [], [], []
+        turned = torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=x.dtype, device="meta")
+        for way, amax in zip((x, turned), amaxes, strict=True):
+            packed, scales = _outputs(way, recipe, swizzled=False, device=x.device)
+            encode, decode = cpu.tensor_scales(recipe, amax)
+            found = queue.upload(np.array([amax], np.float32)) if has_scale else None
+            told.append(found)
+            address = 0 if found is None else found.address
+            ways.append(Addresses(x.data_ptr(), address, codes=packed.data_ptr(), scales=scales.data_ptr()))
+            scale = decode if has_scale else None
+            made.append(Quantized(recipe, tuple(way.shape), packed, scales, scale, encode, None, None))
+        queue.launch(job.quantize_both(ways[0], ways[1], self._device.processors, self._device.conversions))
+        if has_scale:
+            queue.finish()  # as in quantize
+        return made[0], made[1]
+
+    def _both_amaxes(self, x: torch.Tensor, dtype: str, recipe: Recipe) -> tuple[float, float]:
+        """Largest magnitudes along rows and along columns, which only a transform makes different."""
+        row = self.amax(x, dtype, recipe.hadamard).value
+        if recipe.hadamard is None:
+            return row, row
+        return row, self.amax(x.transpose(-1, -2).contiguous(), dtype, recipe.hadamard).value
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> torch.Tensor:
         """See `Backend.dequantize`."""
@@ -152,20 +197,24 @@ def _lying(x: torch.Tensor) -> Source:
     return lambda queue, piece: place
 
 
-def _outputs(x: torch.Tensor, recipe: Recipe, *, swizzled: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tensors for codes and scales beside x."""
+def _outputs(
+    x: torch.Tensor, recipe: Recipe, *, swizzled: bool, device: torch.device | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors for codes and scales beside x, or on a device."""
     import torch
 
+    where = x.device if device is None else device
+
     row, shape = recipe.format, tuple(x.shape)
-    packed = torch.empty((*shape[:-1], packed_columns(row, shape[-1])), dtype=torch.uint8, device=x.device)
+    packed = torch.empty((*shape[:-1], packed_columns(row, shape[-1])), dtype=torch.uint8, device=where)
     grid = grid_shape(row, shape)
     if not swizzled:
         kind = torch.float32 if row.scale is FP32 else torch.uint8
-        return packed, torch.empty(grid, dtype=kind, device=x.device)
+        return packed, torch.empty(grid, dtype=kind, device=where)
     if len(grid) != 2 or row.scale.bits != 8:
         raise UsageError(
             f"scales of shape {list(grid)} ({row.scale.name}): only those of two dimensions and one byte "
             "each have the order of block-scaled matrix products"
         )
     padded = -(-grid[0] // 128) * 128 * -(-grid[1] // 4) * 4
-    return packed, torch.zeros(padded, dtype=torch.uint8, device=x.device)
+    return packed, torch.zeros(padded, dtype=torch.uint8, device=where)

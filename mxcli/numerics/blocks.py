@@ -10,6 +10,15 @@ from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Stats
 
+ROW, COLUMN, BOTH = "row", "column", "both"
+"""Axes that blocks run along: the last dimension, the one before it (they are those of the tensor with both exchanged),
+or, where two results are wanted, either."""
+
+
+def axes_of(axis: str | None) -> tuple[str | None, ...]:
+    """The axes that one name asks for; None stands for the one that each layer sums over."""
+    return (ROW, COLUMN) if axis == BOTH else (axis,)
+
 
 def folded(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """(batch, rows, columns): leading dimensions folded together, a vector as one row."""

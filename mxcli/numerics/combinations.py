@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 
 from mxcli.errors import UsageError, did_you_mean, printable, together
 from mxcli.numerics.dialects import find_dialect
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
+from mxcli.numerics.hadamard import SIZES, Hadamard, find_hadamard
 from mxcli.numerics.recipe import Recipe, find_rounding, find_scale_rule, resolve, scale_kind, scale_rules
 from mxcli.numerics.rounding import ELEMENT_ROUNDINGS, SCALE_RECIPES
 
+NO_TRANSFORM = "none"
 COMMON_RULES = ("floor", "ceil", "rceil", "even")
 """What one format with power-of-two scales is compared under when no rules are named."""
 
@@ -22,23 +25,36 @@ T = TypeVar("T")
 class Combinations:
     """Recipes to compare, the first being what the others are held against, and what is to be said about the choice.
 
-    `names` tell them apart: format, scale rule, and the element rounding where that is not the same for all.
+    `names` tell them apart: format, scale rule, and the element rounding, the transform and the axis where they are
+    not the same for all. `axes` has the axis of each (None: the dimension that a layer sums over).
     """
 
     recipes: tuple[Recipe, ...]
     names: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    axes: tuple[str | None, ...]
+
+    @property
+    def varies(self) -> bool:
+        """Whether more is compared than formats and scale rules: element roundings, transforms or axes."""
+        ways = zip(self.recipes, self.axes, strict=True)
+        return len({(recipe.rounding.name, recipe.hadamard, axis) for recipe, axis in ways}) > 1
 
 
 def combine(
     formats: Sequence[str],
     scale_roundings: Sequence[str] = (),
     roundings: Sequence[str] = (),
+    hadamards: Sequence[str] = (),
     *,
+    axes: Sequence[str | None] = (None,),
     dialect: str | None = None,
     nonfinite: str = "saturate",
+    seed: int = 0,
+    hadamard_seed: int | None = None,
 ) -> Combinations:
-    """Every format under every rule that serves it and every rounding, in the order named.
+    """Every format under every rule that serves it, every rounding and every transform, along every axis, in the order
+    named. `hadamards` are sizes, or NO_TRANSFORM.
 
     Without `scale_roundings` a format is compared under the dialect's rule for it; where that would leave one
     combination only, under the common rules, or the recipes for its kind of scale. A format that no named rule
@@ -49,15 +65,17 @@ def combine(
     rows = _meant(formats, find_format, problems)
     rules = _meant(scale_roundings, lambda name: _rule_name(name, rows), problems)
     named = _meant(roundings, lambda name: find_rounding(name).name, problems)
+    transforms = _meant(hadamards, lambda name: _transform(name, hadamard_seed), problems)
     _meant([] if dialect is None else [dialect], find_dialect, problems)
     if problems:
         raise together(UsageError, "Names that mean nothing", problems)
     rows = _distinct("--formats", rows, lambda row: row.name, notes)
     rules = _distinct("--scale-roundings", rules, str, notes)
     chosen: list[str | None] = [*_distinct("--roundings", named, str, notes)] or [None]
-    alone = len(rows) == len(chosen) == 1 and not rules
+    applied = _distinct("--hadamards", transforms, _transform_name, notes) or [None]
+    alone = len(rows) == len(chosen) == len(applied) == len(axes) == 1 and not rules
     _refuse_rules_without_format(rules, rows)
-    recipes, left_out = [], []
+    found, left_out = list[tuple[Recipe, str | None]](), []
     for row in rows:
         wanted = _usual(row) if alone else rules
         if not wanted and (unserved := _unserved(row, dialect)):
@@ -69,18 +87,30 @@ def combine(
         elif wanted:
             own = resolve(row, dialect=dialect).scale_rule.name
             notes.append(f"{row.name} takes none of {', '.join(rules)}: it is compared under {own}, its own.")
-        recipes += [
-            resolve(row, scale_rounding=rule, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-            for rule in serving or (None,)
-            for rounding in chosen
+        found += [
+            (
+                resolve(
+                    row,
+                    scale_rounding=rule,
+                    rounding=rounding,
+                    dialect=dialect,
+                    nonfinite=nonfinite,
+                    seed=seed,
+                    hadamard=hadamard,
+                ),
+                axis,
+            )
+            for rule, rounding, hadamard, axis in product(serving or (None,), chosen, applied, axes)
         ]
     if problems:
         raise together(UsageError, f"Formats that --as {dialect} has no rule for", problems)
     if left_out:
         notes.append(f"Left out, since the rule does not serve the format: {', '.join(left_out)}.")
-    if len(recipes) < 2:
-        raise UsageError(_one_only(recipes[0]))
-    return Combinations(tuple(recipes), tuple(_names(recipes)), tuple(notes))
+    if len(found) < 2:
+        raise UsageError(_one_only(found[0][0]))
+    return Combinations(
+        tuple(recipe for recipe, _ in found), tuple(_names(found)), tuple(notes), tuple(axis for _, axis in found)
+    )
 
 
 def _usual(row: BlockFormat) -> list[str]:
@@ -121,6 +151,20 @@ def _rule_name(name: str, rows: Sequence[BlockFormat]) -> str:
     )
 
 
+def _transform(name: str, seed: int | None) -> Hadamard | None:
+    """The transform of a size; None: none is applied."""
+    if name.lower() == NO_TRANSFORM:
+        return None
+    if not (name.isascii() and name.isdecimal()):
+        known = ", ".join(map(str, SIZES))
+        raise UsageError(f"unknown transform '{printable(name)}': --hadamards takes {NO_TRANSFORM}, {known}.")
+    return find_hadamard(int(name[:9]), seed)
+
+
+def _transform_name(hadamard: Hadamard | None) -> str:
+    return "no-hadamard" if hadamard is None else hadamard.name
+
+
 def _unserved(row: BlockFormat, dialect: str | None) -> str | None:
     """Why a dialect cannot quantize to a format for which no rule is named, if it cannot."""
     try:
@@ -141,17 +185,25 @@ def _refuse_rules_without_format(rules: Sequence[str], rows: Sequence[BlockForma
         raise together(UsageError, "Rules that serve no format", problems)
 
 
-def _names(recipes: Sequence[Recipe]) -> list[str]:
-    differ = len({recipe.rounding.name for recipe in recipes}) > 1
+def _names(found: Sequence[tuple[Recipe, str | None]]) -> list[str]:
+    """Format and scale rule of each, and what else is not the same for all."""
+    parts = [(recipe.rounding.name, _transform_name(recipe.hadamard), axis or "usual") for recipe, axis in found]
+    differ = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
     return [
-        " ".join([recipe.format.name, recipe.scale_rule.name, *([recipe.rounding.name] if differ else [])])
-        for recipe in recipes
+        " ".join(
+            [
+                recipe.format.name,
+                recipe.scale_rule.name,
+                *(part for part, differs in zip(each, differ, strict=True) if differs),
+            ]
+        )
+        for (recipe, _), each in zip(found, parts, strict=True)
     ]
 
 
 def _one_only(recipe: Recipe) -> str:
     return (
         f"nothing to compare: {recipe.format.name} under {recipe.scale_rule.name} is one combination. Name another "
-        f"format, a rule with --scale-roundings ({', '.join(scale_rules(recipe.format))}) or a rounding with "
-        f"--roundings ({', '.join(ELEMENT_ROUNDINGS)}), or use `mxcli report`."
+        f"format, a rule with --scale-roundings ({', '.join(scale_rules(recipe.format))}) a rounding with "
+        f"--roundings ({', '.join(ELEMENT_ROUNDINGS)}), --hadamards none,16 or --axis both, or use `mxcli report`."
     )

@@ -163,7 +163,7 @@ DIALECTS: dict[str, Dialect] = {
             "microxcaling",
             "Microsoft's MX emulator: floor; blocks made only of binary32 subnormals become zero; NaN or infinity "
             "makes the whole block NaN.",
-            "microxcaling 1.1 with round='even' (run)",
+            "microxcaling 1.1 with round='even' (run); Microscaling Data Formats for Deep Learning, algorithm 1",
             {"e8m0": {ANY: Choice("floor", flush_subnormal_blocks=True, infinity_is_nan=True)}},
         ),
         Dialect(

@@ -51,11 +51,8 @@ Draw = tuple[tuple[Run, ...], ...]
 
 
 def stated_sampling(fraction: str | None, seed: int | None) -> Sampling | None:
-    """The sampling that was asked for; None: none was. Raises UsageError for what is no fraction, and for a seed that
-    has nothing to choose."""
+    """The sampling that was asked for; None: none was. Raises UsageError for what is no fraction."""
     if fraction is None:
-        if seed is not None:
-            raise UsageError(f"--seed {seed} chooses rows of a sample, and none is asked for: add --sample FRACTION.")
         return None
     try:
         value = float(fraction)
@@ -112,3 +109,17 @@ def draw(sampling: Sampling, name: str, rows: Rows) -> Draw | None:
             matrix, place = divmod((start + at) % runs, per_matrix)
             group.append(Run(matrix * height + place * length, min(length, height - place * length)))
     return tuple(tuple(sorted(group, key=lambda run: run.first)) for group in groups)
+
+
+def check_seed(seed: int | None, *, is_drawn: bool) -> None:
+    """Raises UsageError for a seed that has nothing to choose."""
+    if seed is not None and not is_drawn:
+        raise UsageError(
+            f"--seed {seed} chooses what is drawn at random, and nothing is: add --rounding stochastic or --sample "
+            "FRACTION."
+        )
+
+
+def stream_of(name: str) -> int:
+    """The random stream (32 bits) of the tensor of that name: two tensors under one seed draw independently."""
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4], "little")

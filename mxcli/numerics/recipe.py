@@ -9,6 +9,7 @@ from mxcli.errors import UsageError, did_you_mean, printable, together
 from mxcli.numerics.dialects import Choice, Dialect, find_dialect
 from mxcli.numerics.floats import FP32
 from mxcli.numerics.formats import BlockFormat, find_format
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.rounding import (
     ELEMENT_ROUNDINGS,
     POWER_OF_TWO_ROUNDINGS,
@@ -26,7 +27,11 @@ _RULES = {known: rule for rule in _BOTH for known in (rule.name, *rule.aliases)}
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One way to quantize, completely: which bytes come out depends on this and the input only."""
+    """One way to quantize, completely: which bytes come out depends on this and the input only.
+
+    A rounding that is random draws by `seed` (0 where none is), the tensor's stream and the element's index.
+    `hadamard` is applied to the input first (None: none is).
+    """
 
     format: BlockFormat
     scale_rule: ScaleRounding | ScaleRecipe
@@ -34,6 +39,8 @@ class Recipe:
     dialect: Dialect
     choice: Choice
     nonfinite: str
+    seed: int = 0
+    hadamard: Hadamard | None = None
 
     @property
     def infinity_is_nan(self) -> bool:
@@ -55,11 +62,14 @@ def resolve(
     rounding: str | None = None,
     dialect: str | None = None,
     nonfinite: str = "saturate",
+    seed: int = 0,
+    hadamard: Hadamard | None = None,
 ) -> Recipe:
     """The recipe those names mean. What is not named is the dialect's choice.
 
-    Power-of-two rules also serve binary32 scales, which then hold powers of two. Raises UsageError for an unknown name
-    or a rule that does not serve the format.
+    Power-of-two rules also serve binary32 scales, which then hold powers of two. `seed` is that of a random rounding,
+    and of no account to others. Raises UsageError for an unknown name, a rule that does not serve the format, or a
+    seed that is no whole number of 32 bits.
     """
     row = find_format(format) if isinstance(format, str) else format
     bundle = find_dialect(dialect)
@@ -76,7 +86,11 @@ def resolve(
             )
         choice = Choice(scale_rounding)
     rule = _rule(row, scale_rounding or choice.rule)
-    return Recipe(row, rule, ELEMENT_ROUNDINGS[rounding or choice.rounding], bundle, choice, nonfinite)
+    if not 0 <= seed < 1 << 32:
+        raise UsageError(f"--seed {seed}: a seed is a whole number from 0 to {(1 << 32) - 1}.")
+    element_rounding = ELEMENT_ROUNDINGS[rounding or choice.rounding]
+    own_seed = seed if element_rounding.is_random else 0
+    return Recipe(row, rule, element_rounding, bundle, choice, nonfinite, own_seed, hadamard)
 
 
 def scale_rules(row: BlockFormat) -> list[str]:

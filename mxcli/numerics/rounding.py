@@ -18,7 +18,9 @@ FRACTION_BITS = 23
 @dataclass(frozen=True, slots=True)
 class ElementRounding:
     """A magnitude between two codes goes up when its fraction of the step is above `above`, or is one half and the
-    lower code is odd (`half_if` 1) or in any case (`half_always`)."""
+    lower code is odd (`half_if` 1) or in any case (`half_always`). With `is_random` it goes up when the fraction is
+    above a number drawn for the element, from 0 to below 1 in steps of 2^-24; the other numbers then serve where a
+    scale is searched for."""
 
     name: str
     above: float
@@ -26,6 +28,7 @@ class ElementRounding:
     half_always: int
     meaning: str
     source: str
+    is_random: bool = False
 
 
 ELEMENT_ROUNDINGS: dict[str, ElementRounding] = {
@@ -57,6 +60,16 @@ ELEMENT_ROUNDINGS: dict[str, ElementRounding] = {
             0,
             "the nearest code; of two equally near, the one nearer to zero",
             "ModelOpt 0.47 and gguf 0.19, MXFP4",
+        ),
+        ElementRounding(
+            "stochastic",
+            0.5,
+            1,
+            0,
+            "one of the two neighbours by chance, so that the mean is the value itself: up with the fraction for "
+            "probability, decided by the seed, the tensor and the element's index alone (Philox 4x32-10, 24 bits)",
+            "Pretraining Large Language Models with NVFP4, section 4.4; Transformer Engine 2.20",
+            is_random=True,
         ),
     )
 }

@@ -17,6 +17,7 @@ from mxcli.backends.kernels import Compiler
 from mxcli.backends.launches import Addresses, Job, amax_of
 from mxcli.errors import MxcliError
 from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.hadamard import find_hadamard
 from mxcli.numerics.recipe import scale_rules
 
 SHAPE = (4096, 4096)
@@ -56,6 +57,29 @@ def reductions(dtype: str) -> list[Kernel]:
     return [amax_of(dtype, 0, 1, 0, 0, 132).kernel, job.worst(0, 1, 0, 0).kernel]
 
 
+def training_kernels(capability: tuple[int, int]) -> dict[str, Kernel]:
+    """What draws and transforms, and what takes both axes; of those that measure one for 9.0 alone."""
+    conversions, found = Compiler(capability).conversions, dict[str, Kernel]()
+    for name in ("mxfp8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_1x128"):
+        for size in (None, 16, 128) if name == "nvfp4" else (None, 16):
+            hadamard = None if size is None else find_hadamard(size)
+            recipe = recipe_of(name, rounding="stochastic", hadamard=hadamard)
+            job = Job(SHAPE, "BF16", recipe)
+            piece = job.piece(0, job.cut.units)
+            what = f"{name}, stochastic, {hadamard.name if hadamard else 'no transform'}"
+            found[f"codes of {what}"] = job.quantize(piece, NOWHERE, conversions).kernel
+            if capability == (9, 0) and size == 16 and name in ("nvfp4", "nvfp4_2d"):
+                found[f"statistics of {what}"] = job.measure(
+                    piece, NOWHERE, 132, conversions=conversions, codes=False
+                ).kernel
+            if hadamard is not None:
+                found[f"values of {what}"] = job.dequantize(piece, NOWHERE, 1.0, 1.0).kernel
+                found[f"amax of {what}"] = amax_of("BF16", 0, 1, 0, 0, 132, hadamard).kernel
+            if job.has_both:
+                found[f"both axes of {what}"] = job.quantize_both(NOWHERE, NOWHERE, 132, conversions).kernel
+    return found
+
+
 def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
     """All of them by what they do. Those that measure take seconds each: for other GPUs than 9.0, and without codes,
     there is one row of each kind under its own rule; without codes for 9.0 alone."""
@@ -77,7 +101,12 @@ def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
         found[f"{dtype} values of mxfp6"] = values("mxfp6", dtype)
     for dtype in ("F32", "BF16", "F16", "F64"):
         found |= {f"{dtype} {kernel.name}": kernel for kernel in reductions(dtype)}
-    return found
+    for dtype in ("F32", "BF16", "F64"):
+        both = Job(SHAPE, dtype, recipe_of("mxfp8")).quantize_both(
+            NOWHERE, NOWHERE, 132, Compiler(capability).conversions
+        )
+        found[f"{dtype} both axes of mxfp8"] = both.kernel
+    return found | training_kernels(capability)
 
 
 def remarks(kernel: Kernel, capability: tuple[int, int]) -> str:

@@ -117,6 +117,7 @@ def _expected(x: Array, recipe: Recipe, tensor_amax: float | None) -> oracle.Ora
             element=row.element.name,
             block=row.block,
             rounding=recipe.rounding.name,
+            seed=recipe.seed,
             nonfinite="nan-block" if recipe.infinity_is_nan else "saturate",
             flush_subnormal_blocks=choice.flush_subnormal_blocks,
             zeros=next((name for flag, name in _ZEROS.items() if getattr(choice, flag)), None),
@@ -170,7 +171,8 @@ def _with_binary32_scales(x: Array, recipe: Recipe, rule: ScaleRecipe) -> oracle
             quotient = oracle._bfloat16(quotient)
         infinite = np.isinf(blocks) & ~np.isnan(factor)
         arguments = np.where(infinite, blocks, quotient).astype(np.float64)
-        codes = oracle.encode(arguments, fmt, recipe.rounding.name)
+        drawn = oracle._split(oracle.draws(x.size, recipe.seed).reshape(matrix.shape), tile)
+        codes = oracle.encode(arguments, fmt, recipe.rounding.name, drawn)
         values = (oracle.decode(codes, fmt) * factor).astype(np.float32)
 
     def joined(tiles: Array) -> Array:

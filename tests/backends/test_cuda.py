@@ -16,6 +16,7 @@ from mxcli.backends.cuda import Cuda
 from mxcli.errors import UsageError
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.hadamard import find_hadamard
 from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
 from mxcli.numerics.stats import Amax
 
@@ -303,3 +304,50 @@ def test_amax_of_every_type(dtype: str) -> None:
 
 def test_binary64_beyond_binary32_is_infinite() -> None:
     assert amax(np.array([1.0, 1e300, -2.0])) == Amax(2.0, 1, 1)
+
+
+# --- Chance, transforms, given scales ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*KINDS, "e4m3:e8m0:1x24", "e2m1:fp32:tensor", "int8:e8m0:1x32"])
+def test_stochastic_rounding(name: str) -> None:
+    """Whatever takes the elements: whole vectors, parts of four, rows that begin between two draws."""
+    recipe = recipe_of(name, rounding="stochastic", seed=7)
+    for x in (normal(9, 70), nonfinite(7, 70), SAMPLES["mostly zero"], SAMPLES["wide range"], normal(2, 3, 512)):
+        assert_same(x, recipe, stats=False, stream=3)
+        assert_same(x, recipe, per_block=True, stream=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 16) for name in KINDS),
+        *(("nvfp4", size) for size in (32, 64, 128)),
+        *(("mxfp8", 128), ("fp8_e4m3_1x128", 64), ("e4m3:e8m0:1x24", 32), ("nvfp4_2d", 128)),
+    ],
+)
+def test_hadamard_transforms(name: str, size: int) -> None:
+    """A group may hold blocks, or a block groups, and a thread more or less than either."""
+    for rounding in ("nearest-even", "stochastic"):
+        recipe = recipe_of(name, rounding=rounding, hadamard=find_hadamard(size, 5))
+        x = normal(2, 3, 640) if rounding == "nearest-even" else nonfinite(7, 256)
+        for each in (x, x.astype(DTYPES["BF16"])) if (name, size) == ("nvfp4", 16) else (x,):
+            q = assert_same(each, recipe, stats=False)
+            assert_same(each, recipe, per_block=True)
+            for dtype in ("F32",) if size != 16 else ("F32", "BF16"):
+                given, wanted = GPU.dequantize(q, dtype), CPU.dequantize(q, dtype)
+                assert same_bytes(given, wanted), first_difference(given, wanted)
+
+
+@pytest.mark.parametrize("size", [16, 128])
+def test_amax_of_a_transform(size: int) -> None:
+    for x in (normal(5, 256), nonfinite(7, 128)):
+        assert GPU.amax(x, "F32", find_hadamard(size)) == CPU.amax(x, "F32", find_hadamard(size))
+
+
+@pytest.mark.parametrize("amax", [0.0, 0.5, 448.0, 1e30])
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "e4m3:e8m0:tensor"])
+def test_a_scale_for_another_amax(name: str, amax: float) -> None:
+    for x in (normal(40, 70), nonfinite(7, 128), np.zeros((3, 5), np.float32)):
+        assert_same(x, recipe_of(name), tensor_amax=amax, stats=False)
+        assert_same(x, recipe_of(name), tensor_amax=amax, per_block=True)

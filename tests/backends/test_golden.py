@@ -24,14 +24,15 @@ from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.dialects import DIALECTS, find_dialect
 from mxcli.numerics.floats import ELEMENTS, FloatFormat
 from mxcli.numerics.formats import find_format
+from mxcli.numerics.hadamard import Hadamard, find_hadamard
 from mxcli.numerics.recipe import Recipe, scale_kind
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 FILES = sorted(path.stem for path in GOLDEN.glob("*.safetensors"))
 QUANTIZED = [stem for stem in FILES if "__" in stem]
-NOT_COMPUTED = {"MANIFEST.json": "no vectors", "stochastic_rounding.json": "the kernel does not round at random"}
-NO_HADAMARD = "hadamard."
-"""Tensors of layout.safetensors for a transform that mxcli does not have."""
+NOT_COMPUTED = {"MANIFEST.json": "no vectors"}
+HADAMARD = "hadamard."
+"""How names of tensors of layout.safetensors begin that are of transforms."""
 ROUNDED_TO_NEAREST_EVEN = 0.5, 1, 0
 REGIONS = {"tensor": "", "channel": "_channel", "1x128": "_1x128", "128x128": "_128x128"}
 
@@ -273,7 +274,7 @@ def test_elements(backend: Backend) -> None:
 
 @on_every_backend
 def test_layout(backend: Backend) -> None:
-    tensors = {n: t for n, t in golden("layout")[0].items() if not n.startswith(NO_HADAMARD)}
+    tensors = {n: t for n, t in golden("layout")[0].items() if not n.startswith(HADAMARD)}
     for kind, name in (("fp4", "e2m1"), ("fp6", "e2m3")):
         element = ELEMENTS[name]
         codes, packed = tensors.pop(f"{kind}.codes"), tensors.pop(f"{kind}.packed")
@@ -289,8 +290,54 @@ def test_layout(backend: Backend) -> None:
 
 
 def test_no_file_is_left_out() -> None:
-    compared = {*QUANTIZED, "elements", "layout"}
+    compared = {*QUANTIZED, "elements", "layout", "stochastic_rounding"}
     files = {path.name for path in GOLDEN.iterdir()}
-    assert files - NOT_COMPUTED.keys() == {f"{stem}.safetensors" for stem in compared}
+    assert {name.partition(".")[0] for name in files - NOT_COMPUTED.keys()} == compared
     assert len(QUANTIZED) == 48
     print(f"{len(compared)} files compared; {NOT_COMPUTED}")
+
+
+# --- Transforms and chance ---------------------------------------------------------------------------------
+
+
+@on_every_backend
+@pytest.mark.parametrize("kind", ["plain", "te_sign", "rand_sign"])
+def test_hadamard(backend: Backend, kind: str) -> None:
+    """Quantizing under the transform is quantizing what the oracle transformed, bit for bit where sums are exact; where
+    they are not, a group's largest magnitude is right to 1e-6 of the sum of magnitudes."""
+    tensors = golden("layout")[0]
+    signs = tensors.get(f"{HADAMARD}{kind}.sign", np.ones(16))
+    hadamard = Hadamard(16, tuple(int(sign) for sign in signs))
+    assert kind != "te_sign" or hadamard == find_hadamard(16)
+    for name in ("mxfp8", "nvfp4", "fp8_e4m3", "int8:e8m0:1x16"):
+        x, y = tensors[f"{HADAMARD}exact.x"], tensors[f"{HADAMARD}{kind}.exact.y"]
+        ours = quantize(backend, x, recipe_of(name, hadamard=hadamard), stats=False)
+        theirs = quantize(backend, y, recipe_of(name), stats=False)
+        assert_same_bits(ours.packed, theirs.packed, name)
+        assert_same_bits(ours.scales, theirs.scales, name)
+    x, y = (tensors[f"{HADAMARD}{name}"].reshape(-1, 16) for name in ("random.x", f"{kind}.random.y"))
+    for group, transformed in zip(x, y, strict=True):
+        amax = backend.amax(group, "F32", hadamard).value
+        assert abs(amax - np.abs(transformed).max()) <= 1e-6 * np.abs(group).sum()
+
+
+STOCHASTIC = json.loads((GOLDEN / "stochastic_rounding.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize("format", sorted({row["fmt"] for row in STOCHASTIC}))
+def test_stochastic_rounding(format: str) -> None:
+    """Each value 200,000 times: one of two neighbours, the mean as near as is stated, the variance within 5 %."""
+    recipe = recipe_of(f"{format}:fp32:tensor", rounding="stochastic", seed=1)
+    for stream, row in enumerate(row for row in STOCHASTIC if row["fmt"] == format):
+        low, high, largest = row["lo"], row["hi"], recipe.format.element.max
+        for sign in (1.0, -1.0):
+            x = np.full((1, row["N"]), sign * row["x"], np.float32)
+            # A scale of 1, whatever the value.
+            q = CPU.quantize(x, "F32", recipe, tensor_amax=largest, stream=stream, stats=False)
+            found = sign * CPU.dequantize(q, "F64")
+            neighbours = {low, high} if row["p_up"] > 0 else {low}
+            assert set(found.ravel()) <= (neighbours if abs(row["x"]) <= largest else {largest}), row
+            if row["x"] <= largest:
+                assert abs(found.mean() - row["x"]) <= row["mean_tol"], row
+            if 0.1 <= row["p_up"] <= 0.9:
+                assert found.var() == pytest.approx(row["var_expected"], rel=0.05), row

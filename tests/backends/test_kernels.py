@@ -43,7 +43,7 @@ def test_a_recipe_is_constants() -> None:
     """MXFP4: E2M1 up to 6, E8M0, nearest even, blocks of 1x32, 4 bits stored, the exponent of the ratio, rounded up."""
     assert literal(kernel_recipe(recipe_of("mxfp4", "rceil"))) == (
         "{{4, 1, 0, 2, 0, 0, 0x1.8000000000000p+2f}, {8, 0, -127, 127, 255, 0, 0x1.0000000000000p+127f}, "
-        "{0x1.0000000000000p-1f, 1, 0}, 0, 8, 1, 32, 4, 1, 0u, {0, 0, 0, 0}, 0, -127, -127, 0, 0, 0, 0, "
+        "{0x1.0000000000000p-1f, 1, 0, 0}, 0, 8, 1, 32, 4, 1, 0u, {0, 0, 0, 0}, 0, -127, -127, 0, 0, 0, 0, "
         "0x0.0p+0f, 0x0.0p+0f, 0, 0, 0, 0, 0, 0}"
     )
 

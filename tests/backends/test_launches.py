@@ -237,19 +237,25 @@ def test_a_scale_that_is_tried_on_the_whole_tensor_needs_it_whole() -> None:
 # --- Arguments ---------------------------------------------------------------------------------------------
 
 
+KEY = 5 | 3 << 32
+"""Of seed 5 and stream 3."""
+
+
 def recorded(name: str, **options: Any) -> list[Launch]:
     """What is launched for three rows of 70,003 binary32 elements, a row at a time."""
     device = Recorder()
-    Cuda(device, piece_bytes=1).quantize(normal(3, 70_003), "F32", recipe_of(name), **options)
+    recipe = recipe_of(name, rounding="stochastic", seed=5)
+    Cuda(device, piece_bytes=1).quantize(normal(3, 70_003), "F32", recipe, stream=3, **options)
     return device.launches
 
 
 def test_arguments_for_codes_in_rows() -> None:
-    """Buffers 1 and 2 are the tensor's largest magnitudes, for either queue; then elements, codes and scales."""
+    """Buffers 1 and 2 are the tensor's largest magnitudes, for either queue; then elements, codes and scales. Draws
+    count from the tensor's first element."""
     assert [launch.arguments for launch in recorded("mxfp8", stats=False)] == [
-        (at(3), 1, 70_003, at(1), 0, at(4), at(5)),
-        (at(6), 1, 70_003, at(2), 0, at(7), at(8)),
-        (at(9), 1, 70_003, at(1), 0, at(10), at(11)),
+        (at(3), 1, 70_003, KEY, 0, at(1), 0, at(4), at(5)),
+        (at(6), 1, 70_003, KEY, 70_003, at(2), 0, at(7), at(8)),
+        (at(9), 1, 70_003, KEY, 140_006, at(1), 0, at(10), at(11)),
     ]
 
 
@@ -257,9 +263,9 @@ def test_arguments_for_codes_in_blocks() -> None:
     """Counted from where the tensor would begin: 280,012 bytes a row, 70,003 codes, 4 bytes a scale."""
     shape = (3, 70_003, 1, 70_003)
     assert [launch.arguments for launch in recorded("fp8_e4m3_channel", stats=False)] == [
-        (at(3), *shape, 0, 1, at(1), at(4), at(5)),
-        (at(6, -280_012), *shape, 1, 2, at(2), at(7, -70_003), at(8, -4)),
-        (at(9, -560_024), *shape, 2, 3, at(1), at(10, -140_006), at(11, -8)),
+        (at(3), *shape, 0, 1, KEY, at(1), at(4), at(5)),
+        (at(6, -280_012), *shape, 1, 2, KEY, at(2), at(7, -70_003), at(8, -4)),
+        (at(9, -560_024), *shape, 2, 3, KEY, at(1), at(10, -140_006), at(11, -8)),
     ]
 
 
@@ -268,13 +274,13 @@ def test_arguments_for_statistics() -> None:
     launches = recorded("mxfp8")
     chunking = (2048, 2, 2188, 6564)
     assert [launch.arguments for launch in launches if launch.kernel.name == "mx_measure_rows"] == [
-        (at(5), 3, 70_003, 0, 2, *chunking, at(1), at(6), at(7), at(9), 0, 2188, at(3), at(8)),
+        (at(5), 3, 70_003, 0, 2, *chunking, KEY, at(1), at(6), at(7), at(9), 0, 2188, at(3), at(8)),
         (
-            *(at(12, -280_012), 3, 70_003, 2, 4, *chunking, at(2), at(13, -70_003), at(14, -2188)),
+            *(at(12, -280_012), 3, 70_003, 2, 4, *chunking, KEY, at(2), at(13, -70_003), at(14, -2188)),
             *(at(16, -17_504), 0, 2188, at(4), at(15, -64)),
         ),
         (
-            *(at(19, -560_024), 3, 70_003, 4, 6, *chunking, at(1), at(20, -140_006), at(21, -4376)),
+            *(at(19, -560_024), 3, 70_003, 4, 6, *chunking, KEY, at(1), at(20, -140_006), at(21, -4376)),
             *(at(23, -35_008), 0, 2188, at(3), at(22, -128)),
         ),
     ]
@@ -346,7 +352,7 @@ def test_offsets_of_huge_tensors() -> None:
     *_, piece = job.pieces(64 << 20)
     assert (piece.rows, piece.blocks) == ((130_560, 131_072), (267_386_880, 268_435_456))
     places = Addresses(at(9) - 130_560 * 131_072, at(2), at(3) - 130_560 * 32_768, at(4) - 267_386_880)
-    assert job.quantize(piece, places, 1).arguments == (at(9), 1, 512 << 16, at(2), 0, at(3), at(4))
+    assert job.quantize(piece, places, 1).arguments == (at(9), 1, 512 << 16, 0, 130_560 << 16, at(2), 0, at(3), at(4))
     x, *_, first_chunk, last_chunk = job.measure(piece, places, 1, conversions=1, codes=False).arguments[:5]
     assert (x, first_chunk, last_chunk) == (38_654_705_664 - 17_112_760_320, 130_560, 131_072)
     below = Addresses(at(1) - 130_560 * 131_072)  # where the tensor would begin lies below 0: modulo 2^64

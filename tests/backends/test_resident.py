@@ -14,6 +14,7 @@ from mxcli.backends import cpu
 from mxcli.backends.resident import Resident, unpack
 from mxcli.errors import UsageError
 from mxcli.files import packing
+from mxcli.numerics.hadamard import find_hadamard
 from mxcli.numerics.recipe import resolve
 
 torch = pytest.importorskip("torch")
@@ -32,6 +33,7 @@ class StreamDevice(ProcessorDevice):
         return ProcessorQueue(self)
 
 
+CPU = cpu.Cpu()
 FORMATS = ("mxfp8", "mxfp6", "mxfp4", "mxint8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_channel", "fp8_e5m2_128x128")
 
 
@@ -104,3 +106,42 @@ def test_what_it_does_not_do() -> None:
         there.quantize(x, "BF16", resolve("mxfp8"))
     with pytest.raises(UsageError, match="dequantized type I8 is not one of F32, BF16, F16, F64"):
         there.dequantize(there.quantize(x, "BF16", resolve("mxfp8"), stats=False), "I8")
+
+
+BOTH = ("mxfp8", "mxfp6", "mxfp4", "mxint8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_1x128", "e4m3:e8m0:1x64")
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_both_axes_are_those_of_the_tensor_and_of_its_transpose(name: str) -> None:
+    """In one read where blocks lie in rows, and whatever the edges, the type, the rounding and the dimensions."""
+    there = Resident(StreamDevice())
+    for options in ({}, {"rounding": "stochastic", "seed": 3}, {"hadamard": find_hadamard(16)}):
+        recipe = resolve(name, **options)
+        for shape in ((64, 128), (2, 48, 80), (130, 208)):
+            for x, dtype in ((normal(*shape), "F32"), (bf16(normal(*shape)).numpy(), "BF16")):
+                if "hadamard" in options and (shape[-2] % 16 or shape[-1] % 16):
+                    continue
+                given = there.quantize_both(torch.from_numpy(x), dtype, recipe, stream=2)
+                for ours, theirs in zip(given, CPU.quantize_both(x, dtype, recipe, stream=2), strict=True):
+                    assert ours.packed.numpy().tobytes() == theirs.packed.tobytes()
+                    assert ours.scales.numpy().tobytes() == theirs.scales.tobytes()
+                    assert (ours.tensor_scale, ours.tensor_encode) == (theirs.tensor_scale, theirs.tensor_encode)
+                    assert ours.shape == theirs.shape
+
+
+def test_both_axes_of_odd_values() -> None:
+    there, x = Resident(StreamDevice()), nonfinite(70, 72)
+    for name in ("mxfp8", "nvfp4"):
+        recipe = resolve(name, scale_rounding="best" if name == "mxfp8" else None)
+        given = there.quantize_both(torch.from_numpy(x), "F32", recipe)
+        for ours, theirs in zip(given, CPU.quantize_both(x, "F32", recipe), strict=True):
+            assert ours.packed.numpy().tobytes() == theirs.packed.tobytes()
+            assert ours.scales.numpy().tobytes() == theirs.scales.tobytes()
+
+
+def test_one_launch_reads_for_both() -> None:
+    device = StreamDevice()
+    Resident(device).quantize_both(bf16(normal(64, 128)), "BF16", resolve("mxfp8"))
+    assert [launch.kernel.name for launch in device.launches] == ["mx_quantize_both"]
+    Resident(other := StreamDevice()).quantize_both(bf16(normal(64, 128)), "BF16", resolve("nvfp4_2d"))
+    assert [launch.kernel.name for launch in other.launches].count("mx_quantize_blocks") == 2

@@ -65,6 +65,29 @@ def samples() -> dict[str, tuple[np.ndarray, str]]:
     return tensors
 
 
+def normal_bf16(rows: int, columns: int) -> np.ndarray:
+    """Bits of normal numbers."""
+    from kernel_samples import normal
+
+    bits: np.ndarray = (normal(rows, columns).view(np.uint32) >> 16).astype(np.uint16)
+    return bits
+
+
+def milliseconds(work: Callable[[], object], rounds: int = 20) -> float:
+    """The median time of some work on torch's stream."""
+    import torch
+
+    times = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return float(np.median(times))
+
+
 def compile_for(task: tuple[tuple[int, int], Kernel]) -> None:
     """Fills the cache of compiled kernels."""
     capability, kernel = task
@@ -149,6 +172,61 @@ class Check:
             compared += 1
             wrong += [f"{recipe.format.name} {recipe.scale_rule.name} {name}: {each}" for each in found]
         return "CPU = GPU", told(f"{compared:,} times, {len(RECIPES)} recipes", wrong), not wrong
+
+    def training(self) -> Line:
+        """Chance, transforms, scales of another amax, both axes: the CPU's bytes and statistics."""
+        import torch
+
+        from mxcli.backends import open_resident
+        from mxcli.numerics.hadamard import find_hadamard
+
+        x, compared, wrong = (normal_bf16(384, 1280), 0, list[str]())
+        resident = open_resident(DEVICE)
+        for name in ("mxfp8", "mxfp4", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_1x128"):
+            for size in (None, 16, 32, 64, 128):
+                hadamard = None if size is None else find_hadamard(size, 1)
+                recipe = resolve(name, rounding="stochastic", seed=7, hadamard=hadamard)
+                wanted = cpu.quantize(x, "BF16", recipe, stream=5, per_block=True)
+                given = self.gpu.quantize(x, "BF16", recipe, stream=5, per_block=True)
+                plain = self.gpu.quantize(x, "BF16", recipe, stream=5, stats=False)
+                found = differences(given, wanted)
+                if plain.packed.tobytes() != wanted.packed.tobytes():
+                    found.append("codes without statistics")
+                if self.gpu.dequantize(plain).tobytes() != cpu.dequantize(wanted).tobytes():
+                    found.append("dequantized")
+                ours = resident.quantize_both(torch.from_numpy(x).to(DEVICE), "BF16", recipe, stream=5)
+                theirs = cpu.Cpu().quantize_both(x, "BF16", recipe, stream=5)
+                for axis, one, other in zip(("row", "column"), ours, theirs, strict=True):
+                    if one.packed.cpu().numpy().tobytes() != other.packed.tobytes():
+                        found.append(f"codes of both, along {axis}s")
+                compared += 1
+                wrong += [f"{name} {hadamard.name if hadamard else 'stochastic'}: {each}" for each in found]
+        recipe = resolve("fp8_e4m3")
+        given, wanted = (each.quantize(x, "BF16", recipe, tensor_amax=0.5) for each in (self.gpu, cpu.Cpu()))
+        wrong += differences(given, wanted)
+        return "training", told(f"{compared} recipes, and both axes", wrong), not wrong
+
+    def training_speed(self) -> Line:
+        """Both axes in one read beside two passes, and what draws and a transform cost: a table, no goal."""
+        import torch
+
+        from mxcli.backends import open_resident
+        from mxcli.numerics.hadamard import find_hadamard
+
+        resident, rows = open_resident(DEVICE), []
+        x = torch.randn(8192, 8192, device=DEVICE).bfloat16().view(torch.uint16)
+        for name in ("mxfp8", "nvfp4"):
+            for what, options in (
+                ("nearest", {}),
+                ("stochastic", {"rounding": "stochastic"}),
+                ("hadamard-16", {"hadamard": find_hadamard(16)}),
+            ):
+                recipe = resolve(name, **options)
+                amax = 5.0 if name == "nvfp4" else None
+                one = milliseconds(lambda r=recipe, a=amax: resident.quantize(x, "BF16", r, stats=False, tensor_amax=a))
+                both = milliseconds(lambda r=recipe: resident.quantize_both(x, "BF16", r))
+                rows.append(f"{name} {what} {one:.3f} ms, both axes {both:.3f} ms")
+        return "training, speed of 8192x8192 BF16", "; ".join(rows), True
 
     def golden(self) -> Line:
         """The golden vectors and the tests of the backend, on this GPU."""

@@ -6,6 +6,7 @@ import pytest
 
 from mxcli.errors import UsageError
 from mxcli.numerics.combinations import combine
+from mxcli.numerics.hadamard import find_hadamard
 from mxcli.numerics.recipe import resolve
 
 
@@ -94,6 +95,45 @@ def test_what_means_nothing_is_refused(arguments: tuple[list[str], ...], words: 
         combine(*arguments)
     with pytest.raises(UsageError, match="gguf has no rule for mxfp8_e4m3"):
         combine(["mxfp4", "mxfp8"], dialect="gguf")
+
+
+def test_transforms_and_axes_are_named_where_they_differ() -> None:
+    found = combine(["nvfp4"], ["te"], [], ["none", "16", "64"], hadamard_seed=3)
+    assert found.names == ("nvfp4 te no-hadamard", "nvfp4 te hadamard-16", "nvfp4 te hadamard-64")
+    assert [recipe.hadamard for recipe in found.recipes] == [None, find_hadamard(16, 3), find_hadamard(64, 3)]
+    assert found.axes == (None, None, None)
+    assert found.varies
+    found = combine(["nvfp4", "mxfp4"], [], ["stochastic"], ["16"], axes=("row", "column"), seed=7)
+    assert found.names == ("nvfp4 te row", "nvfp4 te column", "mxfp4_e2m1 rceil row", "mxfp4_e2m1 rceil column")
+    assert found.axes == ("row", "column") * 2
+    assert {(recipe.seed, recipe.hadamard) for recipe in found.recipes} == {(7, find_hadamard(16))}
+    both = combine(["nvfp4"], ["te"], ["nearest-even", "stochastic"], ["none", "16"])
+    assert both.names[0] == "nvfp4 te nearest-even no-hadamard"
+    assert both.names[3] == "nvfp4 te stochastic hadamard-16"
+    assert not combine(["nvfp4", "mxfp4"]).varies
+
+
+def test_a_format_by_itself_can_be_compared_with_its_transform_or_along_its_axes() -> None:
+    """The common rules stand in only where nothing else differs."""
+    assert combine(["mxfp4"], axes=("row", "column")).names == ("mxfp4_e2m1 rceil row", "mxfp4_e2m1 rceil column")
+    assert combine(["mxfp4"], hadamards=["none", "32"]).names[1] == "mxfp4_e2m1 rceil hadamard-32"
+    assert len(combine(["mxfp4"], hadamards=["32"]).names) == 4
+    found = combine(["mxfp4"], hadamards=["16", "16", "none"])
+    assert found.notes == ("--hadamards names hadamard-16 twice; it is compared once.",)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("17", "a Hadamard transform of 17: --hadamard takes 16, 32, 64, 128."),
+        ("big", "unknown transform 'big': --hadamards takes none, 16, 32, 64, 128."),
+        ("-16", "unknown transform '-16'"),
+        ("\u0661\u0666", "unknown transform"),
+    ],
+)
+def test_transforms_that_do_not_exist(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        combine(["mxfp4"], hadamards=["none", name])
 
 
 def test_all_names_that_mean_nothing_are_told_at_once() -> None:

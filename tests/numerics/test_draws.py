@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from mxcli.errors import UsageError
-from mxcli.numerics.draws import Draw, Rows, Run, Sampling, draw, stated_sampling, unit_rows
+from mxcli.numerics.draws import Draw, Rows, Run, Sampling, check_seed, draw, stated_sampling, unit_rows
 from mxcli.numerics.formats import find_format
 from mxcli.numerics.samples import GROUPS
 
@@ -115,5 +115,10 @@ def test_what_is_asked_for() -> None:
     for wrong in ("0", "1.5", "-1", "nan", "inf", "abc", "", "1%", "0,1"):
         with pytest.raises(UsageError, match="is no share of a tensor"):
             stated_sampling(wrong, None)
-    with pytest.raises(UsageError, match="--seed 3 chooses rows of a sample, and none is asked for"):
-        stated_sampling(None, 3)
+
+
+def test_a_seed_needs_something_to_choose() -> None:
+    check_seed(None, is_drawn=False)
+    check_seed(3, is_drawn=True)
+    with pytest.raises(UsageError, match="--seed 3 chooses what is drawn at random, and nothing is"):
+        check_seed(3, is_drawn=False)

@@ -8,9 +8,7 @@ from mxcli.files.layouts.fp8 import FP8
 from mxcli.files.layouts.gguf import GGUF
 from mxcli.files.layouts.gpt_oss import GPT_OSS
 from mxcli.files.layouts.layout import (
-    COLUMN,
     QUANTIZATION_CONFIG,
-    ROW,
     Content,
     Entry,
     ForeignWeight,
@@ -19,11 +17,13 @@ from mxcli.files.layouts.layout import (
     OnDisk,
     Weight,
     quantized_from,
+    refusal,
 )
 from mxcli.files.layouts.modelopt import MODELOPT
 from mxcli.files.layouts.own import OWN
 from mxcli.files.layouts.quark import QUARK
 from mxcli.files.layouts.torchao import TORCHAO, TORCHAO_PLAIN
+from mxcli.numerics.blocks import COLUMN, ROW
 
 __all__ = [
     "COLUMN",
@@ -42,6 +42,7 @@ __all__ = [
     "find_layout",
     "layout_of_dialect",
     "quantized_from",
+    "refusal",
 ]
 
 LAYOUTS: dict[str, Layout] = {

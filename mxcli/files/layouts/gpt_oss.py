@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 
 from mxcli.files.layouts.layout import (
-    COLUMN,
     Content,
     Entry,
     Layout,
@@ -22,7 +21,7 @@ from mxcli.files.layouts.layout import (
 )
 from mxcli.files.layouts.loaders import Ignored, by_path, listed
 from mxcli.files.layouts.parts import CODES, SCALES
-from mxcli.numerics.blocks import divides
+from mxcli.numerics.blocks import COLUMN, divides
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.recipe import resolve
 

@@ -11,11 +11,10 @@ from mxcli.files.directory import SAFETENSORS
 from mxcli.files.layouts.loaders import Hazard, Ignored
 from mxcli.files.layouts.parts import Part
 from mxcli.files.tensors import Array, TensorInfo, byte_count
-from mxcli.numerics.blocks import Quantized, divides, grid_shape
+from mxcli.numerics.blocks import COLUMN, ROW, Quantized, divides, grid_shape
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.recipe import Recipe
 
-ROW, COLUMN = "row", "column"
 QUANTIZATION_CONFIG = "quantization_config"
 WEIGHT = ".weight"
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
@@ -135,17 +134,17 @@ class ForeignWeight:
 class Layout:
     """One way to store quantized weights.
 
-    `formats` names the rows it can hold, `refusal(weight)` says why it cannot hold one (None: it can), `contents`
-    what is stored of it. `settings(weights, ignored modules)` is the quantization_config, `beside` further
-    configuration files by name, `metadata(weights, names)` what the header of every file says of all the weights and
-    of the other tensors, `remarks(weights)` what a user may not expect. `weights` finds the weights again and raises
-    InputError where tensors and configuration do not fit, `foreign` finds those in codes of others; `kind` is the kind
-    of weight file it is written in. `dialects` are the names that files in this layout are
-    recognised by, and `needs_config` says that without a configuration they cannot be read. With `model_scales`
-    loaders hold binary32 scales in the dtype of the model; with `whole_stacks` they take all stacks of experts of a
-    module or none. Formats in `input_scales` may be stored with a scale of the layer's inputs, and those in
-    `needs_input_scales` must. `ignored` is what loaders are told to leave alone (None: they are told nothing),
-    `hazards` what they get wrong in silence.
+    `formats` names the rows it can hold, `refusal(weight)` says why it cannot hold one (None: it can), `contents` what
+    is stored of it. `settings(weights, ignored modules)` is the quantization_config, `beside` further configuration
+    files by name, `metadata(weights, names)` what the header of every file says of all the weights and of the other
+    tensors, `remarks(weights)` what a user may not expect. `weights` finds the weights again and raises InputError
+    where tensors and configuration do not fit, `foreign` finds those in codes of others; `kind` is the kind of weight
+    file it is written in. `dialects` are the names that files in this layout are recognised by, and `needs_config` says
+    that without a configuration they cannot be read. With `model_scales` loaders hold binary32 scales in the dtype of
+    the model; with `rotations` a Hadamard transform of the weights is stored too, so that it can be undone; with
+    `whole_stacks` loaders take all stacks of experts of a module or none. Formats in `input_scales` may be stored with
+    a scale of the layer's inputs, and those in `needs_input_scales` must. `ignored` is what loaders are told to leave
+    alone (None: they are told nothing), `hazards` what they get wrong in silence.
     """
 
     name: str
@@ -166,6 +165,7 @@ class Layout:
     ignored: Callable[[OnDisk], Ignored | None] = lambda disk: None
     hazards: Callable[[OnDisk, Sequence[Weight]], list[Hazard]] = lambda disk, weights: []
     model_scales: bool = False
+    rotations: bool = False
     needs_config: bool = False
     whole_stacks: bool = False
     input_scales: tuple[str, ...] = ()
@@ -191,6 +191,15 @@ def matrix_refusal(weight: Weight) -> str | None:
     if not divides(weight.format, weight.shape):
         return f"it stores no padding, and {weight.shape[-1]} is not a multiple of {weight.format.block[1]}"
     return None
+
+
+def refusal(layout: Layout, weight: Weight) -> str | None:
+    """Why a layout cannot hold a weight; None: it can."""
+    if weight.recipe.hadamard is not None and not layout.rotations:
+        return (
+            f"its loaders know of no {weight.recipe.hadamard.name} transform, and would take the codes for the weights"
+        )
+    return layout.refusal(weight)
 
 
 def module_of(weight: Weight) -> str:

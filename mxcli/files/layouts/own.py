@@ -11,8 +11,9 @@ A plain tensor `x` becomes
   [], the decode scale, as ModelOpt). Which of them scales back, and how, is the named rule's order of operations.
 
 The quantization_config holds what is true of most weights, and `tensors` what is different of one: its rules, the
-dtype of the plain tensor, `axis` (codes are of the tensor with its last two dimensions exchanged) and `columns`
-(its last dimension, where whole bytes do not tell it).
+dtype of the plain tensor, `axis` (codes are of the tensor with its last two dimensions exchanged), `columns`
+(its last dimension, where whole bytes do not tell it) and `hadamard_signs` (a sign for each element of a group: codes
+are of the tensor after a random Hadamard transform of such groups along that dimension).
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from collections.abc import Mapping, Sequence
 
 from mxcli.errors import InputError, UsageError, printable
 from mxcli.files.layouts.layout import (
-    COLUMN,
-    ROW,
     Content,
     Entry,
     Layout,
@@ -36,9 +35,10 @@ from mxcli.files.layouts.layout import (
 from mxcli.files.layouts.loaders import Ignored, exactly, listed
 from mxcli.files.layouts.parts import CODES, DECODE, ENCODE, SCALES
 from mxcli.files.tensors import DTYPES, TensorInfo
-from mxcli.numerics.blocks import packed_columns
+from mxcli.numerics.blocks import COLUMN, ROW, packed_columns
 from mxcli.numerics.floats import FloatFormat
 from mxcli.numerics.formats import FORMATS, BlockFormat
+from mxcli.numerics.hadamard import hadamard_of, signs_text
 from mxcli.numerics.recipe import resolve
 
 METHOD, VERSION = "mxcli", 1
@@ -73,6 +73,8 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
     # The commonest combination: settings that are common one by one need not go together.
     combinations = Counter(tuple(str(own[key]) for key in _SETTINGS) for own in each.values())
     usual = dict(zip(_SETTINGS, combinations.most_common(1)[0][0], strict=True))
+    if len(signs := {own.get("hadamard_signs", "") for own in each.values()}) == 1 and "" not in signs:
+        usual["hadamard_signs"] = str(signs.pop())
     exceptions = {name: {key: own[key] for key in own if own[key] != usual.get(key)} for name, own in each.items()}
     return {
         "quant_method": METHOD,
@@ -95,6 +97,8 @@ def _of(weight: Weight) -> dict[str, object]:
     }
     if weight.axis == COLUMN:
         own["axis"] = COLUMN
+    if recipe.hadamard is not None:
+        own["hadamard_signs"] = signs_text(recipe.hadamard)
     columns = weight.shape[-1]
     if _columns(weight.format, packed_columns(weight.format, columns)) != columns:
         own["columns"] = columns
@@ -139,6 +143,7 @@ def _weight(name: str, settings: Mapping[str, object], tensors: Mapping[str, Ten
         rounding=_text(settings, "rounding"),
         dialect=_text(settings, "dialect"),
         nonfinite=_text(settings, "nonfinite") or "saturate",
+        hadamard=hadamard_of(_text(settings, "hadamard_signs")),
     )
     codes = tensors.get(_codes_name(name, recipe.format))
     if codes is None or codes.dtype != _codes_dtype(recipe.format.element) or not codes.shape:
@@ -172,6 +177,7 @@ OWN = Layout(
     settings=_settings,
     weights=_weights,
     dialects=(METHOD,),
+    rotations=True,
     needs_config=True,
     ignored=_ignored,
 )

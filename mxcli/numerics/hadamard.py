@@ -1,0 +1,99 @@
+"""Random Hadamard transforms as rows: a size and the signs that make it random.
+
+A group x of `size` neighbours along the blocks' axis becomes y = x diag(d) H / sqrt(size), H being Sylvester's matrix
+(H_1 = [1], H_2n = [[H, H], [H, -H]]) and d the signs: orthogonal, and undone by y H diag(d) / sqrt(size). Outliers of a
+group are spread over all of it. Applied to both operands of a product along the dimension that it sums over, it leaves
+the product as it is (Pretraining Large Language Models with NVFP4, section 4.2 and appendix C).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from mxcli.errors import UsageError, printable
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A kind of transform that tensors may go through before they are quantized."""
+
+    name: str
+    meaning: str
+    formula: str
+    source: str
+    aliases: tuple[str, ...] = ()
+
+
+SIZES = (16, 32, 64, 128)
+TE_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""The fixed signs of Transformer Engine 2.20, whose transforms are of 16 elements."""
+TRANSFORMS: dict[str, Transform] = {
+    row.name: row
+    for row in (
+        Transform(
+            "hadamard",
+            "a random Hadamard transform of groups of 16, 32, 64 or 128 neighbours along the blocks: it spreads a "
+            "large value over its group, so that fewer small ones beside it underflow. Orthogonal: dequantizing undoes "
+            "it, "
+            "and with the same signs on both operands of a product it cancels. --hadamard-seed chooses the signs; "
+            "without it groups of 16 have Transformer Engine's",
+            "y = x diag(d) H / sqrt(n), H Sylvester's matrix, d the signs",
+            "Pretraining Large Language Models with NVFP4, section 4.2 and appendix C; Transformer Engine 2.20",
+            ("rht", *(f"hadamard-{size}" for size in SIZES)),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hadamard:
+    """A transform of groups of `size` elements with a sign (1 or -1) each; `seed` None: not drawn by one."""
+
+    size: int
+    signs: tuple[int, ...]
+    seed: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As tables show it."""
+        return f"hadamard-{self.size}"
+
+
+def stated_hadamard(size: int | None, seed: int | None) -> Hadamard | None:
+    """The transform asked for; None: none is. Raises UsageError for one that there is not, and for a seed alone."""
+    if size is not None:
+        return find_hadamard(size, seed)
+    if seed is not None:
+        raise UsageError(
+            f"--hadamard-seed {seed} chooses the signs of a transform, and none is asked for: add --hadamard."
+        )
+    return None
+
+
+def signs_text(hadamard: Hadamard) -> str:
+    """The signs as text, + or - for each element of a group."""
+    return "".join("+" if sign > 0 else "-" for sign in hadamard.signs)
+
+
+def hadamard_of(signs: str | None) -> Hadamard | None:
+    """The transform whose signs are written so; None: none is. Raises UsageError for what are no signs of one."""
+    if signs is None:
+        return None
+    if len(signs) not in SIZES or set(signs) - {"+", "-"}:
+        raise UsageError(f"'{printable(signs)}' are no signs of a Hadamard transform of {', '.join(map(str, SIZES))}")
+    return Hadamard(len(signs), tuple(1 if sign == "+" else -1 for sign in signs))
+
+
+def find_hadamard(size: int, seed: int | None = None) -> Hadamard:
+    """The transform of that size. Signs follow from the seed; without one they are Transformer Engine's for 16
+    elements, and those of seed 0 for other sizes. Raises UsageError for another size or a negative seed."""
+    if size not in SIZES:
+        raise UsageError(f"a Hadamard transform of {size}: --hadamard takes {', '.join(map(str, SIZES))}.")
+    if seed is None and size == len(TE_SIGNS):
+        return Hadamard(size, TE_SIGNS)
+    chosen = seed or 0
+    if chosen < 0:
+        raise UsageError(f"--hadamard-seed {chosen} is negative: a seed is a whole number from 0 on.")
+    bits = int.from_bytes(hashlib.sha256(f"hadamard {chosen}".encode()).digest(), "little")
+    return Hadamard(size, tuple(-1 if bits >> place & 1 else 1 for place in range(size)), chosen)

@@ -1,0 +1,114 @@
+"""Random Hadamard transforms on the CPU: orthogonal, undone by dequantizing, the same wherever a group lies.
+
+tests/backends/test_golden.py has the vectors of an independent implementation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_oracle import kernel, recipe_of, stats_of
+from kernel_samples import normal
+from oracle import hadamard_matrix
+
+from mxcli.backends import cpu
+from mxcli.errors import RefusedError
+from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.hadamard import SIZES, Hadamard, find_hadamard
+
+FINE = "e4m3:e8m0:1x8"
+
+
+def matrix(hadamard: Hadamard) -> np.ndarray:
+    """diag(d) H / sqrt(size), by Sylvester's construction in binary64."""
+    h = np.ones((1, 1))
+    while len(h) < hadamard.size:
+        h = np.block([[h, h], [h, -h]])
+    return np.array(hadamard.signs)[:, None] * h / np.sqrt(hadamard.size)
+
+
+def test_sylvesters_matrix_is_the_oracles() -> None:
+    np.testing.assert_array_equal(matrix(find_hadamard(16)), hadamard_matrix(find_hadamard(16).signs))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_transform_is_the_matrix(size: int) -> None:
+    """A row of the identity becomes a row of the matrix: each column of it from one amax."""
+    hadamard = find_hadamard(size, 3)
+    wanted = matrix(hadamard)
+    q = kernel(
+        np.eye(size, dtype=np.float32) * np.float32(np.sqrt(size)), recipe_of("int8:fp32:tensor", hadamard=hadamard)
+    )
+    signs = np.where(cpu.unpack(q) > 127, -1.0, 1.0)
+    np.testing.assert_array_equal(signs, np.sign(wanted))
+    assert stats_of(q).amax == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_orthogonal_and_undone(size: int) -> None:
+    """Energy stays, up to binary32 rounding; values come back as far off as the codes are from the transformed ones."""
+    x = normal(40, 512)
+    q = kernel(x, recipe_of(FINE, hadamard=find_hadamard(size, 1)))
+    energy = float((x.astype(np.float64) ** 2).sum())
+    assert stats_of(q).signal == pytest.approx(energy, rel=1e-6)
+    error = float(((cpu.dequantize(q, "F64") - x) ** 2).sum())
+    assert error == pytest.approx(stats_of(q).noise, rel=1e-5)
+    assert error < energy * 1e-3
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_exact_sums_come_back_exactly(size: int) -> None:
+    """One value in each group: it is spread evenly, and E8M0 scales with E4M3 codes hold powers of two exactly."""
+    x = np.zeros((8, 4 * size), np.float32)
+    x[:, ::size] = np.float32(2.0) ** np.arange(4) * np.float32(np.sqrt(size) if size in (16, 64) else 1)
+    back = cpu.dequantize(kernel(x, recipe_of("mxfp8", hadamard=find_hadamard(size))))
+    if size in (16, 64):  # powers of two all the way
+        np.testing.assert_array_equal(back, x)
+    else:
+        np.testing.assert_allclose(back, x, rtol=0.07, atol=0.07 * x.max() / np.sqrt(size))
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "e4m3:e8m0:1x24", "e2m1:e8m0:1x12"])
+def test_groups_are_transformed_wherever_loops_cut_the_rows(name: str) -> None:
+    """The transformed values, quantized plainly, have the same codes: spans that begin within a group are the same."""
+    hadamard = find_hadamard(64, 2)
+    x = np.rint(normal(5, 1344) * 8).astype(np.float32)  # sums of whole numbers are exact
+    groups = x.reshape(-1, 64).astype(np.float64) @ (matrix(hadamard) * 8)
+    y = (groups / 8).astype(np.float32).reshape(x.shape)
+    ours, plain = kernel(x, recipe_of(name, hadamard=hadamard)), kernel(y, recipe_of(name))
+    assert ours.packed.tobytes() == plain.packed.tobytes()
+    assert ours.scales.tobytes() == plain.scales.tobytes()
+    assert ours.tensor_scale == plain.tensor_scale
+    for threads in (2, 5):
+        assert kernel(x, ours.recipe, threads=threads).packed.tobytes() == ours.packed.tobytes()
+
+
+def test_the_transform_cancels_in_a_product() -> None:
+    """(X R)(W R)^T = X W^T: with the same signs on both operands nothing but rounding is left."""
+    x, w = normal(24, 256), normal(16, 256, seed=5)
+    hadamard = find_hadamard(128, 7)
+    r = np.kron(np.eye(2), matrix(hadamard))
+    np.testing.assert_allclose((x @ r) @ (w @ r).T, x.astype(np.float64) @ w.T, atol=1e-6 * 256)
+
+
+def test_an_outlier_is_spread() -> None:
+    """One of 16 elements ten times the others: NVFP4 makes a third of the others zero, and with the transform few.
+
+    Their squared error is no smaller for that: the outlier's, which had a code of its own, is spread over them too.
+    """
+    x = normal(2000, 16)
+    x[:, 3] = 10.0
+    plain, spread = (
+        cpu.dequantize(kernel(x, recipe_of("nvfp4", hadamard=hadamard)), "F64")
+        for hadamard in (None, find_hadamard(16))
+    )
+    others = np.arange(16) != 3
+    assert (plain[:, others] == 0).mean() > 0.3
+    assert (spread[:, others] == 0).mean() < 0.03
+    assert ((spread - x) ** 2).sum() > ((plain - x) ** 2).sum()
+
+
+def test_lengths_that_groups_do_not_divide_are_refused() -> None:
+    for size, length in ((16, 40), (128, 64)):
+        with pytest.raises(RefusedError, match=rf"a length of {length} does not divide into groups of {size}"):
+            kernel(normal(3, length), recipe_of("mxfp8", hadamard=find_hadamard(size)))
