@@ -1,30 +1,65 @@
-"""What a capture file says about its tensors: which layer they were recorded at and as what."""
+"""What a capture file says about its tensors: which layer they were recorded at, as what, when and where.
+
+The form: a safetensors file whose metadata has the key `mxcli.capture`, a JSON object with `version` 1 and `tensors`,
+from names to records. A record has a `role` (activation: a layer's input; gradient: that of the loss with respect to
+the layer's output; weight) and may have `layer` (the module; else the name up to its last dot), `step` and `rank`
+(whole numbers from 0), `axis` ("row": a row of the tensor is a token), `tokens` (rows kept) and `tokens_seen` (rows
+there were). Other keys, there and beside `tensors`, are the writer's own. An activation or gradient is [tokens,
+features], with any dimensions before the last; a weight is [out, in].
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from mxcli.errors import InputError, printable, together
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
-from mxcli.files.tensors import TensorInfo
+from mxcli.files.tensors import DTYPES, TensorInfo
 
 CAPTURE_KEY = "mxcli.capture"
 CAPTURE_VERSION = 1
 CAPTURED_ROLES = (ACTIVATION, GRADIENT, WEIGHT)
+OF_TOKENS = (ACTIVATION, GRADIENT)
+AXES = ("row",)
 
 Capture = Mapping[str, object]
 
 
-def captured(path: Path, metadata: Mapping[str, str], names: Collection[str]) -> dict[str, Capture]:
-    """Record (`role`, `layer`, `axis`, …) of each captured tensor of a file; empty when it is not a capture.
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that a record may have, and what its value has to be, in a check and in words."""
 
-    Raises InputError when the entry is not JSON of the known version, or names tensors or roles that do not
-    exist.
+    name: str
+    needs: str
+    holds: Callable[[object], bool]
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+KEYS = (
+    Key("layer", "the name of a module", lambda value: isinstance(value, str) and bool(value.strip())),
+    Key("step", "a whole number from 0", _is_count),
+    Key("rank", "a whole number from 0", _is_count),
+    Key("axis", f"one of {', '.join(AXES)}", lambda value: value in AXES),
+    Key("tokens", "a whole number from 0", _is_count),
+    Key("tokens_seen", "a whole number from 0", _is_count),
+)
+
+
+def captured(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> dict[str, Capture] | None:
+    """Record of each captured tensor of a file, with its layer named; None when the file is no capture.
+
+    Raises InputError naming every fault: an entry that is not JSON of the known version, tensors that the file does
+    not hold, unknown roles and axes, keys of another type, counts of tokens that are not those of the tensor, and
+    tensors that hold no floats or no rows.
     """
     if CAPTURE_KEY not in metadata:
-        return {}
+        return None
     where = f"{printable(path)}: {CAPTURE_KEY}"
     try:
         parsed = json.loads(metadata[CAPTURE_KEY])
@@ -36,27 +71,53 @@ def captured(path: Path, metadata: Mapping[str, str], names: Collection[str]) ->
     records = parsed.get("tensors")
     if not isinstance(records, dict):
         raise InputError(f"{where} needs a 'tensors' object.")
-    problems = []
-    for name, record in records.items():
-        role = record.get("role") if isinstance(record, dict) else None
-        if name not in names:
-            problems.append(f"{where} describes '{printable(name)}', which the file does not hold.")
-        if role not in CAPTURED_ROLES:
-            known = ", ".join(CAPTURED_ROLES)
-            problems.append(f"{where}: role {printable(role)} of '{printable(name)}' is unknown; known are {known}.")
+    problems = [
+        f"{where}: {fault}." for name, record in records.items() for fault in _faults(name, record, tensors.get(name))
+    ]
     if problems:
         raise together(InputError, where, problems)
-    return records
+    return {name: {"layer": module_of(name), **record} for name, record in records.items()}
 
 
-def captured_by_layer(
-    tensors: Mapping[str, TensorInfo], records: Mapping[str, Capture], role: str
-) -> dict[str, list[TensorInfo]]:
-    """The tensors of a role by the layer they were captured at: as their records say, else by the name LAYER.ROLE."""
-    found: dict[str, list[TensorInfo]] = {}
-    for name, info in tensors.items():
-        record = records.get(name)
-        if info.role == role or (record is None and name.endswith(f".{role}")):
-            layer = str((record or {}).get("layer", name.removesuffix(f".{role}")))
-            found.setdefault(layer, []).append(info)
-    return found
+def module_of(name: str) -> str:
+    """The module that the name of one of its tensors begins with: all up to the last dot, or the whole name."""
+    return name.rpartition(".")[0] or name
+
+
+def rows_of(info: TensorInfo) -> int:
+    """Tokens in a tensor: the last dimension holds the features of one, whatever dimensions there are before it."""
+    return info.elements // info.shape[-1] if info.shape and info.shape[-1] else 0
+
+
+def shape_fault(info: TensorInfo) -> str | None:
+    """Why a tensor cannot be a captured one, after its name, or None: it takes floats, and rows of them."""
+    if not DTYPES[info.dtype].is_float:
+        return f"holds {info.dtype}, and captured tensors hold floats"
+    if len(info.shape) < 2:
+        return f"has shape {list(info.shape)}, and captured tensors are [tokens, features] or [out, in]"
+    return None
+
+
+def _faults(name: str, record: object, info: TensorInfo | None) -> Iterator[str]:
+    """What is wrong with a record, as sentences without their end."""
+    shown = f"'{printable(name)}'"
+    if info is None:
+        yield f"describes {shown}, which the file does not hold"
+    role = record.get("role") if isinstance(record, dict) else None
+    if role not in CAPTURED_ROLES:
+        yield f"role {printable(role)} of {shown} is unknown; known are {', '.join(CAPTURED_ROLES)}"
+    if not isinstance(record, dict):
+        return
+    wrong = {key.name: key.needs for key in KEYS if key.name in record and not key.holds(record[key.name])}
+    yield from (f"{key} {printable(record[key])} of {shown} must be {needs}" for key, needs in wrong.items())
+    if info is None or role not in CAPTURED_ROLES:
+        return
+    fault = shape_fault(info)
+    if fault:
+        yield f"{shown} {fault}"
+    elif role in OF_TOKENS and not wrong:
+        rows = rows_of(info)
+        if "tokens" in record and record["tokens"] != rows:
+            yield f"tokens {record['tokens']:,} of {shown} are not the {rows:,} rows of {list(info.shape)}"
+        if record.get("tokens_seen", rows) < rows:
+            yield f"tokens_seen {record['tokens_seen']:,} of {shown} are fewer than its {rows:,} rows"

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mxcli.errors import InputError, printable, together
-from mxcli.files.captures import Capture, captured
+from mxcli.files.capture_source import Captures, as_captures
+from mxcli.files.captures import Capture
 from mxcli.files.dialect import detect_dialect
-from mxcli.files.directory import GGUF, NUMPY, PYTORCH, SAFETENSORS
+from mxcli.files.directory import GGUF, NUMPY, PYTORCH, SAFETENSORS, listing, without_weights
 from mxcli.files.gguf_file import read_gguf
 from mxcli.files.index import ShardIndex, absent_tensors, index_notes
 from mxcli.files.model_files import Configs, read_config, read_producer_config, side_files
 from mxcli.files.numpy_file import read_npy, read_npz
 from mxcli.files.pytorch_file import read_pytorch
 from mxcli.files.reading import read_in_place
-from mxcli.files.remarks import remarks
+from mxcli.files.remarks import file_notes, remarks
 from mxcli.files.roles import MTP, WEIGHT, mtp_prefixes
 from mxcli.files.safetensors_file import read_safetensors
 from mxcli.files.source import Source, locate
@@ -83,13 +84,15 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     for path in located.files:
         with _collecting(problems):
             contents[path] = READERS[located.kind](path)
+    found = Captures(contents, {}, is_capture=False)
+    with _collecting(problems):
+        found = as_captures(located.root, contents, is_foreign=located.may_be_dump)
+    if located.is_dump and not found.is_capture and not problems:
+        problems.append(without_weights(located.root, listing(located.root)))
     tensors: dict[str, TensorInfo] = {}
     if not problems:
-        tensors = _one_each(located.index, contents, notes, problems)
-    captures: dict[str, Capture] = {}
-    for path, part in contents.items():
-        with _collecting(problems):
-            captures |= captured(path, part.metadata, {info.name for info in part.tensors})
+        tensors = _one_each(located.index, found.contents, notes, problems)
+    notes += found.notes
     configs = Configs()
     # The configuration beside a file opened by itself may be anyone's, so it cannot make the file unreadable.
     with _collecting(problems if located.is_model else notes):
@@ -102,7 +105,13 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         raise together(InputError, printable(source), problems)
     dialect, dialect_notes = detect_dialect(tensors, configs.model, configs.producer)
     return _described(
-        located, contents, with_roles(tensors, captures), captures, configs, dialect, notes + dialect_notes
+        located,
+        found.contents,
+        with_roles(tensors, found.records),
+        found.records,
+        configs,
+        dialect,
+        notes + dialect_notes,
     )
 
 
@@ -116,7 +125,7 @@ def _described(
     notes: list[str],
 ) -> Checkpoint:
     """The record of a source without problems, with its ties, side files and all remaining notes."""
-    notes += [note for part in contents.values() for note in part.notes]
+    notes += file_notes(contents)
     tied = {alias: stored for part in contents.values() for alias, stored in part.tied.items()}
     beside: tuple[Path, ...] = ()
     if located.is_model:

@@ -29,6 +29,8 @@ ASIDE = (
     (r"adapter_model\.(safetensors|bin)$", "a LoRA adapter"),
     (r"(training_args|optimizer|scheduler|rng_state).*\.(bin|pt|pth)$", "training state"),
 )
+# Folders that captures of single steps and ranks lie in.
+DUMP_FOLDER = re.compile(r"tensor_dumps|(rank|step|iter|iteration)[-_]?\d+")
 SHARD_NAME = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.[a-z]+)")
 MAX_SHARDS = 100_000
 
@@ -84,8 +86,26 @@ def model_names(kind: str, names: list[str], notes: list[str]) -> list[str]:
         return found
     notes += [f"{printable(name)} is {why}; not read." for name, why in reasons.items()]
     if len(kept) > 1:
-        notes.append(f"{counted(kept)} read as one model; there is no index.")
+        notes.append(f"{counted(kept)} read together; there is no index.")
     return kept
+
+
+def dump_files(root: Path) -> tuple[str, tuple[Path, ...]]:
+    """The weight files in a directory's folders of steps and ranks, by the numbers in their names, and their kind: the
+    first of KINDS that there are any of."""
+    found: dict[str, list[Path]] = {kind: [] for kind in KINDS.values()}
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if DUMP_FOLDER.fullmatch(name)]
+        for name in names:
+            if Path(folder) != root and not name.startswith(".") and Path(name).suffix in KINDS:
+                found[KINDS[Path(name).suffix]].append(Path(folder, name))
+    kind = next((kind for kind, files in found.items() if files), PYTORCH)
+    return kind, tuple(sorted(found[kind], key=by_numbers))
+
+
+def by_numbers(path: Path) -> list[tuple[int, str]]:
+    """A key that sorts paths by the numbers in them: `step_2` before `step_10`."""
+    return [(int(digits or -1), text) for digits, text in re.findall(r"(\d{1,300})|(\D+)", str(path))]
 
 
 def refuse_gaps(root: Path, names: list[str]) -> None:

@@ -12,7 +12,7 @@ from mxcli.errors import EnvironmentFailure, InputError, printable, together
 from mxcli.files.plain import HEAD_BYTES, foreign_content, read_head
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, TensorInfo, byte_count
-from mxcli.files.unpickled import flatten, load_weights
+from mxcli.files.unpickled import PassedOver, flatten, load_weights
 from mxcli.files.zipped import member_start
 
 NAMES = {
@@ -39,6 +39,9 @@ NAMES = {
 }
 
 
+OBJECTS = "objects that only the program that wrote them can load"
+
+
 def read_pytorch(path: Path) -> FileContents:
     """Tensors of one file in pickle order; those of the zip format lie in place, others stay in memory.
 
@@ -51,7 +54,7 @@ def read_pytorch(path: Path) -> FileContents:
     if foreign and not head.startswith((b"PK", b"\x80")):
         raise InputError(foreign)
     records = _records(path) if head.startswith(b"PK") else {}
-    leaves, others, problems = _tensors_of(load_weights(path, mapped=bool(records)), path)
+    leaves, others, passed_over, problems = _tensors_of(load_weights(path, mapped=bool(records)), path)
     described: dict[str, tuple[str, tuple[int, ...], int]] = {}
     for name, tensor in leaves.items():
         try:
@@ -62,7 +65,7 @@ def read_pytorch(path: Path) -> FileContents:
     if problems:
         raise together(InputError, shown, problems)
     if not leaves:
-        raise InputError(f"{shown}: holds no tensors, only {others:,} other values.")
+        raise InputError(_without_tensors(shown, others, passed_over))
     base = _mapped_at(leaves.values(), records)
     tensors, kept = [], {}
     for name, (dtype, shape, nbytes) in described.items():
@@ -72,13 +75,16 @@ def read_pytorch(path: Path) -> FileContents:
         else:
             kept[name] = tensor
         tensors.append(TensorInfo(name, dtype, shape, role_of(name, shape, dtype), path, offset, nbytes))
-    note = f"{shown}: {others:,} values that are not tensors (steps, options, names) are not read."
-    notes = (note,) if others else ()
+    notes = []
+    if others:
+        notes.append(f"{shown}: {others:,} values that are not tensors (steps, options, names) are not read.")
+    if passed_over:
+        notes.append(f"{shown}: {OBJECTS} are not read: {passed_over:,}.")
 
     def decode(info: TensorInfo) -> Array:
         return _as_array(kept[info.name], info)
 
-    return FileContents(tuple(tensors), notes=notes, tied=_shared(leaves), decode=decode)
+    return FileContents(tuple(tensors), notes=tuple(notes), tied=_shared(leaves), decode=decode)
 
 
 def _records(path: Path) -> dict[int, int]:
@@ -105,27 +111,36 @@ def _records(path: Path) -> dict[int, int]:
         raise InputError(f"{printable(path)}: truncated or damaged zip archive: {printable(error)}.") from error
 
 
-def _tensors_of(loaded: Any, path: Path) -> tuple[dict[str, Any], int, list[str]]:
-    """Tensors by flattened name, how many leaves are none, and a problem per name that occurs twice."""
+def _without_tensors(shown: str, others: int, passed_over: int) -> str:
+    if passed_over:
+        return f"{shown}: holds no tensors, only {OBJECTS}: {passed_over:,}. Dump tensors before quantization too."
+    return f"{shown}: holds no tensors, only {others:,} other values."
+
+
+def _tensors_of(loaded: Any, path: Path) -> tuple[dict[str, Any], int, int, list[str]]:
+    """Tensors by flattened name, how many leaves are none, how many were passed over, and a problem per name that
+    occurs twice."""
     leaves: dict[str, Any] = {}
     problems = []
-    others = 0
+    others = passed_over = 0
     for name, leaf in flatten(loaded, path):
-        if not hasattr(leaf, "untyped_storage"):
+        if isinstance(leaf, PassedOver):
+            passed_over += 1
+        elif not hasattr(leaf, "untyped_storage"):
             others += 1
         elif name in leaves:
             problems.append(f"{printable(path)}: two tensors flatten to the name '{printable(name)}'.")
         else:
             leaves[name] = leaf.detach()
-    return leaves, others, problems
+    return leaves, others, passed_over, problems
 
 
 def _described(tensor: Any) -> tuple[str, tuple[int, ...]]:
     """Safetensors dtype and logical shape; raises ValueError for tensors that are not plain dense numbers."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     layout = str(tensor.layout).removeprefix("torch.")
-    if layout != "strided" or tensor.is_quantized or tensor.is_meta:
-        kind = "without data" if tensor.is_meta else f"{layout} {dtype}"
+    if layout != "strided" or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        kind = "without data" if tensor.is_meta else f"{'nested' if tensor.is_nested else layout} {dtype}"
         raise ValueError(f"{kind} tensors cannot be read; save it as a dense float tensor")
     if dtype not in NAMES:
         raise ValueError(f"dtype {dtype} has no safetensors counterpart; convert it to float32")
@@ -175,8 +190,8 @@ def _as_array(tensor: Any, info: TensorInfo) -> Array:
         array: Array = plain.numpy()
     except (RuntimeError, MemoryError) as error:
         raise EnvironmentFailure(
-            f"{printable(info.file)}: tensor '{printable(info.name)}' needs {info.nbytes:,} bytes of memory: "
-            f"{printable(error)}."
+            f"{printable(info.file)}: tensor '{printable(info.name)}', stored with strides {list(tensor.stride())}, "
+            f"needs {info.nbytes:,} bytes of memory: {printable(error)}."
         ) from error
     array.flags.writeable = False
     return array

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mxcli.errors import printable
 from mxcli.files.orientation import stores_conv1d
-from mxcli.files.tensors import DTYPES, TensorInfo
+from mxcli.files.tensors import DTYPES, FileContents, TensorInfo
 
 
 def remarks(
@@ -45,6 +45,18 @@ def remarks(
     if stores_conv1d(tensors) and not _is_gpt2(config):
         notes.append("Fused attention weights are stored [in, out] as in GPT-2: their reduction runs over dimension 0.")
     return notes
+
+
+def file_notes(contents: Mapping[Path, FileContents]) -> list[str]:
+    """The notes of files; what is to be said of several is said once."""
+    notes: dict[str, list[tuple[Path, str]]] = {}
+    for path, part in contents.items():
+        for note in part.notes:
+            notes.setdefault(note.removeprefix(f"{printable(path)}: "), []).append((path, note))
+    return [
+        alike[0][1] if len(alike) == 1 else f"{_counted([path.name for path, _ in alike], 'file')}, each: {said}"
+        for said, alike in notes.items()
+    ]
 
 
 def _aligned(info: TensorInfo) -> bool:

@@ -96,7 +96,7 @@ def select(
             decided[last] += 1
         choices[name] = _choice(info, None if last is None else rules[last], restricts, default_roles)
     problems = [
-        f"{rule}: matches no tensor.{_suggestion(rule.selector, tensors)}"
+        f"{rule}: matches no tensor.{suggestion(rule.selector, tensors)}"
         for rule, count in zip(rules, matched, strict=True)
         if not count
     ]
@@ -109,7 +109,7 @@ def _compiled(rules: Sequence[Rule]) -> list[Matcher]:
     matchers, problems = [], []
     for rule in rules:
         try:
-            matchers.append(_matcher(rule.selector))
+            matchers.append(matcher(rule.selector))
         except ValueError as error:
             problems.append(f"{rule}: {error}")
     if problems:
@@ -117,7 +117,7 @@ def _compiled(rules: Sequence[Rule]) -> list[Matcher]:
     return matchers
 
 
-def _matcher(selector: str) -> Matcher:
+def matcher(selector: str) -> Matcher:
     """The test of one selector; raises ValueError saying what is wrong with it."""
     if selector.startswith(ROLE_MARK):
         role = selector.removeprefix(ROLE_MARK)
@@ -139,7 +139,8 @@ def _matcher(selector: str) -> Matcher:
     return lambda info: pattern.match(info.name) is not None
 
 
-def _suggestion(selector: str, tensors: Mapping[str, TensorInfo]) -> str:
+def suggestion(selector: str, tensors: Mapping[str, TensorInfo]) -> str:
+    """What to say, after a space, of a selector that matches none of the tensors."""
     if selector.startswith(ROLE_MARK):
         return suggest_role(tensors)
     if selector.startswith(REGEX_MARK):

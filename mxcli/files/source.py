@@ -19,6 +19,7 @@ from mxcli.files.directory import (
     SHARD_NAME,
     choose_index,
     counted,
+    dump_files,
     listing,
     model_names,
     of_kind,
@@ -36,7 +37,8 @@ class Source:
     """Files of one kind in name order, the index that names them, and notes on what was left aside.
 
     `is_model` is true when the files are the model of the directory `root`, so that its side files belong to
-    them; false for a file opened by itself.
+    them; false for a file opened by itself. `is_dump` is true when they lie in folders of steps and ranks below `root`,
+    which only captures do.
     """
 
     root: Path
@@ -45,6 +47,14 @@ class Source:
     index: ShardIndex | None = None
     is_model: bool = False
     notes: tuple[str, ...] = ()
+    is_dump: bool = False
+
+    @property
+    def may_be_dump(self) -> bool:
+        """Whether the names in the files may tell that they are captures of another program: an index and numbered
+        shards are a model's."""
+        numbered = any(SHARD_NAME.fullmatch(path.name) for path in self.files)
+        return self.kind != GGUF and self.index is None and not numbered
 
 
 def locate(source: str | Path) -> Source:
@@ -84,6 +94,9 @@ def _in_directory(root: Path, kinds: Sequence[str] = (SAFETENSORS, PYTORCH, GGUF
             refuse_gaps(root, chosen)
             notes += _unfinished(names)
             return Source(root, kind, tuple(root / name for name in chosen), None, True, tuple(notes))
+    kind, dumped = dump_files(root)
+    if dumped:
+        return Source(root, kind, dumped, is_dump=True)
     raise InputError(without_weights(root, names))
 
 

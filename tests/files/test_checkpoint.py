@@ -208,7 +208,7 @@ def test_files_without_index(model: Writer) -> None:
     root = model({"a.safetensors": {"x": zeros("F32", 2, 2)}, "b.safetensors": {"y": zeros("F32", 2, 2)}})
     checkpoint = open_checkpoint(root)
     assert list(checkpoint.tensors) == ["x", "y"]
-    assert checkpoint.notes == ("2 files (a.safetensors, b.safetensors) are read as one model; there is no index.",)
+    assert checkpoint.notes == ("2 files (a.safetensors, b.safetensors) are read together; there is no index.",)
     model({"b.safetensors": {"x": zeros("F32", 2, 2)}})
     with pytest.raises(InputError, match=r"tensor 'x' is in a\.safetensors and b\.safetensors; keep one of them"):
         open_checkpoint(root)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mxcli.errors import InputError
+from mxcli.errors import EnvironmentFailure, InputError
 from mxcli.files.checkpoint import open_checkpoint, read
 from mxcli.files.tensors import IN_MEMORY
 
@@ -104,6 +104,41 @@ def test_narrow_dtypes(tmp_path: Path) -> None:
         "f4": ("F4", (1, 4), [[0x21, 0x43]]),
         "strided": ("F8_E5M2", (2,), [0x3C, 0x42]),
     }
+
+
+def _views() -> dict[str, tuple[object, list[object]]]:
+    """Views of one storage by name, with what they hold."""
+    square = torch.arange(6.0).reshape(2, 3)
+    return {
+        "transposed": (square.t(), [[0, 3], [1, 4], [2, 5]]),
+        "sliced": (square[:, ::2], [[0, 2], [3, 5]]),
+        "expanded": (square[1:, :1].expand(2, 2), [[3, 3], [3, 3]]),
+        "overlapping": (square.as_strided((2, 2), (1, 1)), [[0, 1], [1, 2]]),
+        "negative bit": (torch._neg_view(square), [[0, -1, -2], [-3, -4, -5]]),
+        "imaginary": (torch.complex(square, square).conj().imag, [[0, -1, -2], [-3, -4, -5]]),
+        "negative bit of a slice": (torch._neg_view(square[1:, 1:]), [[-4, -5]]),
+        "narrow": (square.bfloat16().t()[1:], [[0x3F80, 0x4080], [0x4000, 0x40A0]]),
+    }
+
+
+@pytest.mark.parametrize("options", [{}, LEGACY], ids=["zip", "legacy"])
+@pytest.mark.parametrize("name", _views())
+def test_strided_tensors_are_read_as_they_look(tmp_path: Path, name: str, options: dict[str, bool]) -> None:
+    tensor, values = _views()[name]
+    torch.save({"x": tensor}, tmp_path / "a.pt", **options)
+    checkpoint = open_checkpoint(tmp_path / "a.pt")
+    array = read(checkpoint, checkpoint.tensors["x"])
+    assert array.tolist() == values
+    assert array.flags.c_contiguous
+
+
+def test_an_expanded_tensor_that_memory_does_not_hold_is_named(tmp_path: Path) -> None:
+    torch.save({"x": torch.zeros(1).expand(10**8, 10**8)}, tmp_path / "a.pt")
+    checkpoint = open_checkpoint(tmp_path / "a.pt")
+    with pytest.raises(
+        EnvironmentFailure, match=r"'x', stored with strides \[0, 0\], needs 40,000,000,000,000,000 bytes"
+    ):
+        read(checkpoint, checkpoint.tensors["x"])
 
 
 def test_shared_storage_is_a_tie(tmp_path: Path) -> None:
@@ -203,11 +238,13 @@ def test_foreign_files_are_recognised(tmp_path: Path, content: bytes, fault: str
         open_checkpoint(path)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_tensors_without_counterpart_are_all_named(tmp_path: Path) -> None:
     path = tmp_path / "odd.pt"
     tensors = {
         "sparse": torch.eye(3).to_sparse(),
         "meta": torch.empty(2, device="meta"),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         "double complex": torch.ones(2, dtype=torch.complex128),
         "fine": torch.ones(2),
     }
@@ -217,6 +254,7 @@ def test_tensors_without_counterpart_are_all_named(tmp_path: Path) -> None:
     assert [detail.removeprefix(f"{path}: ") for detail in caught.value.details] == [
         "tensor 'sparse': sparse_coo float32 tensors cannot be read; save it as a dense float tensor.",
         "tensor 'meta': without data tensors cannot be read; save it as a dense float tensor.",
+        "tensor 'nested': nested float32 tensors cannot be read; save it as a dense float tensor.",
         "tensor 'double complex': dtype complex128 has no safetensors counterpart; convert it to float32.",
     ]
 

@@ -1,0 +1,194 @@
+"""Capture files, one per step: written tensor by tensor as they come, and under their names only when complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mxcli.errors import EnvironmentFailure, InputError, RefusedError, printable
+from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION
+from mxcli.files.safetensors_file import read_safetensors
+from mxcli.files.tensors import LARGEST, Array, byte_count
+from mxcli.files.writer_partials import Partials, sync_folder
+from mxcli.files.writer_place import Place
+from mxcli.files.writer_shards import ALIGNMENT, CHUNK_BYTES, partial_path
+
+STEP_FILE = re.compile(r"step-(\d{6,})(?:-rank-(\d+))?\.safetensors")
+STEP_BYTES = 1 << 12
+"""Reserved for what a file says about its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTensor:
+    """A tensor of a layer as a file describes it: `tokens` are its rows, of `tokens_seen` that there were; None of a
+    weight, whose rows are no tokens."""
+
+    layer: str
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    tokens: int | None = None
+    tokens_seen: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in the file."""
+        return f"{self.layer}.{self.role}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its data."""
+        return byte_count(self.dtype, self.shape)
+
+    def record(self, step: int, rank: int) -> dict[str, object]:
+        """What the file's metadata says of it."""
+        counts = {"tokens": self.tokens, "tokens_seen": self.tokens_seen} if self.tokens is not None else {}
+        return {"role": self.role, "layer": self.layer, "step": step, "rank": rank, "axis": "row", **counts}
+
+
+@dataclass(frozen=True, slots=True)
+class StepName:
+    """Which step of which rank a file is of; `alone`: there is one rank only."""
+
+    step: int
+    rank: int = 0
+    alone: bool = True
+
+    def __str__(self) -> str:
+        part = "" if self.alone and not self.rank else f"-rank-{self.rank}"
+        return f"step-{self.step:06d}{part}.safetensors"
+
+
+def step_files(folder: Path) -> list[str]:
+    """The names in a directory that capture files of steps have, sorted; none where there is no directory."""
+    return sorted(filter(STEP_FILE.fullmatch, os.listdir(folder))) if folder.is_dir() else []
+
+
+def described(path: Path) -> dict[str, object]:
+    """What a capture file says about its run and tensors; raises InputError for another file, or a broken one."""
+    metadata = read_safetensors(path).metadata
+    try:
+        parsed = json.loads(metadata[CAPTURE_KEY])
+    except (KeyError, ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise InputError(f"{printable(path)}: no capture file; move it away.")
+    return parsed
+
+
+def refuse_existing_steps(folder: Path, names: Iterable[StepName]) -> None:
+    """Raises RefusedError if one of the files exists."""
+    for name in names:
+        if os.path.lexists(folder / str(name)):
+            raise RefusedError(
+                f"{printable(folder / str(name))}: exists; give another directory, or force the replacement of what is "
+                "there."
+            )
+
+
+class CaptureFile:
+    """A file of captured tensors under its partial name; what goes wrong with the disk is an EnvironmentFailure.
+
+    Tensors come in any order, and how many rows they have is known only then. So the header is written last, into a
+    space that `expected`, all tensors there may be, needs at most. It also has what there is to say `about` the run.
+    """
+
+    def __init__(
+        self, folder: Path, name: StepName, expected: Sequence[CapturedTensor], about: Mapping[str, object]
+    ) -> None:
+        self._name, self._about = name, about
+        self._partials = Partials(Place(folder), [str(name)], sum(tensor.nbytes for tensor in expected))
+        self._partials.make_folders()
+        self._partials.check_space()
+        self._path = folder / str(name)
+        self._file = self._partials.create(str(name))
+        self._tensors: list[CapturedTensor] = []
+        largest = [
+            CapturedTensor(each.layer, each.role, each.dtype, (LARGEST, LARGEST), LARGEST, LARGEST) for each in expected
+        ]
+        self._header_bytes = len(_header(largest, name, about, LARGEST)) + STEP_BYTES
+        with self._partials.on_disk():
+            self._file.seek(self._header_bytes)
+
+    @property
+    def path(self) -> Path:
+        """Where it will lie."""
+        return self._path
+
+    def add(self, tensor: CapturedTensor, data: Array) -> None:
+        """Write a tensor behind the others."""
+        if data.nbytes != tensor.nbytes or not data.flags.c_contiguous:
+            raise ValueError(f"{tensor.name}: {data.nbytes} bytes given, {tensor.nbytes} described")
+        flat = data.reshape(-1).view("u1")
+        with self._partials.on_disk():
+            for start in range(0, data.nbytes, CHUNK_BYTES):
+                self._file.write(flat[start : start + CHUNK_BYTES].data)
+        self._tensors.append(tensor)
+
+    def finish(self, about: Mapping[str, object], *, force: bool) -> int:
+        """Write the header, with what there is to say `about` the step, and give the file its name; its bytes.
+
+        Raises RefusedError where that name is taken meanwhile, unless with `force`.
+        """
+        header = _header(self._tensors, self._name, {**self._about, **about})
+        if len(header) > self._header_bytes:
+            raise RefusedError(
+                f"{printable(self._path)}: what is to be said about the step takes more than {STEP_BYTES:,} bytes; "
+                "say less."
+            )
+        text = header[8:] + b" " * (self._header_bytes - len(header))
+        with self._partials.on_disk():
+            self._file.seek(0)
+            self._file.write(struct.pack("<Q", len(text)) + text)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            size = os.fstat(self._file.fileno()).st_size
+            if not self._is_ours():
+                raise EnvironmentFailure(
+                    f"{printable(partial_path(self._path))}: was replaced; another run is at work there."
+                )
+            if not force:
+                refuse_existing_steps(self._path.parent, [self._name])
+            os.replace(partial_path(self._path), self._path)
+            self._file.close()
+            sync_folder(self._path.parent)
+        return size
+
+    def discard(self) -> None:
+        """Remove what was written, if it was not finished."""
+        if not self._file.closed:
+            ours = [str(self._name)] if self._is_ours() else []
+            self._file.close()
+            self._partials.remove(ours)
+
+    def _is_ours(self) -> bool:
+        """Whether nobody else has made a file of that partial name meanwhile."""
+        try:
+            return os.path.samestat(partial_path(self._path).lstat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+
+def _header(
+    tensors: Sequence[CapturedTensor], name: StepName, about: Mapping[str, object], position: int | None = None
+) -> bytes:
+    """Length and JSON of a header, padded; with a `position` every tensor is described as lying there."""
+    records = {tensor.name: tensor.record(name.step, name.rank) for tensor in tensors}
+    capture = {**about, "version": CAPTURE_VERSION, "tensors": records}
+    content: dict[str, object] = {
+        "__metadata__": {"format": "pt", CAPTURE_KEY: json.dumps(capture, sort_keys=True, allow_nan=False)}
+    }
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.nbytes if position is None else 0
+        offsets = [begin, end] if position is None else [position, position]
+        content[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        begin = end
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
