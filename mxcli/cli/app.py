@@ -15,6 +15,7 @@ import typer
 from mxcli.cli import (
     bench,
     bench_gemm,
+    capture,
     compare,
     dequantize,
     diff,
@@ -48,6 +49,7 @@ for verb in (
     compare.compare,
     recommend.recommend,
     dequantize.dequantize,
+    capture.capture,
     verify.verify,
     diff.diff,
     formats.formats,

@@ -236,6 +236,8 @@ def _notes(report: GemmReport, values: Values) -> list[str]:
             f"{len(slowed):,} products slowed down while they were timed, {worst.kernel} {worst.shape.text} by "
             f"{worst.drift_percent:.0f} %: the GPU throttles, or other work runs on it."
         )
+    if len(values.steps) > 1:
+        notes.append(f"Captured operands are those of a layer's first of {len(values.steps):,} captured steps.")
     if values.distribution.is_constant:
         notes.append(
             f"--data {values.distribution.name}: constant operands draw less power and run faster than a model's."

@@ -21,8 +21,9 @@ from mxcli.cli.machine import found_device, machine, open_backend
 from mxcli.cli.pages import Pages, check_pages, deliver_pages, study_of_compared
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import INTERRUPTED, deliver, talk_on_stderr
-from mxcli.errors import printable
-from mxcli.numerics.draws import stated_sampling
+from mxcli.errors import UsageError, printable
+from mxcli.numerics.blocks import axes_of
+from mxcli.numerics.draws import check_seed, stated_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,12 +37,15 @@ def compare(
     formats: options.Formats,
     scale_roundings: options.ScaleRoundings = None,
     roundings: options.Roundings = None,
+    hadamards: options.Hadamards = None,
+    hadamard_seed: options.HadamardSeed = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
     recipe: options.Recipe = None,
     requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "saturate",
     on_indivisible: options.OnIndivisible = "pad",
+    axis: options.Axis = None,
     by: options.By = "role",
     sort: options.Sort = "sqnr_db",
     top: options.Top = None,
@@ -67,10 +71,11 @@ def compare(
 ) -> None:
     """Measure several formats and rules side by side.
 
-    Every format is combined with every scale rule that serves it and every rounding; the first combination is what
-    the others are held against. Each tensor is read once. The best SQNR of a tensor is marked; of several as good
-    to within 0.01 dB the one with the fewest bits, then the one named first. Totals add up the tensors'
-    statistics, and a few sentences say what follows from them. JSON has the metrics that are one number, by
+    Every format is combined with every scale rule that serves it, every rounding and every transform, along every
+    axis; the first combination is what the others are held against. Each tensor is read once. The best SQNR of a
+    tensor is marked; of several as good to within 0.01 dB the one with the fewest bits, then the one named first.
+    Totals add up the tensors' statistics, and a few sentences say what follows from them; those of roundings,
+    transforms and axes have bias, binades and block ranges too. JSON has the metrics that are one number, by
     combination; CSV has a row per tensor and combination. With --sample all combinations measure the same rows, so
     that their differences are surer than the uncertainty of each.
 
@@ -81,6 +86,9 @@ def compare(
       mxcli compare samples/tiny-llama --formats mxfp8,mxfp6,mxfp4,nvfp4 --top 0
       mxcli compare samples/tiny-llama --formats mxfp4,nvfp4 --sample 0.01 --seed 1
       mxcli compare samples/tiny-llama-captures.safetensors --formats mxfp4,nvfp4 --include @gradient
+      mxcli compare samples/tiny-llama-captures.safetensors --formats nvfp4 --axis both --top 0
+      mxcli compare samples/tiny-llama-captures.safetensors --formats nvfp4 --hadamards none,16 --include @gradient
+      mxcli compare samples/tiny-llama-captures.safetensors --formats nvfp4 --roundings nearest-even,stochastic
       mxcli compare samples/tiny-llama --formats nvfp4 --scale-roundings te,ct --json | jq -r '.conclusion[]'
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
@@ -92,19 +100,27 @@ def compare(
     limits = stated_limits(fail_on)
     sampling = stated_sampling(sample, seed)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
+    if hadamard_seed is not None and hadamards is None:
+        raise UsageError(f"--hadamard-seed {hadamard_seed} chooses the signs of a transform: add --hadamards none,16.")
     from mxcli.numerics.combinations import combine
 
     names = listed(formats, "--formats")
     rules, content = recipes.rules_for_formats(
-        context, recipe, dialect=dialect, nonfinite=nonfinite, on_indivisible=on_indivisible
+        context, recipe, dialect=dialect, nonfinite=nonfinite, on_indivisible=on_indivisible, axis=axis, seed=seed
     )
+    usual = rules.get("hadamard") if hadamards is None else None
     combinations = combine(
         names,
         listed(scale_roundings or rules.get("scale_rounding"), "--scale-roundings"),
         listed(roundings or rules.get("rounding"), "--roundings"),
+        listed(hadamards, "--hadamards") if usual is None else [str(usual.size)],
+        axes=axes_of(rules["axis"]),
         dialect=rules["dialect"],
         nonfinite=rules["nonfinite"],
+        seed=rules["seed"] or 0,
+        hadamard_seed=hadamard_seed if usual is None else usual.seed,
     )
+    check_seed(seed, is_drawn=sampling is not None or any(recipe.rounding.is_random for recipe in combinations.recipes))
     asked = recipes.options_for_formats(names[0], rules, content, selectors, analysis=True)
     from mxcli.flows.grouping import check_grouping
 

@@ -41,6 +41,18 @@ def listed_roundings(incomplete: str) -> list[str]:
     return _after_commas(roundings, incomplete)
 
 
+def listed_training(incomplete: str) -> list[str]:
+    """Training recipes, after those that commas separate."""
+    return _after_commas(training, incomplete)
+
+
+def training(incomplete: str) -> list[str]:
+    """Names of training recipes."""
+    from mxcli.numerics.training import ALL, TRAINING_RECIPES
+
+    return _beginning((*TRAINING_RECIPES, ALL), incomplete)
+
+
 def dialects(incomplete: str) -> list[str]:
     """Names of dialects."""
     from mxcli.numerics.dialects import DIALECTS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from mxcli.cli import options, writing
@@ -17,14 +15,7 @@ def dequantize(
     context: typer.Context,
     source: options.Source,
     output: options.Output = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype",
-            metavar="bf16|f16|f32|f64",
-            help="Type of the weights.  [default: what each was]",
-        ),
-    ] = None,
+    dtype: options.Dtype = None,
     json: options.Json = None,
     device: options.Device = "auto",
     threads: options.Threads = None,

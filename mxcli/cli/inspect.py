@@ -18,7 +18,7 @@ def inspect(
     """List what a checkpoint holds, from its headers only.
 
     Shows each tensor's dtype, shape and role, totals by dtype and role, tied weights, the layout if it is
-    already quantized, and notes on everything odd about it.
+    already quantized, and notes on everything odd about it; of captures also layers, steps and ranks.
 
     \b
     Examples:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from mxcli.cli import arguments, completion
-
-if TYPE_CHECKING:
-    from mxcli.files.selection import Rule
-    from mxcli.flows.plan import Options as PlanOptions
+from mxcli.cli import completion
 
 Source = Annotated[
     str,
@@ -18,7 +14,7 @@ Source = Annotated[
         metavar="SOURCE",
         show_default=False,
         help="A .safetensors file, a directory with one, a sharded directory or its .index.json, a PyTorch "
-        ".pt/.pth/.bin, a .gguf file, a NumPy .npy/.npz, or a capture file.",
+        ".pt/.pth/.bin, a .gguf file, a NumPy .npy/.npz, or captures: a file of them or a directory of several.",
     ),
 ]
 Output = Annotated[
@@ -80,6 +76,14 @@ Roundings = Annotated[
         help="Element roundings to compare, separated by commas.  [default: the dialect's, usually nearest-even]",
     ),
 ]
+Hadamards = Annotated[
+    str | None,
+    typer.Option(
+        "--hadamards",
+        metavar="none|16|32|64|128[,...]",
+        help="Random Hadamard transforms to compare, by the size of their groups.  [default: none]",
+    ),
+]
 ScaleRounding = Annotated[
     str | None,
     typer.Option(
@@ -139,6 +143,15 @@ OnIndivisible = Annotated[
         "with zeros, or leave the tensor as it is.",
     ),
 ]
+Axis = Annotated[
+    str | None,
+    typer.Option(
+        "--axis",
+        metavar="row|column|both",
+        help="Blocks run along the last dimension, along the one before it (as in the transpose), or one measurement "
+        "for each.  [default: along the dimension that a layer sums over]",
+    ),
+]
 Requantize = Annotated[
     bool,
     typer.Option(
@@ -154,6 +167,10 @@ Captures = Annotated[
         metavar="SOURCE",
         help="Captured inputs of the layers (bench: gradients too): what becomes of them is said above.",
     ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="bf16|f16|f32|f64", help="Type of the weights.  [default: what each was]"),
 ]
 Fuse = Annotated[
     str | None,
@@ -281,9 +298,25 @@ SEED = typer.Option(
     "--seed",
     min=0,
     metavar="N",
-    help="Decides what is drawn at random, the rows of a --sample or the values of a benchmark: 0 if not given.",
+    help="Decides what is drawn at random, by stochastic rounding, for a --sample or for a benchmark: 0 if not given.",
 )
 Seed = Annotated[int | None, SEED]
+Hadamard = Annotated[
+    int | None,
+    typer.Option(
+        "--hadamard",
+        metavar="16|32|64|128",
+        help="Apply a random Hadamard transform to groups of so many elements along the blocks first.",
+    ),
+]
+HadamardSeed = Annotated[
+    int | None,
+    typer.Option(
+        "--hadamard-seed",
+        metavar="N",
+        help="Decides the transform's signs.  [default: Transformer Engine's for 16, else those of 0]",
+    ),
+]
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
@@ -322,7 +355,7 @@ PerBlock = Annotated[
         "--per-block",
         metavar="FILE.safetensors",
         help="Also store arrays with a value per block: NAME.amax, .decode (the scale), .saturated, "
-        ".underflowed and .noise.",
+        ".underflowed and .noise; of --axis both NAME.row.amax, NAME.column.amax and so on.",
     ),
 ]
 DryRun = Annotated[
@@ -335,46 +368,3 @@ Verbose = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error (also MXCLI_DEBUG=1).")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colour (also NO_COLOR and TERM=dumb).")]
-
-
-def plan_options(
-    format: str,
-    scale_rounding: str | None,
-    rounding: str | None,
-    dialect: str | None,
-    selectors: list[str] | None,
-    *,
-    nonfinite: str,
-    on_indivisible: str,
-    layout: str | None = None,
-    fuse: str | None = None,
-    analysis: bool = False,
-) -> PlanOptions:
-    """The options of a plan as typed; `selectors` are marked + or - and stand in their order.
-
-    Raises UsageError for a name that means nothing, before anything heavy is imported.
-    """
-    from mxcli.numerics.recipe import resolve
-
-    resolve(format, scale_rounding=scale_rounding, rounding=rounding, dialect=dialect, nonfinite=nonfinite)
-    from mxcli.flows.plan import Options
-
-    return Options(
-        format=format,
-        scale_rounding=scale_rounding,
-        rounding=rounding,
-        dialect=dialect,
-        nonfinite=nonfinite,
-        on_indivisible=on_indivisible,
-        selection=selection_rules(selectors),
-        layout=layout,
-        fuse=fuse,
-        analysis=analysis,
-    )
-
-
-def selection_rules(selectors: list[str] | None) -> tuple[Rule, ...]:
-    """The rules as typed, in their order: each is marked + or -."""
-    from mxcli.files.selection import Rule
-
-    return tuple(Rule(marked.startswith(arguments.INCLUDE), marked[1:]) for marked in selectors or ())

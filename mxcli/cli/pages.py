@@ -74,12 +74,12 @@ def deliver_pages(
         write_plots(study_charts(made), folder)
 
 
-def study_of(report: Report, checkpoint: Checkpoint, plan: Plan) -> Study:
+def study_of(report: Report, checkpoint: Checkpoint, plans: Sequence[Plan]) -> Study:
     """A report and its worst blocks, which are read once more."""
     from mxcli.flows.worst_blocks import worst_blocks
     from mxcli.output.study import study_of_report
 
-    return study_of_report(report, worst_blocks(checkpoint, plan, report.layers))
+    return study_of_report(report, worst_blocks(checkpoint, plans, report.layers))
 
 
 def study_of_compared(comparison: Comparison, checkpoint: Checkpoint, planned: ComparisonPlan) -> Study:

@@ -14,6 +14,8 @@ from mxcli.cli.machine import found_device, machine, open_backend
 from mxcli.cli.streams import INTERRUPTED, deliver, stdout_screen, talk_on_stderr
 from mxcli.cli.writing import Writing
 from mxcli.errors import UsageError, printable
+from mxcli.numerics.draws import check_seed
+from mxcli.numerics.hadamard import stated_hadamard
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -32,6 +34,9 @@ def quantize(
     layout: options.Layout = None,
     scale_rounding: options.ScaleRounding = None,
     rounding: options.Rounding = None,
+    seed: options.Seed = None,
+    hadamard: options.Hadamard = None,
+    hadamard_seed: options.HadamardSeed = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
     recipe: options.Recipe = None,
@@ -101,9 +106,12 @@ def quantize(
         on_indivisible=on_indivisible,
         layout=layout,
         fuse=fuse,
+        seed=seed,
+        hadamard=stated_hadamard(hadamard, hadamard_seed),
     )
     from mxcli.flows.arrange import arrange
     from mxcli.flows.memory import check_memory
+    from mxcli.flows.plan import draws_at_random
     from mxcli.flows.quantize import quantize_checkpoint
     from mxcli.flows.report import report_of
     from mxcli.flows.restoring import open_floats
@@ -111,6 +119,7 @@ def quantize(
     checkpoint = open_floats(source, requantize=requantize)
     recipes.check_recipe(content, checkpoint)
     plan = _planned(checkpoint, wanted, captures)
+    check_seed(seed, is_drawn=draws_at_random([plan]))
     arrangement = arrange(checkpoint, plan, max_shard_bytes=how.max_shard_bytes)
     for task in arrangement.tasks:
         talk.detail(f"{printable(task.step.tensor.name)}: {task.step.reason}")

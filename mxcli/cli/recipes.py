@@ -1,4 +1,4 @@
-"""Options that come from a recipe and from the command line, which overrides it."""
+"""Options that come from the command line and from a recipe, which it overrides."""
 
 from __future__ import annotations
 
@@ -6,17 +6,74 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mxcli.cli.options import plan_options, selection_rules
+from mxcli.cli.arguments import INCLUDE
 from mxcli.cli.streams import deliver
 from mxcli.errors import UsageError
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
+    from mxcli.files.selection import Rule
     from mxcli.flows.plan import Options, Plan
     from mxcli.flows.recipes import RecipeFile
+    from mxcli.numerics.hadamard import Hadamard
 
 DEFAULTED = ("format", "nonfinite", "on_indivisible")
 """Options that have a value where none is typed, which a recipe overrides."""
+
+
+def plan_options(
+    format: str,
+    scale_rounding: str | None,
+    rounding: str | None,
+    dialect: str | None,
+    selectors: list[str] | None,
+    *,
+    nonfinite: str,
+    on_indivisible: str,
+    layout: str | None = None,
+    fuse: str | None = None,
+    axis: str | None = None,
+    seed: int | None = None,
+    hadamard: Hadamard | None = None,
+    analysis: bool = False,
+) -> Options:
+    """The options of a plan as typed; `selectors` are marked + or - and stand in their order.
+
+    Raises UsageError for a name that means nothing, before anything heavy is imported.
+    """
+    from mxcli.numerics.recipe import resolve
+
+    rules: dict[str, Any] = {
+        "scale_rounding": scale_rounding,
+        "rounding": rounding,
+        "dialect": dialect,
+        "nonfinite": nonfinite,
+    }
+    resolve(format, **rules, seed=seed or 0)
+    from mxcli.flows.plan import Options
+
+    return Options(
+        format=format,
+        scale_rounding=scale_rounding,
+        rounding=rounding,
+        dialect=dialect,
+        nonfinite=nonfinite,
+        on_indivisible=on_indivisible,
+        selection=selection_rules(selectors),
+        layout=layout,
+        fuse=fuse,
+        axis=axis,
+        seed=seed,
+        hadamard=hadamard,
+        analysis=analysis,
+    )
+
+
+def selection_rules(selectors: list[str] | None) -> tuple[Rule, ...]:
+    """The rules as typed, in their order: each is marked + or -."""
+    from mxcli.files.selection import Rule
+
+    return tuple(Rule(marked.startswith(INCLUDE), marked[1:]) for marked in selectors or ())
 
 
 def merged_options(
@@ -25,7 +82,7 @@ def merged_options(
     selectors: list[str] | None,
     *,
     analysis: bool = False,
-    **named: str | None,
+    **named: Any,
 ) -> tuple[Options, RecipeFile | None]:
     """The options of a plan, `named` by its fields, and the recipe that they come from in part.
 
@@ -34,7 +91,7 @@ def merged_options(
     if recipe is None:
         if named["format"] is None:
             raise UsageError("missing option '--format': name a format, or a --recipe that does.")
-        return plan_options(selectors=selectors, analysis=analysis, **named), None  # type: ignore[arg-type]
+        return plan_options(selectors=selectors, analysis=analysis, **named), None
     from mxcli.flows.recipes import options_from, read_recipe
     from mxcli.numerics.recipe import resolve
 
@@ -53,7 +110,7 @@ def merged_options(
 
 
 def rules_for_formats(
-    context: typer.Context, recipe: str | None, **named: str | None
+    context: typer.Context, recipe: str | None, **named: Any
 ) -> tuple[dict[str, Any], RecipeFile | None]:
     """For verbs that try several formats on every tensor: all that is `named`, by the fields of Options, on the command
     line and in the recipe but for its format, and the recipe.

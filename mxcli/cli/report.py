@@ -22,8 +22,10 @@ from mxcli.cli.pages import Pages, check_pages, deliver_pages, study_of
 from mxcli.cli.products import deliver_products, sorts_of, stated_products
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import INTERRUPTED, talk_on_stderr
+from mxcli.cli.training import Draws, TrainingOf, deliver_training, stated_training
 from mxcli.errors import UsageError, printable
-from mxcli.numerics.draws import stated_sampling
+from mxcli.numerics.draws import check_seed, stated_sampling
+from mxcli.numerics.hadamard import stated_hadamard
 
 
 def report(
@@ -32,12 +34,15 @@ def report(
     format: options.Format = "mxfp8_e4m3",
     scale_rounding: options.ScaleRounding = None,
     rounding: options.Rounding = None,
+    hadamard: options.Hadamard = None,
+    hadamard_seed: options.HadamardSeed = None,
     dialect: options.Dialect = None,
     selectors: options.Selectors = None,
     recipe: options.Recipe = None,
     requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "saturate",
     on_indivisible: options.OnIndivisible = "pad",
+    axis: options.Axis = None,
     sort: options.Sort = "sqnr_db",
     top: options.Top = None,
     wide: options.Wide = False,
@@ -51,6 +56,8 @@ def report(
     products: options.ProductsOf = None,
     activation_format: options.ActivationFormat = None,
     gradient_format: options.GradientFormat = None,
+    training: TrainingOf = None,
+    draws: Draws = None,
     sample: options.Sample = None,
     seed: options.Seed = None,
     fail_on: options.FailOn = None,
@@ -67,7 +74,8 @@ def report(
     """Measure what a format costs, tensor by tensor.
 
     Nothing is written but the files asked for. Weights, captured activations and gradients are measured;
-    layers that loaders fuse (q, k, v; gate, up) share their NVFP4 tensor scale. --sort and --top order and
+    layers that loaders fuse (q, k, v; gate, up) share their NVFP4 tensor scale. With --axis both every tensor is
+    measured along rows and along columns; captures of several steps are told step by step. --sort and --top order and
     shorten the table only: JSON and CSV hold every tensor, in the order of the source. In CSV, histograms and
     quantiles are JSON in one cell. `mxcli explain METRIC` says what a column means. --sample is for a quick look
     at what would take long: rows are chosen by --seed and the tensor's name alone.
@@ -80,11 +88,18 @@ def report(
       mxcli report samples/tiny-llama --format nvfp4 --sample 0.01 --json
       mxcli report samples/tiny-llama --format nvfp4 --fail-on 'sqnr_db<15 or saturated_percent>5'
       mxcli report samples/tiny-llama-captures.safetensors --format nvfp4 --include @gradient
+      mxcli report samples/tiny-llama-captures.safetensors --format nvfp4 --axis both --top 6
       mxcli report samples/tiny-llama --format nvfp4 --products samples/tiny-llama-captures.safetensors --top 9
+      mxcli report samples/tiny-llama --training all --products samples/tiny-llama-captures.safetensors
       mxcli report samples/tiny-llama --format e3m2:e8m0:1x16 --json | jq '.totals.sqnr_db'
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
+    trained = stated_training(context, training, draws)
+    if trained is not None:
+        talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
+        deliver_training(trained, where, forms, talk, force=force)
+        return
     check_dry_run(forms, dry_run=dry_run, limits=bool(fail_on), beside={"--per-block": per_block})
     check_forms(forms, force=force, beside=[per_block], sorts=sorts_of(products))
     pages = Pages(html, plots)
@@ -100,6 +115,7 @@ def report(
         forms,
         {
             "--per-block": per_block,
+            "--axis": axis,
             "--html": html,
             "--plots": plots,
             "--fail-on": fail_on,
@@ -118,12 +134,15 @@ def report(
         dialect=dialect,
         nonfinite=nonfinite,
         on_indivisible=on_indivisible,
+        axis=axis,
+        seed=seed,
+        hadamard=stated_hadamard(hadamard, hadamard_seed),
         analysis=True,
     )
-    from mxcli.flows.measuring import memory_to_measure
+    from mxcli.flows.measuring import measured_steps, memory_to_measure
     from mxcli.flows.memory import check_memory
-    from mxcli.flows.plan import make_plan
-    from mxcli.flows.report import LayerReport, Tally, make_report
+    from mxcli.flows.plan import draws_at_random, make_plans
+    from mxcli.flows.report import LayerReport, Tally, make_report, planned_layers
     from mxcli.flows.restoring import open_floats
     from mxcli.flows.sampled import bytes_to_read, memory_to_sample
     from mxcli.output.measuring_plan import Effort
@@ -132,27 +151,29 @@ def report(
 
     checkpoint = open_floats(source, requantize=requantize)
     recipes.check_recipe(content, checkpoint)
-    plan = make_plan(checkpoint, asked)
-    for step in plan.steps:
-        talk.detail(f"{printable(step.tensor.name)}: {step.reason}")
+    plans = make_plans(checkpoint, asked)
+    check_seed(seed, is_drawn=sampling is not None or draws_at_random(plans))
+    for decided in planned_layers(*plans):
+        talk.detail(f"{printable(decided.name)}: {decided.reason}")
     blocks = per_block is not None
-    need = memory_to_sample(sampling, plan) if sampling else memory_to_measure(plan, per_block=blocks)
-    sizes = {step.tensor.name: bytes_to_read(sampling, (step,)) for step in plan.quantized}
+    need = memory_to_sample(sampling, *plans) if sampling else memory_to_measure(*plans, per_block=blocks)
+    sizes = {steps[0].tensor.name: bytes_to_read(sampling, steps) for steps in measured_steps(plans)}
     if dry_run:
         site = Site(None, None, found_device(where, talk), where.max_memory)
         check_memory(need, site.max_memory, site.device)
-        tensors = [step.tensor for step in plan.quantized]
-        unmeasured = Tally(source, checkpoint, plan).report()
+        tensors = [steps[0].tensor for steps in measured_steps(plans)]
+        unmeasured = Tally(source, checkpoint, *plans).report()
         talk.notes(unmeasured.notes)
-        effort = Effort(tensors, len(tensors), "", need, site, sum(sizes.values()))
-        planned = PlannedReport(unmeasured, checkpoint, plan, effort)
+        ways = "both axes" if len(plans) > 1 else ""
+        effort = Effort(tensors, unmeasured.unfinished, ways, need, site, sum(sizes.values()))
+        planned = PlannedReport(unmeasured, checkpoint, plans, effort)
         deliver_plan(
             forms, json=lambda: report_plan_json(planned), text=lambda screen: report_plan_text(planned, screen)
         )
         return
     backend = open_backend(where, talk)
     if wanted is not None:
-        deliver_products(wanted, source, checkpoint, plan, backend, forms, talk)
+        deliver_products(wanted, source, checkpoint, plans[0], backend, forms, talk)
         return
     check_memory(need, where.max_memory, backend.name)
     total, done = sum(sizes.values()), 0
@@ -160,17 +181,24 @@ def report(
 
         def on_layer(layer: LayerReport) -> None:
             nonlocal done
-            done += sizes[layer.name]
+            done += sizes.pop(layer.name, 0)
             show(done, total, layer.name)
             stream_layer(layer, forms)
 
         arrays = None if per_block is None else Path(per_block)
         result = make_report(
-            source, checkpoint, plan, backend=backend, on_layer=on_layer, per_block=arrays, sampling=sampling
+            source, checkpoint, *plans, backend=backend, on_layer=on_layer, per_block=arrays, sampling=sampling
         )
     talk.notes(result.notes)
     deliver_report(result, forms, verb="report")
-    deliver_pages(pages, lambda: study_of(result, checkpoint, plan), checkpoint, context.obj)
+    deliver_pages(pages, lambda: study_of(result, checkpoint, plans), checkpoint, context.obj)
     if result.unfinished:
         raise typer.Exit(INTERRUPTED)
-    enforce_limits(limits, ((printable(layer.name), layer.metrics) for layer in result.layers))
+    along = bool(result.by_axis)
+    enforce_limits(
+        limits,
+        (
+            (printable(layer.name) + (f" along {layer.axis}s" if along else ""), layer.metrics)
+            for layer in result.layers
+        ),
+    )

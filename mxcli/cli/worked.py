@@ -8,6 +8,7 @@ from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.floats import E8M0
 from mxcli.numerics.formats import FORMATS, BlockFormat
+from mxcli.numerics.hadamard import Transform, find_hadamard
 from mxcli.numerics.measures import Measurement
 from mxcli.numerics.metrics import Metric
 from mxcli.numerics.recipe import resolve, scale_rules
@@ -27,6 +28,7 @@ _FULL = Screen()
 _AMAXES = (150.0, 957.0)
 _TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _MIXED = (957.0, 150.0, -3.0, 0.001)
+_OUTLIER = (8.0, 0.3, -0.5, 0.2, 0.6, -0.3, 0.4, 0.7, -0.2, 0.5, 0.1, -0.6, 0.3, 0.8, -0.4, 0.2)
 _NARROW_BLOCK, _NARROW_TENSOR_AMAX = (5.0, -3.1, 0.7, 0.02), 12.0
 
 
@@ -38,6 +40,8 @@ def worked_example(row: Row) -> list[str]:
         return _binary32_recipes(row) if row.scale == "fp32" else _narrow_recipes(row)
     if isinstance(row, ElementRounding):
         return _roundings(row)
+    if isinstance(row, Transform):
+        return _transform()
     if isinstance(row, Metric):
         return _metric(row)
     return _block(row) if isinstance(row, BlockFormat) else []
@@ -110,6 +114,18 @@ def _roundings(asked: ElementRounding) -> list[str]:
         rows.append([_marked(name, asked.name), *map(decimal, values[: len(_TIES)])])
     columns = [Column("rounding", right=False), *map(_value_column, _TIES)]
     return _titled(f"Example: values halfway between two codes of {row.element.name}, with scale 1", columns, rows)
+
+
+def _transform() -> list[str]:
+    """One large value among small ones, with the transform and without."""
+    row, rows = FORMATS["nvfp4"], []
+    for what, hadamard in (("no transform", None), ("hadamard-16", find_hadamard(16))):
+        x = np.array([[*_OUTLIER]], np.float32)
+        q = cpu.quantize(x, "F32", resolve(row, hadamard=hadamard), threads=1)
+        assert q.stats is not None
+        rows.append([what, *map(decimal, cpu.dequantize(q)[0, :5].tolist()), str(q.stats.underflowed)])
+    columns = [Column("", right=False), *map(_value_column, _OUTLIER[:5]), Column("underflowed\nof 16")]
+    return _titled(f"Example: a block of {row.name}, its first five values", columns, rows)
 
 
 def _block(row: BlockFormat) -> list[str]:

@@ -94,7 +94,7 @@ def manner(verb: str, how: Writing, talk: Talk) -> Iterator[Manner]:
 
 
 @contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
+def stopping(what: str = "tensor") -> Iterator[Callable[[], bool]]:
     """Whether SIGINT or SIGTERM came; a second one ends the process at once, as a kill would, whatever it is doing.
 
     A thread of its own waits for signals, since the main one sees them only between two steps of Python.
@@ -114,7 +114,7 @@ def stopping() -> Iterator[Callable[[], bool]]:
                 tell("interrupted")
                 os._exit(INTERRUPTED)
             stop.set()
-            tell("interrupted: finishing the current tensor; a second time stops at once")
+            tell(f"interrupted: finishing the current {what}; a second time stops at once")
 
     watcher = threading.Thread(target=watch, name="signals", daemon=True)
     watcher.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -13,10 +13,11 @@ from mxcli.errors import RefusedError, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.flows.grouping import labels
 from mxcli.flows.inspect import Total, totals_by
-from mxcli.flows.measuring import Steps, measure, measured_steps, not_finite, oddities, refuse, summed
+from mxcli.flows.measuring import Steps, measure, measured_steps, not_finite, oddities, quantizing, refuse, summed
 from mxcli.flows.plan import Options, Plan, Step, make_plan
 from mxcli.flows.report import KEPT, PADDED, QUANTIZED, TIED, decision_of
 from mxcli.flows.sampled import Taken, measure_samples, sample_notes, taken
+from mxcli.flows.sums import StepSums, StepTotal
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.combinations import Combinations
 from mxcli.numerics.draws import Sampling
@@ -26,6 +27,8 @@ from mxcli.numerics.metrics import NUMBERS, judged_number, number_of
 from mxcli.numerics.recipe import Recipe
 
 Metrics = Mapping[str, Value]
+_Lengths = tuple[str, int | None, str | None]
+"""A format, the size of a transform and an axis."""
 
 EQUAL_DB = 0.01
 """A smaller difference is no reason to prefer one of two combinations."""
@@ -78,7 +81,8 @@ class Comparison:
 
     `sums` holds all metrics of everything compared under each combination (none: nothing was), `groups` those of the
     tensors `by` layer, role or kind, each with their number as `tensors`. `unfinished` is how many tensors an
-    interruption left out. `sample` is the sample that was measured (None: no sample was asked for).
+    interruption left out. `sample` is the sample that was measured (None: no sample was asked for). `by_step` has the
+    totals of each step under each combination, of captures of several steps (else empty).
     """
 
     source: str
@@ -95,6 +99,7 @@ class Comparison:
     notes: tuple[str, ...]
     unfinished: int
     sample: Taken | None = None
+    by_step: tuple[tuple[StepTotal, ...], ...] = ()
 
 
 def plan_comparison(checkpoint: Checkpoint, combinations: Combinations, options: Options) -> ComparisonPlan:
@@ -102,29 +107,37 @@ def plan_comparison(checkpoint: Checkpoint, combinations: Combinations, options:
 
     Raises like `make_plan`, with the refusals of all formats at once.
     """
-    of_format, refusals = dict[str, Plan](), list[str]()
-    for recipe in combinations.recipes:
-        format = recipe.format.name
-        if format in of_format:
+    made, refusals = dict[_Lengths, Plan](), list[str]()
+    for recipe, axis in zip(combinations.recipes, combinations.axes, strict=True):
+        if (lengths := _lengths(recipe, axis)) in made:
             continue
-        rule, rounding = recipe.scale_rule.name, recipe.rounding.name
+        asked = replace(
+            options,
+            format=recipe.format.name,
+            scale_rounding=recipe.scale_rule.name,
+            rounding=recipe.rounding.name,
+            axis=axis or options.axis,
+            hadamard=recipe.hadamard,
+        )
         try:
-            of_format[format] = make_plan(
-                checkpoint, replace(options, format=format, scale_rounding=rule, rounding=rounding)
-            )
+            made[lengths] = make_plan(checkpoint, asked)
         except RefusedError as refused:
             refusals += refused.reasons
     if refusals:
         raise together(RefusedError, "What cannot be compared as it is", list(dict.fromkeys(refusals)))
-    plans = tuple(_under(recipe, of_format[recipe.format.name]) for recipe in combinations.recipes)
-    compared = tuple(measured_steps(plans))
+    plans = tuple(
+        _under(recipe, made[_lengths(recipe, axis)])
+        for recipe, axis in zip(combinations.recipes, combinations.axes, strict=True)
+    )
+    compared = tuple(steps for steps in measured_steps(plans) if len(quantizing(steps)) == len(plans))
     if not compared:
         raise RefusedError(
             "nothing to compare: no tensor is quantized under all of the formats. Use --on-indivisible pad, or other "
             "formats."
         )
     decided = tuple(_compared(steps) for steps in zip(*(plan.steps for plan in plans), strict=True))
-    return ComparisonPlan(combinations, options, plans, compared, decided)
+    names = {steps[0].tensor.name for steps in compared}
+    return ComparisonPlan(combinations, options, tuple(_only(names, plan) for plan in plans), compared, decided)
 
 
 def make_comparison(
@@ -145,6 +158,7 @@ def make_comparison(
     layers: list[Compared] = []
     by_role = _Sums(planned, "role")
     groups = by_role if by == "role" else _Sums(planned, by)
+    by_step = [StepSums(checkpoint.captures) for _ in planned.plans]
     refusals: list[str] = []
     try:
         for steps, counted in _counted(checkpoint, planned, backend, sampling):
@@ -152,6 +166,8 @@ def make_comparison(
             layers.append(_compared(steps, counted))
             for sums in {by_role, groups}:
                 sums.add(steps, counted)
+            for of_plan, step, each in zip(by_step, steps, counted, strict=True):
+                of_plan.add(step, each)
             if on_layer is not None:
                 on_layer(layers[-1])
     except KeyboardInterrupt:
@@ -180,6 +196,7 @@ def make_comparison(
         ),
         unfinished=len(planned.compared) - len(layers),
         sample=sample,
+        by_step=tuple(totals for each in by_step if (totals := each.totals)),
     )
 
 
@@ -226,9 +243,20 @@ def sqnr_or_infinity(metrics: Metrics) -> float | None:
     return judged_number(metrics, "sqnr_db")
 
 
+def _lengths(recipe: Recipe, axis: str | None) -> _Lengths:
+    """What a combination hangs on as to which tensors can be quantized."""
+    return recipe.format.name, None if recipe.hadamard is None else recipe.hadamard.size, axis
+
+
 def _under(recipe: Recipe, plan: Plan) -> Plan:
     """The plan for the recipe's format with the recipe itself: rules have no say in what is quantized."""
     steps = tuple(replace(step, recipe=recipe) if step.recipe not in (None, recipe) else step for step in plan.steps)
+    return replace(plan, steps=steps)
+
+
+def _only(names: Collection[str], plan: Plan) -> Plan:
+    """The plan with all tensors kept but those."""
+    steps = tuple(step if step.tensor.name in names else replace(step, recipe=None) for step in plan.steps)
     return replace(plan, steps=steps)
 
 

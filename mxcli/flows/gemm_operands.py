@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxcli.errors import InputError, UsageError, did_you_mean, printable, together
-from mxcli.files.captures import captured_by_layer
+from mxcli.files.captured_layers import captured_layers, steps_of
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.roles import ACTIVATION, GRADIENT
 from mxcli.files.tensors import TensorInfo
@@ -84,7 +84,8 @@ def find_distribution(name: str) -> Distribution:
 @dataclass(frozen=True, slots=True)
 class Values:
     """Where operands come from: a distribution and a seed; weights of a model and what was captured of its layers,
-    where shapes are its layers'."""
+    where shapes are its layers'. Of several steps and ranks the first that has both X and dY of a layer is taken, or
+    else the first that has what is asked for."""
 
     distribution: Distribution
     seed: int = 0
@@ -131,6 +132,13 @@ class Values:
         names = dict.fromkeys(name for name, _ in OPERANDS[shape.passes])
         return tuple(name for name in names if self._stored(name, shape) is not None)
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that tensors were captured at, where they are told."""
+        if self.captures is None:
+            return ()
+        return steps_of(captured_layers(self.captures.tensors, self.captures.captures))
+
     def _own(self, source: tuple[str, bool], shape: Shape) -> Tensor | None:
         name, turned = source
         stored = self._stored(name, shape)
@@ -149,9 +157,12 @@ class Values:
             return self.model, self.model.tensors[shape.layer]
         if self.captures is None:
             return None
-        layers = captured_by_layer(self.captures.tensors, self.captures.captures, _ROLES[name])
-        found = layers.get(shape.layer.removesuffix(".weight"))
-        return (self.captures, found[0]) if found else None
+        module = shape.layer.removesuffix(".weight")
+        found = captured_layers(self.captures.tensors, self.captures.captures)
+        held = [each for each in found if each.layer == module and each.of(_ROLES[name])]
+        best = next((each for each in held if each.activation and each.gradient), held[0] if held else None)
+        info = best.of(_ROLES[name]) if best else None
+        return (self.captures, info) if info else None
 
 
 _ROLES = {X: ACTIVATION, DY: GRADIENT}

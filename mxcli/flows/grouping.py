@@ -12,6 +12,7 @@ from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
 OUTSIDE = "outside layers"
 _LAYER = re.compile(r"((?:.*?\.)?\d+)\.(.+)")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_STEP = re.compile(r"step-\d+/")
 _PARAMETER = re.compile(rf"\.({WEIGHT}|{ACTIVATION}|{GRADIENT}|bias)$")
 
 
@@ -28,14 +29,14 @@ class Named(Protocol):
 
 
 def layer_of(info: Named) -> str:
-    """The layer a tensor is in, such as `model.layers.3`: its name up to the first number."""
-    found = _LAYER.fullmatch(info.name)
+    """The layer a tensor is in, such as `model.layers.3`, at whatever step: its name up to the first number."""
+    found = _LAYER.fullmatch(_STEP.sub("", info.name, count=1))
     return found[1] if found else OUTSIDE
 
 
 def kind_of(info: Named) -> str:
     """What a tensor is in every layer, such as `mlp.down_proj` or `mlp.experts.*.w1`: its module after the layer."""
-    module = _PARAMETER.sub("", info.name)
+    module = _PARAMETER.sub("", _STEP.sub("", info.name, count=1))
     found = _LAYER.fullmatch(module)
     return _NUMBER.sub("*", found[2]) if found else module
 

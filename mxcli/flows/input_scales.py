@@ -51,7 +51,7 @@ def with_input_scales(
     scales = {step.tensor.name: scale_of(step.recipe, amax[_key(step, sets)], backend) for step in steps if step.recipe}
     note = (
         f"Loaders quantize the inputs of {len(steps):,} layers too, with scales from {printable(captures.where.name)}: "
-        "inputs larger than those saturate."
+        f"inputs larger than those saturate.{f' They fit the largest of {inputs.several}.' if inputs.several else ''}"
     )
     scaled = (replace(step, input_scale=scales.get(step.tensor.name)) for step in plan.steps)
     return replace(plan, steps=tuple(scaled), notes=(*plan.notes, note))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mxcli.files.captures import Capture
+from mxcli.files.captured_layers import captured_layers, ranks_of, steps_of
+from mxcli.files.captures import CAPTURED_ROLES, Capture
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.tensors import TensorInfo
 
@@ -27,8 +29,19 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True)
+class Captured:
+    """What a source of captures holds: how many layers, the steps and ranks that are told, and tensors by role."""
+
+    layers: int
+    steps: tuple[int, ...]
+    ranks: tuple[int, ...]
+    roles: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
-    """A source as its headers show it; `dialect` names a quantized layout, None for plain tensors."""
+    """A source as its headers show it; `dialect` names a quantized layout, None for plain tensors; `captured` sums up
+    its captures, None where it is none."""
 
     source: str
     kind: str
@@ -42,6 +55,7 @@ class Inspection:
     by_dtype: Mapping[str, Total]
     by_role: Mapping[str, Total]
     notes: tuple[str, ...]
+    captured: Captured | None = None
 
 
 def inspect_checkpoint(source: str, checkpoint: Checkpoint) -> Inspection:
@@ -60,6 +74,18 @@ def inspect_checkpoint(source: str, checkpoint: Checkpoint) -> Inspection:
         by_dtype=totals_by(lambda info: info.type_name, tensors),
         by_role=totals_by(lambda info: info.role, tensors),
         notes=checkpoint.notes,
+        captured=_captured(checkpoint) if checkpoint.captures else None,
+    )
+
+
+def _captured(checkpoint: Checkpoint) -> Captured:
+    layers = captured_layers(checkpoint.tensors, checkpoint.captures)
+    count = Counter(str(record["role"]) for record in checkpoint.captures.values())
+    return Captured(
+        len({each.layer for each in layers}),
+        steps_of(layers),
+        ranks_of(layers),
+        {role: count[role] for role in CAPTURED_ROLES if count[role]},
     )
 
 

@@ -16,9 +16,11 @@ from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
 from mxcli.files.tensors import DTYPES, Array
+from mxcli.flows.magnitudes import along, has_tensor_scale, largest, way_of
 from mxcli.flows.memory import Need, need_of
 from mxcli.flows.plan import Plan, Step
 from mxcli.numerics.blocks import Quantized, grid_shape
+from mxcli.numerics.draws import stream_of
 from mxcli.numerics.estimates import Counted, metrics_of, uncertainty_key
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.measures import Value
@@ -39,13 +41,18 @@ _ODDITIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
 }
 
 Steps = tuple[Step, ...]
-"""What every plan does with one tensor."""
+"""What plans do with one tensor: all of them, or those that quantize it."""
 T = TypeVar("T")
 
 
 def measured_steps(plans: Sequence[Plan]) -> list[Steps]:
-    """The tensors that every plan quantizes, in the order of the source."""
-    return [steps for steps in zip(*(plan.steps for plan in plans), strict=True) if all(s.recipe for s in steps)]
+    """The tensors that some plan quantizes, in the order of the source, with the steps of all plans."""
+    return [steps for steps in zip(*(plan.steps for plan in plans), strict=True) if any(s.recipe for s in steps)]
+
+
+def quantizing(steps: Steps) -> Steps:
+    """Those that quantize the tensor."""
+    return tuple(step for step in steps if step.recipe is not None)
 
 
 def measure(
@@ -56,10 +63,10 @@ def measure(
     per_block: bool = False,
     codes: bool = False,
 ) -> Iterator[tuple[Steps, tuple[Quantized, ...]]]:
-    """Every tensor that all plans quantize, with what each plan makes of it, in the order of the source.
+    """Every tensor that some plan quantizes, in the order of the source: the steps that do, and what comes of each.
 
-    Tensors that share a tensor scale are read together; what comes of the later ones waits for its turn. Codes are
-    kept only if asked for.
+    Each tensor is read once. Those that share a tensor scale are read together; what comes of the later ones waits for
+    its turn. Codes are kept only if asked for.
     """
     return in_turn(plans, lambda unit: _measured_unit(checkpoint, unit, backend, per_block=per_block, codes=codes))
 
@@ -170,19 +177,29 @@ def _measured_unit(
     checkpoint: Checkpoint, unit: Iterable[Steps], backend: Backend, *, per_block: bool, codes: bool
 ) -> Iterator[tuple[Steps, tuple[Quantized, ...]]]:
     arrays = [(steps, read(checkpoint, steps[0].tensor)) for steps in unit]
-    shared = _amax(backend, arrays) if any(step.group for steps, _ in arrays for step in steps) else None
+    sharing = {way_of(step) for steps, _ in arrays for step in steps if step.group and has_tensor_scale(step)}
+    shared = {way: largest(backend, [(each[0].tensor.dtype, x) for each, x in arrays], way) for way in sharing}
     while arrays:
         steps, x = arrays.pop(0)
-        if not all(step.recipe for step in steps):
+        steps = quantizing(steps)
+        if not steps:
             continue
         # Several recipes with a tensor scale of the tensor's own need the same amax.
-        alone = sum(1 for step in steps if _has_tensor_scale(step) and step.group is None)
-        own = _amax(backend, [(steps, x)]) if alone > 1 else None
-        x = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if steps[0].axis == COLUMN else x
+        alone = Counter(way_of(step) for step in steps if has_tensor_scale(step) and step.group is None)
+        own = {way: largest(backend, [(steps[0].tensor.dtype, x)], way) for way, count in alone.items() if count > 1}
+        turned = {axis: along(x, axis) for axis in dict.fromkeys(step.axis for step in steps)}
         yield (
             steps,
             tuple(
-                _quantized(backend, x, s, shared if s.group else own, per_block=per_block, codes=codes) for s in steps
+                _quantized(
+                    backend,
+                    turned[step.axis],
+                    step,
+                    (shared if step.group else own).get(way_of(step)),
+                    per_block=per_block,
+                    codes=codes,
+                )
+                for step in steps
             ),
         )
 
@@ -191,17 +208,16 @@ def _quantized(
     backend: Backend, x: Array, step: Step, amax: float | None, *, per_block: bool, codes: bool
 ) -> Quantized:
     assert step.recipe is not None
-    tensor_amax = amax if _has_tensor_scale(step) else None
-    dtype = step.tensor.dtype
-    return backend.quantize(x, dtype, step.recipe, tensor_amax=tensor_amax, codes=codes, per_block=per_block)
-
-
-def _has_tensor_scale(step: Step) -> bool:
-    return step.recipe is not None and step.recipe.format.tensor_scale is not None
-
-
-def _amax(backend: Backend, arrays: Iterable[tuple[Steps, Array]]) -> float:
-    return max(backend.amax(x, steps[0].tensor.dtype).value for steps, x in arrays)
+    tensor_amax, info = amax if has_tensor_scale(step) else None, step.tensor
+    return backend.quantize(
+        x,
+        info.dtype,
+        step.recipe,
+        tensor_amax=tensor_amax,
+        stream=stream_of(info.name),
+        codes=codes,
+        per_block=per_block,
+    )
 
 
 def _working_bytes(unit: Sequence[Steps], per_block: bool) -> tuple[str, int]:
@@ -210,5 +226,5 @@ def _working_bytes(unit: Sequence[Steps], per_block: bool) -> tuple[str, int]:
     largest = max(infos, key=lambda info: info.nbytes)
     block_bytes = sum(DTYPES[dtype].storage_bytes for dtype in PER_BLOCK.values()) if per_block else 0
     blocks = sum(math.prod(grid_shape(s.recipe.format, s.shape)) for steps in unit for s in steps if s.recipe)
-    turned = max((steps[0].tensor.nbytes for steps in unit if steps[0].axis == COLUMN), default=0)
+    turned = max((s.tensor.nbytes for steps in unit for s in quantizing(steps) if s.axis == COLUMN), default=0)
     return largest.name, sum(info.nbytes for info in infos) + turned + block_bytes * blocks

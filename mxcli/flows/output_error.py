@@ -10,7 +10,8 @@ import numpy as np
 
 from mxcli.backends import Backend
 from mxcli.errors import InputError, printable, together
-from mxcli.files.captures import captured_by_layer
+from mxcli.files.captured_layers import by_layer, captured_layers, several
+from mxcli.files.captures import rows_of
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
 from mxcli.files.reading import as_floats, release_pages
@@ -27,16 +28,19 @@ _PIECE = 1 << 22
 
 
 class CapturedInputs:
-    """The captured activations of a source by the layer whose input they are."""
+    """The captured activations of a source by the layer whose input they are; those of all its steps and ranks."""
 
     def __init__(self, captures: Checkpoint) -> None:
         self._captures = captures
-        self._layers = captured_by_layer(captures.tensors, captures.captures, ACTIVATION)
+        found = by_layer(captured_layers(captures.tensors, captures.captures), ACTIVATION)
+        self._layers = {layer: [each.activation for each in held if each.activation] for layer, held in found.items()}
+        self.several = several(each for held in found.values() for each in held)
+        """The steps and ranks that inputs are of, in words, where there are several."""
 
     @property
     def most_rows(self) -> int:
         """Rows of the layer with most of them."""
-        return max((sum(map(_rows, infos)) for infos in self._layers.values()), default=0)
+        return max((sum(map(rows_of, infos)) for infos in self._layers.values()), default=0)
 
     def has(self, step: Step) -> bool:
         """Whether the input of a layer was captured."""
@@ -117,10 +121,6 @@ def binary64(x: Array, dtype: str) -> Array:
 
 def _module(info: TensorInfo) -> str:
     return info.name.removesuffix(".weight")
-
-
-def _rows(info: TensorInfo) -> int:
-    return info.elements // info.shape[-1] if info.shape and info.shape[-1] else 0
 
 
 def _pieces(shape: tuple[int, ...]) -> Iterator[slice]:

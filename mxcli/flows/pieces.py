@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mxcli.files.layouts import COLUMN, ROW, Content, Entry, Layout, Weight
+from mxcli.files.layouts import COLUMN, ROW, Content, Entry, Layout, Weight, refusal
 from mxcli.files.orientation import BEFORE_LAST, LAST, reduction_axis
 from mxcli.files.outline import Target
 from mxcli.files.tensors import Array, TensorInfo
@@ -65,11 +65,11 @@ def pieces_of(
     assert step.recipe is not None
     name, reorder = (step.tensor.name, None) if target is None else (target.name, target.reorder)
     whole = Weight(name, step.shape, step.recipe, step.tensor.dtype, step.axis, input_scale=step.input_scale)
-    refusal = layout.refusal(whole)
-    if refusal is None:
+    refused = refusal(layout, whole)
+    if refused is None:
         return (Piece(whole, layout.contents(whole), step.group, reorder=reorder),)
     pieces = _experts(step, layout, config)
-    return refusal if pieces is None else pieces
+    return refused if pieces is None else pieces
 
 
 def _experts(step: Step, layout: Layout, config: Mapping[str, object] | None) -> tuple[Piece, ...] | str | None:
@@ -93,9 +93,9 @@ def _experts(step: Step, layout: Layout, config: Mapping[str, object] | None) ->
         shared = f"{module}.{'+'.join(names)}" if len(names) > 1 and step.recipe.format.tensor_scale else None
         for place, name in enumerate(names):
             weight = Weight(f"{module}.{name}.weight", (height, columns), step.recipe, step.tensor.dtype)
-            refusal = layout.refusal(weight)
-            if refusal is not None:
-                return refusal
+            refused = refusal(layout, weight)
+            if refused is not None:
+                return refused
             begin = place * height
             pieces.append(Piece(weight, layout.contents(weight), shared, expert, begin, begin + height))
     return tuple(pieces)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from mxcli.errors import RefusedError, UsageError, printable, together
 from mxcli.files.checkpoint import Checkpoint
@@ -13,10 +14,19 @@ from mxcli.files.selection import Choice, Rule, select
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.fused import fused_sets, named_sets
 from mxcli.flows.overrides import Asked, Override, asked_for, serves
-from mxcli.flows.reasons import already_quantized, misfit, nothing_to_quantize, refused_length, requantized, why_kept
-from mxcli.numerics.blocks import divides
+from mxcli.flows.reasons import (
+    already_quantized,
+    misfit,
+    nothing_to_quantize,
+    refused_groups,
+    refused_length,
+    requantized,
+    why_kept,
+)
+from mxcli.numerics.blocks import BOTH, axes_of, divides
 from mxcli.numerics.floats import FP32
 from mxcli.numerics.formats import BlockFormat, find_format
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.recipe import Recipe, resolve
 
 INDIVISIBLE_POLICIES = ("error", "pad", "keep")
@@ -28,9 +38,11 @@ BFLOAT16_RULE = "amax-bf16-scale"
 class Options:
     """What the user asked for, by the names of the command line.
 
-    `axis` None lets blocks run along the dimension that a layer sums over, whichever way it is stored. `layout`
+    `axis` None lets blocks run along the dimension that a layer sums over, whichever way it is stored; BOTH asks for a
+    plan along each (`make_plans`). `layout`
     None is the preferred one that can hold the result. `fuse` names further sets that share a tensor scale
-    (`named_sets`). `analysis` says that nothing is written, so that no layout
+    (`named_sets`). `seed` is that of roundings that draw (None: 0), `hadamard` a transform of all that is quantized.
+    `analysis` says that nothing is written, so that no layout
     has a say in the rules.
     """
 
@@ -45,6 +57,8 @@ class Options:
     layout: str | None = None
     axis: str | None = None
     fuse: str | None = None
+    seed: int | None = None
+    hadamard: Hadamard | None = None
     analysis: bool = False
 
     @property
@@ -81,11 +95,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step for every tensor of the source in its order, and what else there is to say."""
+    """A step for every tensor of the source in its order, and what else there is to say.
+
+    `axis` is the one asked for (None: the dimension that each layer sums over).
+    """
 
     options: Options
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
+    axis: str | None = None
 
     @property
     def quantized(self) -> tuple[Step, ...]:
@@ -108,32 +126,56 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
     Raises UsageError for a name or selector that means nothing, and RefusedError with every refusal at once: a
     source that is quantized already, lengths that blocks do not divide, nothing to quantize.
     """
+    _check_choice(options.axis or ROW, "--axis", AXES)
+    return make_plans(checkpoint, options)[0]
+
+
+def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
+    """The plan along the axis asked for, or along BOTH one for each of AXES.
+
+    Lengths are judged per axis. Raises like `make_plan`: the refusals of both axes at once, and nothing to quantize
+    where there is nothing along either.
+    """
     _check_names(options)
     if checkpoint.dialect is not None:
         raise RefusedError(already_quantized(checkpoint.where, checkpoint.dialect))
     choices = select(checkpoint.tensors, options.selection).choices
     asked, taken = asked_for(checkpoint.tensors, options.usual, options.overrides)
-    conv1d = stores_conv1d(checkpoint.tensors)
-    steps, problems = [], []
-    for name, info in checkpoint.tensors.items():
-        tied_to = _tied(checkpoint, info)
-        if tied_to is not None:
-            steps.append(Step(info, None, f"tied: the same as '{printable(tied_to)}', stored once", tied_to=tied_to))
-            continue
-        axis = options.axis or (ROW if reduction_axis(info, checkpoint.config, conv1d=conv1d) == LAST else COLUMN)
-        step = _step(info, choices[name], asked[name], axis, options)
-        if step.padded and step.recipe and options.on_indivisible == "error":
-            problems.append(refused_length(info, step.recipe.format, step.shape))
-        steps.append(step)
+    axes = axes_of(options.axis)
+    along = {axis: list(_steps(checkpoint, axis, choices, asked, options)) for axis in axes}
+    every = list(chain.from_iterable(along.values()))
+    problems = [refused_groups(step.tensor, cut) for step in every if (cut := cut_groups(step)) is not None]
+    problems += [
+        refused_length(step.tensor, step.recipe.format, step.shape)
+        for step in every
+        if step.padded and step.recipe and options.on_indivisible == "error"
+    ]
     if problems:
         raise together(RefusedError, "Lengths that blocks do not divide", problems)
-    if not any(step.recipe for step in steps):
-        infos, reasons = [step.tensor for step in steps], [step.reason for step in steps]
+    if not any(step.recipe for step in every):
+        first = along[axes[0]]
+        infos, reasons = [step.tensor for step in first], [step.reason for step in first]
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
-    grouped, notes = _grouped(steps, options.fuse)
-    if checkpoint.restored_from is not None:
-        notes.append(requantized(checkpoint.restored_from))
-    return Plan(options, grouped, (*notes, *_override_notes(options, grouped, taken)))
+    plans = []
+    for axis, steps in along.items():
+        grouped, notes = _grouped(steps, options.fuse)
+        if checkpoint.restored_from is not None:
+            notes.append(requantized(checkpoint.restored_from))
+        plans.append(Plan(options, grouped, (*notes, *_override_notes(options, grouped, taken)), axis))
+    return tuple(plans)
+
+
+def draws_at_random(plans: Iterable[Plan]) -> bool:
+    """Whether chance decides anything in them."""
+    return any(step.recipe.rounding.is_random for plan in plans for step in plan.steps if step.recipe is not None)
+
+
+def cut_groups(step: Step) -> str | None:
+    """Why a transform cannot be applied to a tensor, if one is to be and it cannot."""
+    hadamard = step.recipe.hadamard if step.recipe is not None else None
+    if hadamard is None or step.shape[-1] % hadamard.size == 0:
+        return None
+    return f"its length {step.shape[-1]} along the blocks is not a multiple of {hadamard.size} (Hadamard transform)"
 
 
 def _check_names(options: Options) -> None:
@@ -143,16 +185,35 @@ def _check_names(options: Options) -> None:
         rounding=options.rounding,
         dialect=options.dialect,
     )
-    for value, flag, known in (
-        (options.on_indivisible, "--on-indivisible", INDIVISIBLE_POLICIES),
-        (options.axis or ROW, "--axis", AXES),
-    ):
-        if value not in known:
-            raise UsageError(f"unknown value '{printable(value)}': {flag} takes {', '.join(known)}")
+    _check_choice(options.on_indivisible, "--on-indivisible", INDIVISIBLE_POLICIES)
+    _check_choice(options.axis or ROW, "--axis", (*AXES, BOTH))
     if options.layout is not None:
         find_layout(options.layout)
     if options.fuse is not None:
         named_sets(options.fuse)
+
+
+def _check_choice(value: str, flag: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UsageError(f"unknown value '{printable(value)}': {flag} takes {', '.join(known)}")
+
+
+def _steps(
+    checkpoint: Checkpoint,
+    axis: str | None,
+    choices: Mapping[str, Choice],
+    asked: Mapping[str, Asked],
+    options: Options,
+) -> Iterator[Step]:
+    """What becomes of each tensor along an axis (None: the dimension that its layer sums over)."""
+    conv1d = stores_conv1d(checkpoint.tensors)
+    for name, info in checkpoint.tensors.items():
+        tied_to = _tied(checkpoint, info)
+        if tied_to is not None:
+            yield Step(info, None, f"tied: the same as '{printable(tied_to)}', stored once", tied_to=tied_to)
+            continue
+        summed = ROW if reduction_axis(info, checkpoint.config, conv1d=conv1d) == LAST else COLUMN
+        yield _step(info, choices[name], asked[name], axis or summed, options)
 
 
 def _step(info: TensorInfo, choice: Choice, asked: Asked, axis: str, options: Options) -> Step:
@@ -161,6 +222,8 @@ def _step(info: TensorInfo, choice: Choice, asked: Asked, axis: str, options: Op
     if kept is not None or row is None:
         return Step(info, None, f"kept: {kept}")
     step = Step(info, _recipe(row, asked, info.dtype, options), f"quantized: {choice.reason}", axis)
+    if (cut := cut_groups(step)) is not None and options.on_indivisible == "keep":
+        return Step(info, None, f"kept: {cut}")
     if divides(row, step.shape):
         return step
     if options.on_indivisible == "keep":
@@ -185,6 +248,8 @@ def _recipe(row: BlockFormat, asked: Asked, dtype: str, options: Options) -> Rec
         rounding=asked.rounding,
         dialect=asked.dialect,
         nonfinite=options.nonfinite,
+        seed=options.seed or 0,
+        hadamard=options.hadamard,
     )
 
 

@@ -7,27 +7,29 @@ Products are computed in binary64, of the values that codes stand for and of the
 
 from __future__ import annotations
 
+import functools
+import operator
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mxcli.backends import Backend
-from mxcli.errors import InputError, printable, together
-from mxcli.files.captures import captured_by_layer
+from mxcli.errors import InputError, printable
+from mxcli.files.captured_layers import CapturedLayer, by_layer, captured_layers, check_layers, several
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
-from mxcli.files.roles import ACTIVATION, GRADIENT
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.gemm_shapes import DY, OPERANDS, PASSES, W, X
 from mxcli.flows.output_error import binary64
 from mxcli.flows.plan import Plan, Step
+from mxcli.numerics.draws import stream_of
 from mxcli.numerics.measures import cosine_between, decibels, relative
 from mxcli.numerics.recipe import Recipe
 
 MOST_TOKENS = 1024
-"""Captured tokens that are used of a layer, the same of its input and of its gradient."""
+"""Captured tokens that are used of a layer at a step and rank, the same of its input and of its gradient."""
 _PIECE = 1 << 22
 """Elements of an operand that are multiplied at a time."""
 
@@ -100,53 +102,89 @@ def report_products(
     on_layer: Callable[[TensorInfo], object] = lambda info: None,
 ) -> ProductReport:
     """The products of every layer that the plan quantizes and that was captured; `recipes` are those of activations
-    (X) and gradients (dY), weights have their step's.
+    (X) and gradients (dY), weights have their step's. What was captured at several steps or ranks is multiplied by
+    itself, and the sums added up.
 
     Raises InputError naming every capture that does not fit its layer, or where nothing fits.
     """
-    found = {role: captured_by_layer(captures.tensors, captures.captures, role) for role in (ACTIVATION, GRADIENT)}
-    layers = [step for step in plan.quantized if len(step.shape) == 2 and _layer(step) in found[ACTIVATION]]
-    steps = {_layer(step): step for step in layers}
-    steps |= {_layer(s): s for s in plan.quantized if len(s.shape) == 2 and _layer(s) in found[GRADIENT]}
+    every = captured_layers(captures.tensors, captures.captures)
+    found = by_layer(each for each in every if each.activation or each.gradient)
+    steps = {_layer(step): step for step in plan.quantized if len(step.shape) == 2 and _layer(step) in found}
     _check(captures, steps, found)
-    products, lacking = [], 0
+    products, lacking = list[LayerProduct](), 0
     for name, step in steps.items():
-        operands = _operands(checkpoint, captures, step, found)
         on_layer(step.tensor)
-        used = {X: recipes[X], DY: recipes[DY], W: step.recipe}
-        for passes, ((a, turn_a), (b, turn_b)) in OPERANDS.items():
-            if a not in operands or b not in operands:
-                lacking += 1
-                continue
-            recipe_a, recipe_b = used[a], used[b]
-            assert recipe_a is not None
-            assert recipe_b is not None
-            left = _Side(operands[a], turn_a, recipe_a, backend)
-            right = _Side(operands[b], turn_b, recipe_b, backend)
-            tokens = next(len(operands[each]) for each in (X, DY) if each in operands)
-            products.append(
-                LayerProduct(
-                    name,
-                    passes,
-                    PASSES[passes](tokens, *step.shape),
-                    (recipe_a.format.name, recipe_b.format.name),
-                    _energies(left, right),
-                )
-            )
-    notes = [f"{lacking:,} products are left out: their activation or gradient was not captured."] if lacking else []
+        made = list(_products(checkpoint, captures, step, found[name], {**recipes, W: step.recipe}, backend))
+        lacking += len(found[name]) * len(OPERANDS) - len(made)
+        products += _added_up(step, made)
+    places = several(each for name in steps for each in found[name])
+    notes = [f"Products of {places} are added up, each of its own tokens."] if places else []
+    if lacking:
+        notes.append(f"{lacking:,} products are left out: their activation or gradient was not captured.")
     shown = {**recipes, W: next(iter(steps.values())).recipe}
     return ProductReport(
         source, str(captures.where), {k: r for k, r in shown.items() if r}, tuple(products), tuple(notes)
     )
 
 
+def _products(
+    checkpoint: Checkpoint,
+    captures: Checkpoint,
+    step: Step,
+    places: Iterable[CapturedLayer],
+    recipes: Mapping[str, Recipe | None],
+    backend: Backend,
+) -> Iterator[_Part]:
+    """The products of a layer at each place where both of their operands are there."""
+    weight = binary64(np.array(read(checkpoint, step.tensor)), step.tensor.dtype)
+    sides: dict[tuple[str, bool], _Side] = {}
+    for place in places:
+        # The weight, and with it what its codes stand for, is the same at every place.
+        sides = {key: side for key, side in sides.items() if key[0] == W}
+        operands = {W: weight.T if step.axis == COLUMN else weight, **_tokens_of(captures, place)}
+        for passes, pair in OPERANDS.items():
+            if any(letter not in operands for letter, _ in pair):
+                continue
+            for letter, turned in pair:
+                recipe = recipes[letter]
+                assert recipe is not None
+                if (letter, turned) not in sides:
+                    stream = stream_of(f"{place.place} {letter} {turned}")
+                    sides[letter, turned] = _Side(operands[letter], turned, recipe, backend, stream)
+            left, right = (sides[key] for key in pair)
+            tokens = next(len(operands[letter]) for letter in (X, DY) if letter in operands)
+            yield _Part(passes, tokens, (left.format, right.format), _energies(left, right))
+
+
+def _added_up(step: Step, parts: Iterable[_Part]) -> Iterator[LayerProduct]:
+    """One product of each pass, of the tokens of all places."""
+    listed = list(parts)
+    for passes in OPERANDS:
+        own = [part for part in listed if part.passes == passes]
+        if own:
+            sizes = PASSES[passes](sum(part.tokens for part in own), *step.shape)
+            yield LayerProduct(_layer(step), passes, sizes, own[0].formats, _sum(part.energies for part in own))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A product of a layer at one place."""
+
+    passes: str
+    tokens: int
+    formats: tuple[str, str]
+    energies: Energies
+
+
 class _Side:
     """An operand [rows, k]: plain in binary64, and scaled back from its codes."""
 
-    def __init__(self, plain: Array, turned: bool, recipe: Recipe, backend: Backend) -> None:
+    def __init__(self, plain: Array, turned: bool, recipe: Recipe, backend: Backend, stream: int) -> None:
         self.plain = np.ascontiguousarray(plain.T if turned else plain)
+        self.format = recipe.format.name
         narrow = self.plain.astype(np.float32)
-        self.quantized = backend.dequantize(backend.quantize(narrow, "F32", recipe, stats=False)).astype(np.float64)
+        made = backend.quantize(narrow, "F32", recipe, stats=False, stream=stream)
+        self.quantized = backend.dequantize(made).astype(np.float64)
 
 
 def _energies(a: _Side, b: _Side) -> Energies:
@@ -162,65 +200,38 @@ def _energies(a: _Side, b: _Side) -> Energies:
         off = found - exact
         sums = (exact.square(), off.square(), exact * off, off)
         parts.append(Energies(exact.numel(), *(float(each.sum()) for each in sums)))
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return _sum(parts)
 
 
-def _operands(
-    checkpoint: Checkpoint, captures: Checkpoint, step: Step, found: Mapping[str, Mapping[str, list[TensorInfo]]]
-) -> dict[str, Array]:
-    """W [out, in] and what was captured of a layer, [tokens, features], as binary64."""
-    weight = binary64(np.array(read(checkpoint, step.tensor)), step.tensor.dtype)
-    operands = {W: weight.T if step.axis == COLUMN else weight}
-    for name, role in ((X, ACTIVATION), (DY, GRADIENT)):
-        infos = found[role].get(_layer(step), [])
-        if infos:
-            rows = [binary64(read(captures, info), info.dtype).reshape(-1, info.shape[-1]) for info in infos]
-            operands[name] = np.concatenate(rows)
-    tokens = next(len(operands[name]) for name in (X, DY) if name in operands)
+def _sum(energies: Iterable[Energies]) -> Energies:
+    return functools.reduce(operator.add, energies)
+
+
+def _tokens_of(captures: Checkpoint, place: CapturedLayer) -> dict[str, Array]:
+    """X and dY of a place as far as they were captured, [tokens, features], as binary64: the same tokens of both."""
+    operands = {}
+    for name, info in ((X, place.activation), (DY, place.gradient)):
+        if info is not None:
+            operands[name] = binary64(read(captures, info), info.dtype).reshape(-1, info.shape[-1])
+    tokens = place.tokens
     if tokens > MOST_TOKENS:
         chosen = sorted(random.Random(0).sample(range(tokens), MOST_TOKENS))
-        operands |= {name: operands[name][chosen] for name in (X, DY) if name in operands}
-    for name in (X, DY):
-        if name in operands and not np.isfinite(operands[name]).all():
-            raise InputError(f"{printable(captures.where)}: {name} of {printable(_layer(step))} is not finite.")
+        operands = {name: x[chosen] for name, x in operands.items()}
+    for name, x in operands.items():
+        if not np.isfinite(x).all():
+            raise InputError(f"{printable(captures.where)}: {name} of {place.place} is not finite.")
     return operands
 
 
-def _check(
-    captures: Checkpoint, steps: Mapping[str, Step], found: Mapping[str, Mapping[str, list[TensorInfo]]]
-) -> None:
-    where = printable(captures.where)
+def _check(captures: Checkpoint, steps: Mapping[str, Step], found: Mapping[str, Sequence[CapturedLayer]]) -> None:
     if not steps:
-        held = [*dict.fromkeys([*found[ACTIVATION], *found[GRADIENT]])][:3]
+        held = ", ".join(map(printable, list(found)[:3])) or "none"
         raise InputError(
-            f"{where}: holds no activations or gradients of the layers to be quantized; it holds those of "
-            f"{', '.join(map(printable, held)) or 'none'}."
+            f"{printable(captures.where)}: holds no activations or gradients of the layers to be quantized; it holds "
+            f"those of {held}."
         )
-    problems = []
-    for name, step in steps.items():
-        rows, columns = step.shape
-        for role, features, word in ((ACTIVATION, columns, "input"), (GRADIENT, rows, "output gradient")):
-            problems += [
-                f"{where}: {printable(info.name)} {list(info.shape)} is no {word} of {printable(name)}, which has "
-                f"{features} features there."
-                for info in found[role].get(name, [])
-                if not info.shape or info.shape[-1] != features
-            ]
-        tokens = {role: _tokens(found[role].get(name, [])) for role in (ACTIVATION, GRADIENT)}
-        if all(found[role].get(name) for role in tokens) and len(set(tokens.values())) > 1:
-            problems.append(
-                f"{where}: {printable(name)}: {tokens[ACTIVATION]:,} tokens of activations and "
-                f"{tokens[GRADIENT]:,} of gradients; both must be of the same tokens."
-            )
-    if problems:
-        raise together(InputError, where, problems)
-
-
-def _tokens(infos: Iterable[TensorInfo]) -> int:
-    return sum(info.elements // info.shape[-1] if info.shape and info.shape[-1] else 0 for info in infos)
+    places = [place for name in steps for place in found[name]]
+    check_layers(captures.where, places, {name: step.shape for name, step in steps.items()})
 
 
 def _layer(step: Step) -> str:

@@ -24,6 +24,7 @@ from mxcli.flows.pieces import Piece
 from mxcli.flows.plan import Plan, Step
 from mxcli.flows.records import planned_record, with_statistics
 from mxcli.flows.writing import Job, Manner, Outcome, Work, shards_of_share, write_checkpoint
+from mxcli.numerics.draws import stream_of
 from mxcli.numerics.stats import Stats
 
 
@@ -149,7 +150,11 @@ class _Run:
             for piece in pieces:
                 plain = piece.of(x, task.step.axis)
                 quantized = self._backend.quantize(
-                    plain, info.dtype, piece.weight.recipe, tensor_amax=self._shared_amax(piece)
+                    plain,
+                    info.dtype,
+                    piece.weight.recipe,
+                    tensor_amax=self._shared_amax(piece),
+                    stream=stream_of(info.name if piece.expert is None else piece.weight.name),
                 )
                 assert quantized.stats is not None
                 self._check(task, quantized.stats)
@@ -195,7 +200,8 @@ class _Run:
 
     def _amax_of(self, task: Task, piece: Piece) -> float:
         x = read(self._checkpoint, task.step.tensor)
-        value = self._backend.amax(piece.of(x, task.step.axis), task.step.tensor.dtype).value
+        plain = piece.of(x, task.step.axis)
+        value = self._backend.amax(plain, task.step.tensor.dtype, piece.weight.recipe.hadamard).value
         release_pages(x)
         return value
 

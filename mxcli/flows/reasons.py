@@ -44,6 +44,12 @@ def refused_length(info: TensorInfo, row: BlockFormat, shape: Sequence[int]) -> 
     )
 
 
+def refused_groups(info: TensorInfo, why: str) -> str:
+    """The refusal of a tensor that a transform does not divide."""
+    name = printable(info.name)
+    return f"{name} {list(info.shape)}: {why}. Use --exclude '{name}', a smaller --hadamard, or --on-indivisible keep."
+
+
 def already_quantized(where: object, dialect: str) -> str:
     """The refusal of a source that holds codes, with a way out that is one."""
     way_out = (

@@ -35,6 +35,14 @@ def recipe_text(options: Options, comments: Iterable[str] = ()) -> str:
     ):
         if value is not None:
             lines.append(f"{key} = {_quoted(value)}")
+    hadamard = options.hadamard
+    for key, number in (
+        ("seed", options.seed),
+        ("hadamard", hadamard.size if hadamard else None),
+        ("hadamard_seed", hadamard.seed if hadamard else None),
+    ):
+        if number is not None:
+            lines.append(f"{key} = {number}")
     lines += _selection(options.selection)
     for settings, group in groupby(options.overrides, key=_settings):
         selectors = [override.selector for override in group]

@@ -12,9 +12,9 @@
     select = "*layers.3.mlp.down_proj"
     keep = true
 
-Keys are the names of the options, `as` included. `include` and `exclude`, each a selector or a list, apply in the order
-in which they stand; `selection = [{exclude = "..."}, {include = "..."}]` spells out any other order. Of overrides the
-later ones win.
+Keys are the names of the options, `as` included, and `seed`, `hadamard` and `hadamard_seed`, which are numbers.
+`include` and `exclude`, each a selector or a list, apply in the order in which they stand; `selection = [{exclude =
+"..."}, {include = "..."}]` spells out any other order. Of overrides the later ones win.
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ from mxcli.flows.overrides import Asked, Override, overridden, taken_by
 from mxcli.flows.plan import AXES, INDIVISIBLE_POLICIES, Options
 from mxcli.numerics.dialects import find_dialect
 from mxcli.numerics.formats import find_format
+from mxcli.numerics.hadamard import stated_hadamard
 from mxcli.numerics.recipe import NONFINITE_POLICIES, find_scale_rule
 from mxcli.numerics.rounding import ELEMENT_ROUNDINGS, POWER_OF_TWO_ROUNDINGS, SCALE_RECIPES
 
 RULE_KEYS = ("format", "scale_rounding", "rounding", "as")
 VALUES = (*RULE_KEYS, "nonfinite", "on_indivisible", "layout", "axis", "fuse")
+SEED, HADAMARD, HADAMARD_SEED = "seed", "hadamard", "hadamard_seed"
+NUMBERS = (SEED, HADAMARD, HADAMARD_SEED)
 INCLUDE, EXCLUDE, SELECTION, OVERRIDE = "include", "exclude", "selection", "override"
 SELECT, KEEP = "select", "keep"
-TOP_KEYS = (*VALUES, INCLUDE, EXCLUDE, SELECTION, OVERRIDE)
+TOP_KEYS = (*VALUES, *NUMBERS, INCLUDE, EXCLUDE, SELECTION, OVERRIDE)
 OVERRIDE_KEYS = (SELECT, KEEP, *RULE_KEYS)
 
-Named = Mapping[str, str | None]
+Named = Mapping[str, Any]
 """Values by the fields of Options; None is not named."""
 
 
@@ -56,7 +59,7 @@ class RecipeFile:
     """What a recipe says, `named` by the fields of Options, and on which line each rule and override stands."""
 
     where: str
-    named: Mapping[str, str]
+    named: Mapping[str, Any]
     selection: tuple[Rule, ...] = ()
     overrides: tuple[Override, ...] = ()
     selection_lines: tuple[int, ...] = ()
@@ -140,7 +143,7 @@ class _Reading:
 
     def recipe(self) -> RecipeFile:
         self.known((), self.content, TOP_KEYS)
-        named = {
+        named: dict[str, Any] = {
             "dialect" if key == "as" else key: value
             for key in VALUES
             if (value := self.text((key,), self.content)) is not None
@@ -148,6 +151,7 @@ class _Reading:
         for key, value in named.items():
             self.checked(("as" if key == "dialect" else key,), _CHECKS[key], value)
         usual = self.usual(named)
+        named |= self.chance()
         selection = list(self.selection())
         overrides = list(self.overrides(usual))
         if self.problems:
@@ -161,6 +165,23 @@ class _Reading:
             selection_lines=tuple(line for _, line in selection),
             override_lines=tuple(line for _, line in overrides),
         )
+
+    def chance(self) -> dict[str, object]:
+        """The seed and the transform that are named."""
+        found: dict[str, int] = {}
+        for key in NUMBERS:
+            value = self.content.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                found[key] = value
+            elif value is not None:
+                self.problem((key,), f"'{key}' takes a whole number from 0 on, not {printable(value)}.")
+        named: dict[str, object] = {SEED: found[SEED]} if SEED in found else {}
+        try:
+            hadamard = stated_hadamard(found.get(HADAMARD), found.get(HADAMARD_SEED))
+        except UsageError as error:
+            self.problem((HADAMARD if HADAMARD in found else HADAMARD_SEED,), str(error))
+            return named
+        return named if hadamard is None else {**named, HADAMARD: hadamard}
 
     def usual(self, named: Mapping[str, str]) -> Asked:
         """What is asked for all tensors, so far as it makes sense."""

@@ -272,6 +272,8 @@ class _Measured:
         """What there is to say about the measuring."""
         if self._inputs is not None and self._inputs.most_rows > MOST_ROWS:
             yield f"Of layers with more than {MOST_ROWS:,} captured rows {MOST_ROWS:,} were drawn, always the same."
+        if self._inputs is not None and self._inputs.several:
+            yield f"Inputs of {self._inputs.several} count alike, as one sample."
         if self._without_input:
             count, first = len(self._without_input), printable(self._without_input[0])
             yield (

@@ -14,6 +14,7 @@ from mxcli.flows.fingerprint import fingerprint
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options, Plan, Step
 from mxcli.numerics.formats import find_format
+from mxcli.numerics.hadamard import Hadamard, signs_text
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.recipe import Recipe
@@ -63,7 +64,16 @@ def options_record(options: Options) -> dict[str, object]:
         "layout": options.layout,
         "axis": options.axis,
         "fuse": options.fuse,
+        "seed": options.seed,
+        "hadamard": hadamard_record(options.hadamard),
     }
+
+
+def hadamard_record(hadamard: Hadamard | None) -> dict[str, object] | None:
+    """A transform by its size, the seed of its signs where it has one, and these."""
+    if hadamard is None:
+        return None
+    return {"size": hadamard.size, "seed": hadamard.seed, "signs": signs_text(hadamard)}
 
 
 def _override(override: Override) -> dict[str, object]:
@@ -102,4 +112,6 @@ def recipe_record(recipe: Recipe) -> dict[str, object]:
         "scale_rounding": recipe.scale_rule.name,
         "rounding": recipe.rounding.name,
         "dialect": recipe.dialect.name,
+        **({"seed": recipe.seed} if recipe.rounding.is_random else {}),
+        **({"hadamard": hadamard_record(recipe.hadamard)} if recipe.hadamard else {}),
     }

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from operator import add
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mxcli.backends import Backend
@@ -16,13 +15,13 @@ from mxcli.files.layouts import Entry
 from mxcli.files.writer_shards import Shard, ShardFile, partial_path
 from mxcli.flows.arrange import Arrangement
 from mxcli.flows.inspect import Total, totals_by
-from mxcli.flows.measuring import PER_BLOCK, measure, not_finite, oddities, refuse, summed_formats
+from mxcli.flows.measuring import PER_BLOCK, measure, measured_steps, not_finite, oddities, quantizing, refuse
 from mxcli.flows.plan import Options, Plan, Step
 from mxcli.flows.sampled import Taken, measure_samples, sample_notes, taken
+from mxcli.flows.sums import RunningSums, StepSums, StepTotal, Totals
 from mxcli.numerics.blocks import grid_shape
 from mxcli.numerics.draws import Sampling
 from mxcli.numerics.estimates import Counted, metrics_of
-from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.measures import Value
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Stats
@@ -30,15 +29,15 @@ from mxcli.numerics.stats import Stats
 QUANTIZED, PADDED, KEPT, TIED = "quantized", "padded", "kept", "tied"
 
 Gathered = Iterable[tuple[Step, Stats | None]]
-Sums = dict[BlockFormat, tuple[Counted, int]]
-"""What was counted of the tensors of each format together, and how many they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One tensor: what was decided about it and why, and its metrics where it was measured (else empty).
+    """One tensor along one axis: what was decided about it and why, and its metrics where it was measured (else
+    empty).
 
-    `shape` is that of the file; `recipe` is None for a tensor that is not quantized.
+    `shape` is that of the file; `recipe` is None for a tensor that is not quantized. `axis` is the one that blocks run
+    along; of a tensor that is kept the one along which it is (None: along any).
     """
 
     name: str
@@ -49,6 +48,7 @@ class LayerReport:
     reason: str
     recipe: Recipe | None
     metrics: Mapping[str, Value]
+    axis: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,10 @@ class Report:
     decision. `sum` (None: nothing measured) and `by_role` are the metrics of tensors taken together, with their number
     as `tensors`. `unfinished` is how many tensors an interruption left unmeasured. `sample` is the sample that was
     measured (None: no sample was asked for).
+
+    Along both axes `layers` has a tensor once for each, and so do `counts` and `unfinished`; sums are `by_axis` (else
+    empty), for one over both would be of neither: `sum` is None and `by_role` empty. `by_step` has the totals of
+    each step of captures of several steps.
     """
 
     source: str
@@ -74,6 +78,13 @@ class Report:
     notes: tuple[str, ...]
     unfinished: int
     sample: Taken | None = None
+    by_axis: Mapping[str, Totals] = field(default_factory=dict)
+    by_step: tuple[StepTotal, ...] = ()
+
+    @property
+    def totals(self) -> tuple[tuple[str | None, Totals], ...]:
+        """The sums with the axis that they are along; None where no axes are told apart."""
+        return tuple(self.by_axis.items()) or ((None, Totals(self.sum, self.by_role)),)
 
 
 def decision_of(step: Step) -> str:
@@ -84,61 +95,73 @@ def decision_of(step: Step) -> str:
 
 
 class Tally:
-    """Layer reports as they come in, and the running sums over them: all that a report is made of."""
+    """Layer reports as they come in, and the running sums over them: all that a report is made of. There is a plan, or
+    one for each axis."""
 
-    def __init__(self, source: str, checkpoint: Checkpoint, plan: Plan, sampling: Sampling | None = None) -> None:
-        self._source, self._checkpoint, self._plan, self._sampling = source, checkpoint, plan, sampling
+    def __init__(self, source: str, checkpoint: Checkpoint, *plans: Plan, sampling: Sampling | None = None) -> None:
+        self._source, self._checkpoint, self._plans, self._sampling = source, checkpoint, plans, sampling
         self._layers: list[LayerReport] = []
-        self._sums: dict[str, Sums] = {}
+        self._sums, self._steps = RunningSums(), StepSums(checkpoint.captures)
 
     def add(self, step: Step, counted: Counted) -> LayerReport:
         """Counts a measured tensor in: samples, if there is a sampling."""
         assert step.recipe is not None
-        layer = _layer(step, metrics_of(counted, step.recipe.format, step.shape))
+        layer = _layer(step, metrics_of(counted, step.recipe.format, step.shape), step.axis)
         self._layers.append(layer)
-        _count(self._sums.setdefault(layer.role, {}), step.recipe.format, counted)
+        axis = step.axis if len(self._plans) > 1 else None
+        self._sums.add(step, counted, axis)
+        self._steps.add(step, counted, axis)
         return layer
 
     def report(self) -> Report:
         """The report on what was counted in so far."""
-        plan, infos = self._plan, self._checkpoint.tensors.values()
-        whole: Sums = {}
-        for of_role in self._sums.values():
-            for row, (counted, tensors) in of_role.items():
-                _count(whole, row, counted, tensors)
-        decisions = [decision_of(step) for step in plan.steps]
-        read = ((layer.metrics, [layer.recipe]) for layer in self._layers if layer.recipe is not None)
+        plans, infos = self._plans, self._checkpoint.tensors.values()
+        quantized = [step for plan in plans for step in plan.quantized]
+        kept = tuple(_kept(plans))
+        decisions = [*map(decision_of, quantized), *(layer.decision for layer in kept)]
+        of_tensor: dict[str, list[LayerReport]] = {}
+        for layer in self._layers:
+            of_tensor.setdefault(layer.name, []).append(layer)
+        read = ((rows[0].metrics, [row.recipe for row in rows if row.recipe]) for rows in of_tensor.values())
         sample = None if self._sampling is None else taken(self._sampling, read)
+        totals = self._sums.totals(None)
         return Report(
             source=self._source,
             total=Total.of(infos),
             by_dtype=totals_by(lambda info: info.dtype, infos),
-            options=plan.options,
-            recipes=_recipes(plan),
+            options=plans[0].options,
+            recipes=_recipes(plans),
             layers=tuple(self._layers),
-            kept=tuple(_layer(step) for step in plan.steps if step.recipe is None),
-            sum=summed_formats(whole) if whole else None,
-            by_role={role: summed_formats(sums) for role, sums in self._sums.items()},
+            kept=kept,
+            sum=totals.sum,
+            by_role=totals.by_role,
             counts={word: decisions.count(word) for word in (QUANTIZED, PADDED, KEPT, TIED)},
             notes=(
                 *self._checkpoint.notes,
-                *plan.notes,
-                *oddities((layer.name, [layer.metrics]) for layer in self._layers),
+                *dict.fromkeys(note for plan in plans for note in plan.notes),
+                *oddities((name, [row.metrics for row in rows]) for name, rows in of_tensor.items()),
                 *sample_notes(sample),
             ),
-            unfinished=len(plan.quantized) - len(self._layers),
+            unfinished=len(quantized) - len(self._layers),
             sample=sample,
+            by_axis={str(plan.axis): self._sums.totals(plan.axis) for plan in plans} if len(plans) > 1 else {},
+            by_step=self._steps.totals,
         )
 
 
-def _count(sums: Sums, row: BlockFormat, counted: Counted, tensors: int = 1) -> None:
-    """Adds tensors of a format in."""
-    sums[row] = (add(sums[row][0], counted), sums[row][1] + tensors) if row in sums else (counted, tensors)
-
-
-def planned_layers(plan: Plan) -> tuple[LayerReport, ...]:
-    """What is to become of every tensor, nothing of it being measured yet."""
-    return tuple(_layer(step) for step in plan.steps)
+def planned_layers(*plans: Plan) -> tuple[LayerReport, ...]:
+    """What is to become of every tensor, nothing of it being measured yet; once, or where that is not the same along
+    both axes once for each."""
+    layers = list[LayerReport]()
+    for steps in zip(*(plan.steps for plan in plans), strict=True):
+        if len({step.reason for step in steps}) == 1:
+            layers.append(_layer(steps[0]))
+        else:
+            layers += [
+                _layer(replace(step, reason=f"{plan.axis}: {step.reason}"), axis=plan.axis)
+                for plan, step in zip(plans, steps, strict=True)
+            ]
+    return tuple(layers)
 
 
 def report_of(
@@ -156,64 +179,87 @@ def report_of(
 def make_report(
     source: str,
     checkpoint: Checkpoint,
-    plan: Plan,
-    *,
+    *plans: Plan,
     backend: Backend,
     on_layer: Callable[[LayerReport], None] | None = None,
     per_block: Path | None = None,
     sampling: Sampling | None = None,
 ) -> Report:
-    """Measures every tensor that the plan quantizes, each read once, or with `sampling` a sample of each.
+    """Measures every tensor that the plan quantizes, or the plan for either axis; each is read once, or with `sampling`
+    a sample of each.
 
     `on_layer` is told of each as it is done. `per_block` names a safetensors file for arrays with a value per
     block; it is replaced, and appears only when complete. An interruption ends the measuring and leaves a
     report on what was done. Raises RefusedError for values that are not finite, if the options refuse them.
     """
-    tally = Tally(source, checkpoint, plan, sampling)
-    refusals: list[str] = []
+    tally = Tally(source, checkpoint, *plans, sampling=sampling)
+    refusals: dict[str, list[str]] = {}
     try:
-        with _block_file(per_block, plan) as file:
-            for step, counted in _counted(checkpoint, plan, backend, file, sampling):
-                refusals += not_finite(step, counted)
+        with _block_file(per_block, plans) as file:
+            for step, counted in _counted(checkpoint, plans, backend, file, sampling):
+                refusals.setdefault(step.tensor.name, not_finite(step, counted))
                 layer = tally.add(step, counted)
                 if on_layer is not None:
                     on_layer(layer)
     except KeyboardInterrupt:
         pass
-    refuse(refusals)
+    refuse([reason for reasons in refusals.values() for reason in reasons])
     return tally.report()
 
 
 def _counted(
-    checkpoint: Checkpoint, plan: Plan, backend: Backend, file: ShardFile | None, sampling: Sampling | None
+    checkpoint: Checkpoint,
+    plans: Sequence[Plan],
+    backend: Backend,
+    file: ShardFile | None,
+    sampling: Sampling | None,
 ) -> Iterator[tuple[Step, Counted]]:
     """What is counted of each tensor, or of a sample of it; arrays per block are written to the file, if any."""
     if sampling is not None:
-        for (step,), (sample,) in measure_samples(checkpoint, (plan,), backend, sampling):
-            yield step, sample
+        for steps, samples in measure_samples(checkpoint, plans, backend, sampling):
+            yield from zip(steps, samples, strict=True)
         return
-    for (step,), (q,) in measure(checkpoint, (plan,), backend, per_block=file is not None):
-        assert q.stats is not None
-        if file is not None:
-            for array in PER_BLOCK:
-                file.write(f"{step.tensor.name}.{array}", getattr(q.per_block, array))
-        yield step, q.stats
+    for steps, made in measure(checkpoint, plans, backend, per_block=file is not None):
+        for step, q in zip(steps, made, strict=True):
+            assert q.stats is not None
+            if file is not None:
+                for array in PER_BLOCK:
+                    file.write(_array_name(step, array, plans), getattr(q.per_block, array))
+            yield step, q.stats
 
 
-def _layer(step: Step, metrics: Mapping[str, Value] | None = None) -> LayerReport:
+def _array_name(step: Step, array: str, plans: Sequence[Plan]) -> str:
+    """What an array with a value per block is called: NAME.ARRAY, or of both axes NAME.AXIS.ARRAY."""
+    return ".".join([step.tensor.name, *([step.axis] if len(plans) > 1 else []), array])
+
+
+def _layer(step: Step, metrics: Mapping[str, Value] | None = None, axis: str | None = None) -> LayerReport:
     info, decision = step.tensor, decision_of(step)
-    return LayerReport(info.name, info.dtype, info.shape, info.role, decision, step.reason, step.recipe, metrics or {})
+    return LayerReport(
+        info.name, info.dtype, info.shape, info.role, decision, step.reason, step.recipe, metrics or {}, axis
+    )
+
+
+def _kept(plans: Sequence[Plan]) -> Iterator[LayerReport]:
+    """The tensors that are not quantized: once, or along the axes along which they are not."""
+    for steps in zip(*(plan.steps for plan in plans), strict=True):
+        left = [(plan.axis, step) for plan, step in zip(plans, steps, strict=True) if step.recipe is None]
+        if len(left) == len(plans) and len({step.reason for _, step in left}) == 1:
+            yield _layer(steps[0])
+        else:
+            yield from (_layer(step, axis=axis) for axis, step in left)
 
 
 @contextmanager
-def _block_file(path: Path | None, plan: Plan) -> Iterator[ShardFile | None]:
+def _block_file(path: Path | None, plans: Sequence[Plan]) -> Iterator[ShardFile | None]:
     """The file for per-block arrays under its partial name; it gets its own name when all went well."""
     if path is None:
         yield None
         return
     entries = tuple(
-        Entry(f"{step.tensor.name}.{array}", dtype, grid_shape(step.recipe.format, step.shape))
-        for step in plan.quantized
+        Entry(_array_name(step, array, plans), dtype, grid_shape(step.recipe.format, step.shape))
+        for steps in measured_steps(plans)
+        for step in steps
         for array, dtype in PER_BLOCK.items()
         if step.recipe is not None
     )
@@ -229,6 +275,7 @@ def _block_file(path: Path | None, plan: Plan) -> Iterator[ShardFile | None]:
         partial.unlink(missing_ok=True)
 
 
-def _recipes(plan: Plan) -> tuple[tuple[Recipe, int], ...]:
-    """The recipes of a plan with the number of tensors of each, most used first."""
-    return tuple(Counter(step.recipe for step in plan.quantized if step.recipe is not None).most_common())
+def _recipes(plans: Sequence[Plan]) -> tuple[tuple[Recipe, int], ...]:
+    """The recipes of plans with the number of tensors of each, most used first."""
+    found = (quantizing(steps)[0].recipe for steps in measured_steps(plans))
+    return tuple(Counter(recipe for recipe in found if recipe is not None).most_common())

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import count
 from operator import add
 
 import numpy as np
@@ -15,11 +16,12 @@ from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
 from mxcli.files.reading import read_rows
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
-from mxcli.flows.measuring import Steps, in_turn, units
+from mxcli.flows.magnitudes import along, has_tensor_scale, largest, way_of
+from mxcli.flows.measuring import Steps, in_turn, quantizing, units
 from mxcli.flows.memory import Need, need_of
 from mxcli.flows.plan import Plan, Step
 from mxcli.numerics.blocks import folded, grid_shape
-from mxcli.numerics.draws import Draw, Rows, Run, Sampling, draw, unit_rows
+from mxcli.numerics.draws import Draw, Rows, Run, Sampling, draw, stream_of, unit_rows
 from mxcli.numerics.estimates import is_of_part
 from mxcli.numerics.measures import Value
 from mxcli.numerics.recipe import Recipe
@@ -44,7 +46,8 @@ Measure = Callable[[Array], Stats]
 def measure_samples(
     checkpoint: Checkpoint, plans: Sequence[Plan], backend: Backend, sampling: Sampling
 ) -> Iterator[tuple[Steps, tuple[Sample, ...]]]:
-    """Every tensor that all plans quantize, with what a sample of it says under each, in the order of the source.
+    """Every tensor that some plan quantizes, in the order of the source: the steps that do, and what a sample of the
+    tensor says under each.
 
     All plans measure the same rows. A tensor scale follows from the largest magnitude in the sample, or in those of
     the tensors that share it.
@@ -129,8 +132,10 @@ def _drawn(sampling: Sampling, steps: Steps) -> Draw | None:
     info = steps[0].tensor
     if info.offset == IN_MEMORY:
         return None
-    formats = [step.recipe.format for step in steps if step.recipe is not None]
-    unit = unit_rows(formats, turned=steps[0].axis == COLUMN)
+    units = [unit_rows([step.recipe.format], turned=step.axis == COLUMN) for step in steps if step.recipe is not None]
+    known = [unit for unit in units if unit is not None]
+    groups = [s.recipe.hadamard.size for s in steps if s.axis == COLUMN and s.recipe and s.recipe.hadamard]
+    unit = math.lcm(*known, *groups) if len(known) == len(units) else None
     return draw(sampling, info.name, replace(_rows(info), unit=unit))
 
 
@@ -154,34 +159,44 @@ def _sampled_unit(
     checkpoint: Checkpoint, unit: Sequence[Steps], backend: Backend, sampling: Sampling
 ) -> Iterator[tuple[Steps, tuple[Sample, ...]]]:
     waiting = [(steps, _read(checkpoint, sampling, steps)) for steps in unit]
+    ways = {way_of(step) for steps, _ in waiting for step in steps if has_tensor_scale(step)}
     amaxes = [
-        max(backend.amax(part.x, steps[0].tensor.dtype).value for group in parts for part in group)
-        if any(step.recipe is not None and step.recipe.format.tensor_scale is not None for step in steps)
-        else 0.0
+        {
+            way: largest(backend, [(steps[0].tensor.dtype, part.x) for group in parts for part in group], way)
+            for way in ways
+        }
         for steps, parts in waiting
     ]
-    shared = max(amaxes)
+    shared = {way: max(own[way] for own in amaxes) for way in ways}
     for own in amaxes:
         steps, parts = waiting.pop(0)
-        if all(step.recipe for step in steps):
-            turned = _turned(parts) if steps[0].axis == COLUMN else parts
-            of_each = [(step, shared if step.group else own) for step in steps]
-            yield steps, tuple(_sample(_measuring(backend, step, amax), step, parts, turned) for step, amax in of_each)
+        steps = quantizing(steps)
+        if steps:
+            turned = {axis: _along(parts, axis) for axis in dict.fromkeys(step.axis for step in steps)}
+            of_each = [(step, (shared if step.group else own).get(way_of(step))) for step in steps]
+            yield (
+                steps,
+                tuple(
+                    _sample(_measuring(backend, step, amax), step, parts, turned[step.axis]) for step, amax in of_each
+                ),
+            )
 
 
-def _turned(parts: Parts) -> Parts:
-    return tuple(
-        tuple(replace(part, x=np.ascontiguousarray(np.swapaxes(part.x, -1, -2))) for part in group) for group in parts
-    )
+def _along(parts: Parts, axis: str) -> Parts:
+    """The parts as they are quantized."""
+    return tuple(tuple(replace(part, x=along(part.x, axis)) for part in group) for group in parts)
 
 
-def _measuring(backend: Backend, step: Step, amax: float) -> Measure:
-    recipe, dtype = step.recipe, step.tensor.dtype
+def _measuring(backend: Backend, step: Step, amax: float | None) -> Measure:
+    recipe, info = step.recipe, step.tensor
     assert recipe is not None
-    tensor_amax = amax if recipe.format.tensor_scale is not None else None
+    tensor_amax, parts = amax if has_tensor_scale(step) else None, count()
 
     def measure(x: Array) -> Stats:
-        stats = backend.quantize(x, dtype, recipe, tensor_amax=tensor_amax, codes=False).stats
+        # Every part begins at element 0 of its own: a stream for each, or all would be rounded by the same draws.
+        part = next(parts)
+        stream = stream_of(f"{info.name} {part}" if part else info.name)
+        stats = backend.quantize(x, info.dtype, recipe, tensor_amax=tensor_amax, stream=stream, codes=False).stats
         assert stats is not None
         return stats
 

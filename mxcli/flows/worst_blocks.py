@@ -64,22 +64,27 @@ class WorstBlock:
 
 
 def worst_blocks(
-    checkpoint: Checkpoint, plan: Plan, layers: Sequence[LayerReport], tensors: int = TENSORS
+    checkpoint: Checkpoint, plans: Sequence[Plan], layers: Sequence[LayerReport], tensors: int = TENSORS
 ) -> tuple[WorstBlock, ...]:
     """The worst block of each of the `tensors` with the lowest SQNR, lowest first; fewer where fewer have noise, and
-    none of a tensor that is one block.
+    none of a tensor that is one block. Of the plans for both axes, each has its share of the tensors.
 
-    Computed on the CPU from what `layers` say of the plan's tensors. Raises InputError when a file has changed.
+    Computed on the CPU from what `layers` say of the plans' tensors. Raises InputError when a file has changed.
     """
-    measured = {layer.name: layer.metrics for layer in layers}
     found: list[WorstBlock] = []
+    for under, plan in enumerate(plans):
+        measured = {layer.name: layer.metrics for layer in layers if plan.axis in (None, layer.axis)}
+        worst = _worst_of(checkpoint, plan, measured)
+        found += [replace(block, under=under) for block in islice(worst, max(1, tensors // len(plans)))]
+    return tuple(found)
+
+
+def _worst_of(checkpoint: Checkpoint, plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[WorstBlock]:
+    """The worst block of each tensor, from where the metrics say that it lies."""
     for step, amax in _lowest_first(plan, measured):
         places = measured[step.tensor.name]["worst_blocks"]
         if isinstance(places, list) and places:
-            found.append(_block(checkpoint, step, places[0], amax))
-        if len(found) == tensors:
-            break
-    return tuple(found)
+            yield _block(checkpoint, step, places[0], amax)
 
 
 def worst_blocks_compared(
@@ -103,7 +108,11 @@ def worst_blocks_compared(
 
 def _lowest_first(plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[tuple[Step, float]]:
     """The steps of tensors that were measured and have several blocks, with the largest magnitude among those that
-    share a tensor scale; the lowest SQNR first, none without noise."""
+    share a tensor scale; the lowest SQNR first, none without noise.
+
+    None under a transform, which mixes elements of several blocks, or a random rounding, which draws by the place in
+    the tensor: such a block is not made again from its own elements.
+    """
     steps, groups = {step.tensor.name: step for step in plan.quantized}, plan.groups
     amaxes = {name: number_of(metrics, "amax") for name, metrics in measured.items()}
     known = [(sqnr, name) for name, each in measured.items() if (sqnr := number_of(each, "sqnr_db")) is not None]
@@ -111,7 +120,8 @@ def _lowest_first(plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[tuple
         step = steps[name]
         sharing = (step,) if step.group is None else groups[step.group]
         shared = [amaxes.get(each.tensor.name) for each in sharing]
-        if step.recipe is None or step.recipe.format.block == (None, None):
+        recipe = step.recipe
+        if recipe is None or recipe.format.block == (None, None) or recipe.hadamard or recipe.rounding.is_random:
             continue
         # An interruption may have left out tensors whose magnitudes the tensor scale depends on.
         if None not in shared:

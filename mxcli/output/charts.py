@@ -41,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Lines over the layers; `others` are drawn without colour, for context."""
+    """Lines over layers or steps; `others` are drawn without colour, for context. A unit stands in brackets in `y`."""
 
     key: str
     title: str
@@ -50,6 +50,11 @@ class LineChart:
     y: str
     lines: tuple[Line, ...]
     others: tuple[Line, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """What follows a number, if anything does."""
+        return self.y.partition("[")[2].rstrip("]")
 
     @property
     def table(self) -> Table:

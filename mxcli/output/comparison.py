@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from mxcli.errors import printable
-from mxcli.flows.compare import Compared, Comparison, best_of, sqnr_or_infinity
+from mxcli.flows.compare import Compared, Comparison, best_of
 from mxcli.flows.plan import Options
 from mxcli.flows.records import options_record, recipe_record
 from mxcli.numerics.combinations import Combinations
 from mxcli.numerics.estimates import keys_of
 from mxcli.numerics.measures import Value
-from mxcli.numerics.metrics import NUMBERS, number_of
-from mxcli.output.conclusion import Standing, conclusion
+from mxcli.numerics.metrics import NUMBERS
+from mxcli.numerics.recipe import Recipe
+from mxcli.output.cells import noise_cell, number_cell
+from mxcli.output.compared_series import compared_series_lines, compared_series_records
+from mxcli.output.comparison_totals import BEST, delta, delta_cell, total_lines, wins
+from mxcli.output.comparison_words import concluded
 from mxcli.output.export import csv_text, json_line, json_text
-from mxcli.output.numbers import ABSENT, counted, shape_text, significant
+from mxcli.output.numbers import counted, shape_text
 from mxcli.output.report import (
     ending_lines,
-    estimate_sentences,
     headed,
-    noise_cell,
-    number_cell,
     sample_record,
     worst_first,
 )
@@ -31,9 +31,8 @@ from mxcli.output.table import Column, Row, aligned, least_width
 
 DELTAS = ("sqnr_db", "saturated_percent", "underflowed_percent")
 """Metrics of which the difference from the first combination is told, as NAME_delta."""
-BEST, TINY = "*", "~0"
 _LAYER_KEYS = ("name", "dtype", "shape", "role", "decision", "reason", "best")
-_RECIPE_KEYS = ("format", "scale_rounding", "rounding", "dialect")
+_RECIPE_KEYS = ("format", "scale_rounding", "rounding", "dialect", "seed", "hadamard", "axis")
 RECORD_KEYS = (
     *_LAYER_KEYS, "combination", *_RECIPE_KEYS, *(f"{name}_delta" for name in DELTAS), *NUMBERS
 )  # fmt: skip
@@ -45,17 +44,6 @@ Metrics = Mapping[str, Value]
 _SHARED = (Column("tensor", right=False), Column("shape", right=False, drop=4))
 _DELTA = Column("+/-\ndB", drop=2)
 _PER_COMBINATION = (Column("SQNR \ndB "), _DELTA, Column("sat.\n%", drop=1), Column("und.\n%", drop=3))
-_TOTALS = (
-    Column("", right=False),
-    Column("bits per\nelement", drop=4),
-    Column("SQNR \ndB "),
-    Column("+/-\ndB", drop=1),
-    Column("relative\nerror", drop=6),
-    Column("saturated\n% of elements", drop=3),
-    Column("saturated\n% of blocks", drop=5),
-    Column("underflowed\n% of elements", drop=3),
-    Column("best on\ntensors", drop=2),
-)
 
 
 def comparison_text(comparison: Comparison, screen: Screen, sort: str = DELTAS[0], top: int | None = None) -> str:
@@ -71,7 +59,9 @@ def comparison_text(comparison: Comparison, screen: Screen, sort: str = DELTAS[0
         for band in _bands(comparison, shown, screen):
             lines += [*aligned(_columns(comparison, band), _rows(comparison, shown, band), screen), ""]
         lines += folded_lines(_legend(comparison), screen)
-        lines += ["", *aligned(_TOTALS, _total_rows(comparison), screen), ""]
+        lines += ["", *total_lines(comparison, screen), ""]
+        if comparison.by_step:
+            lines += [*compared_series_lines(comparison, screen), ""]
         for sentence in concluded(comparison):
             first, *rest = folded_lines(sentence, screen, "  ")
             lines += [bold(first, screen), *(bold(line, screen) for line in rest)]
@@ -82,7 +72,7 @@ def comparison_text(comparison: Comparison, screen: Screen, sort: str = DELTAS[0
 
 def comparison_json(comparison: Comparison) -> str:
     """The whole comparison as one object."""
-    names, wins = comparison.combinations.names, _wins(comparison)
+    names = comparison.combinations.names
     content: dict[str, object] = {
         "source": comparison.source,
         "elements": comparison.total.elements,
@@ -90,8 +80,10 @@ def comparison_json(comparison: Comparison) -> str:
         "by_dtype": {dtype: asdict(total) for dtype, total in comparison.by_dtype.items()},
         "options": shared_options(comparison.options),
         "combinations": [
-            {"name": name, **recipe_record(recipe), "best_on_tensors": won}
-            for name, recipe, won in zip(names, comparison.combinations.recipes, wins, strict=True)
+            {"name": name, **recipe_record(recipe), "axis": axis, "best_on_tensors": won}
+            for name, recipe, axis, won in zip(
+                names, comparison.combinations.recipes, comparison.combinations.axes, wins(comparison), strict=True
+            )
         ],
         "counts": dict(comparison.counts),
         "unfinished": comparison.unfinished,
@@ -99,6 +91,7 @@ def comparison_json(comparison: Comparison) -> str:
         "totals": _named(comparison.combinations, comparison.sums) or None,
         "by": comparison.by,
         "groups": {label: _named(comparison.combinations, group) for label, group in comparison.groups.items()},
+        **({"by_step": compared_series_records(comparison)} if comparison.by_step else {}),
         "conclusion": concluded(comparison),
         "notes": list(comparison.notes),
         "layers": [compared_record(layer, comparison.combinations) for layer in comparison.layers],
@@ -126,36 +119,8 @@ def compared_line(layer: Compared, combinations: Combinations) -> str:
 
 def shared_options(options: Options) -> dict[str, object]:
     """The options that all combinations have in common."""
-    apart = {"format", "scale_rounding", "rounding", "layout"}
+    apart = {"format", "scale_rounding", "rounding", "hadamard", "layout"}
     return {name: value for name, value in options_record(options).items() if name not in apart}
-
-
-def concluded(comparison: Comparison) -> list[str]:
-    """The comparison in words; nothing was said of nothing."""
-    if not comparison.sums:
-        return []
-    standings = [
-        Standing(
-            format=recipe.format.name,
-            rule=name.removeprefix(f"{recipe.format.name} "),
-            bits=number_of(total, "bits_per_element") or 0.0,
-            saturated_blocks_percent=number_of(total, "saturated_blocks_percent") or 0.0,
-            underflowed_percent=number_of(total, "underflowed_percent") or 0.0,
-            overall_db=sqnr_or_infinity(total),
-            sqnr_db=tuple(sqnr_or_infinity(layer.metrics[at]) for layer in comparison.layers),
-            wins=won,
-        )
-        for at, (name, recipe, total, won) in enumerate(
-            zip(
-                comparison.combinations.names,
-                comparison.combinations.recipes,
-                comparison.sums,
-                _wins(comparison),
-                strict=True,
-            )
-        )
-    ]
-    return [*estimate_sentences(comparison.sample), *conclusion(standings)]
 
 
 def rule_lines(combinations: Combinations) -> list[str]:
@@ -168,9 +133,17 @@ def rule_lines(combinations: Combinations) -> list[str]:
         lines.append(
             f"{name}: {row.element.name} elements, {row.scale.name} scales by {row.block_name}{tensor}; scale rounding "
             f"{_listed(recipe.scale_rule.name for recipe in recipes)}; element rounding "
-            f"{_listed(recipe.rounding.name for recipe in recipes)}; as {recipes[0].dialect.name}"
+            f"{_listed(recipe.rounding.name for recipe in recipes)}{_transforms(recipes)}; as {recipes[0].dialect.name}"
         )
     return lines
+
+
+def _transforms(recipes: Sequence[Recipe]) -> str:
+    """The transforms in words, if there are any."""
+    if not any(recipe.hadamard for recipe in recipes):
+        return ""
+    sizes = _listed("none" if recipe.hadamard is None else str(recipe.hadamard.size) for recipe in recipes)
+    return f"; Hadamard transform {sizes}"
 
 
 def titles(combinations: Combinations) -> list[str]:
@@ -220,16 +193,9 @@ def _cells(metrics: Sequence[Metrics], band: range, best: int | None = None) -> 
         each = metrics[at]
         cells.append(noise_cell(each, "sqnr_db") + (BEST if at == best else " "))
         if at:
-            cells.append(_delta_cell(each, metrics[0]))
+            cells.append(delta_cell(each, metrics[0]))
         cells += [number_cell(each, "saturated_percent"), number_cell(each, "underflowed_percent")]
     return cells
-
-
-def _delta_cell(metrics: Metrics, first: Metrics) -> str:
-    delta = _delta("sqnr_db", metrics, first)
-    if delta is None:
-        return ABSENT
-    return TINY if 0 < abs(delta) < 0.001 else f"{'+' if delta > 0 else ''}{significant(delta)}"
 
 
 def _bands(comparison: Comparison, shown: Sequence[Compared], screen: Screen) -> list[range]:
@@ -245,29 +211,6 @@ def _bands(comparison: Comparison, shown: Sequence[Compared], screen: Screen) ->
     return [range(at, at + 1) for at in range(count)]
 
 
-def _total_rows(comparison: Comparison) -> list[Row]:
-    """Everything together, a row per combination."""
-    rows: list[Row] = []
-    best = best_of(comparison.sums)
-    for at, (name, total, won) in enumerate(
-        zip(comparison.combinations.names, comparison.sums, _wins(comparison), strict=True)
-    ):
-        rows.append(
-            [
-                name,
-                number_cell(total, "bits_per_element"),
-                noise_cell(total, "sqnr_db") + (BEST if at == best else " "),
-                _delta_cell(total, comparison.sums[0]) if at else "",
-                noise_cell(total, "relative_error"),
-                number_cell(total, "saturated_percent"),
-                number_cell(total, "saturated_blocks_percent"),
-                number_cell(total, "underflowed_percent"),
-                f"{won:,}",
-            ]
-        )
-    return rows
-
-
 def _legend(comparison: Comparison) -> str:
     first = titles(comparison.combinations)[0]
     return f"{BEST} best SQNR; +/- against {first}; sat., und.: saturated, underflowed % of elements"
@@ -279,21 +222,10 @@ def _sorted(layers: Sequence[Compared], sort: str) -> list[Compared]:
     return worst_first(layers, sort, lambda layer: layer.metrics)
 
 
-def _wins(comparison: Comparison) -> list[int]:
-    """On how many tensors each combination is best."""
-    best = Counter(layer.best for layer in comparison.layers)
-    return [best[at] for at in range(len(comparison.combinations.names))]
-
-
-def _delta(name: str, metrics: Metrics, first: Metrics) -> float | None:
-    value, start = number_of(metrics, name), number_of(first, name)
-    return None if value is None or start is None else value - start
-
-
 def _named(combinations: Combinations, metrics: Sequence[Metrics]) -> dict[str, Metrics]:
     """Metrics by the name of their combination, with the differences from the first."""
     return {
-        name: {**each, **{f"{key}_delta": _delta(key, each, metrics[0]) for key in DELTAS}}
+        name: {**each, **{f"{key}_delta": delta(key, each, metrics[0]) for key in DELTAS}}
         for name, each in zip(combinations.names, metrics, strict=False)
     }
 
@@ -314,5 +246,6 @@ def _csv_rows(layer: Compared, combinations: Combinations) -> Iterator[dict[str,
     record = _layer_record(layer, combinations)
     if not layer.metrics:
         yield record
-    for recipe, (name, metrics) in zip(combinations.recipes, _named(combinations, layer.metrics).items(), strict=False):
-        yield {**record, "combination": name, **recipe_record(recipe), **metrics}
+    named = _named(combinations, layer.metrics).items()
+    for recipe, axis, (name, metrics) in zip(combinations.recipes, combinations.axes, named, strict=False):
+        yield {**record, "combination": name, **recipe_record(recipe), "axis": axis, **metrics}

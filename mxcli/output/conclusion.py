@@ -21,7 +21,8 @@ class Standing:
 
     `rule` is all of its name but the format. Percentages are of all blocks and elements; `overall_db` is the SQNR of
     everything, `sqnr_db` that of each tensor, in the same order for all combinations (infinite: exact, None: there is
-    none). `wins` is the number of tensors on which it is best.
+    none). `wins` is the number of tensors on which it is best. `is_random` says that elements are rounded by chance, so
+    that errors have no bias.
     """
 
     format: str
@@ -32,6 +33,7 @@ class Standing:
     overall_db: float | None
     sqnr_db: tuple[float | None, ...]
     wins: int = 0
+    is_random: bool = False
 
     @property
     def name(self) -> str:
@@ -46,11 +48,14 @@ def conclusion(standings: Sequence[Standing]) -> list[str]:
     sentences = []
     for first, *others in of_format:
         context = f"{first.format}: against" if len(formats) > 1 else "Against"
-        sentences += [f"{context} {first.rule}, {each.rule} {_joined(_rule_clauses(first, each))}." for each in others]
+        sentences += [
+            f"{context} {first.rule}, {each.rule} {_joined(_rule_clauses(first, each))}{_meant_for(first, each)}."
+            for each in others
+        ]
     first, *others = [_best(each) for each in of_format]
     for each in others:
         clauses = [_bits(first, each), *(_decibels(first, each) or [_unchanged(first, each)])]
-        sentences.append(f"Against {first.name}, {each.name} {_joined(clauses)}.")
+        sentences.append(f"Against {first.name}, {each.name} {_joined(clauses)}{_meant_for(first, each)}.")
     if len(standings) > 2 and any(each.wins for each in standings):
         sentences.append(_winner(standings, alone=len(formats) == 1))
     return sentences
@@ -83,6 +88,13 @@ def _db(standing: Standing) -> str:
     if standing.overall_db is None:
         return ""
     return " (exact)" if math.isinf(standing.overall_db) else f" ({significant(standing.overall_db)} dB)"
+
+
+def _meant_for(first: Standing, other: Standing) -> str:
+    """What an SQNR does not say where only one of them rounds by chance."""
+    if first.is_random == other.is_random:
+        return ""
+    return " (stochastic rounding is for sums: its errors have no bias and cancel there, which an SQNR does not count)"
 
 
 def _rule_clauses(first: Standing, other: Standing) -> list[str]:

@@ -11,6 +11,7 @@ from mxcli.files.layouts import LAYOUTS, Layout
 from mxcli.numerics.dialects import ANY, DIALECTS, Choice, Dialect
 from mxcli.numerics.floats import ELEMENTS, SCALES, FloatFormat
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
+from mxcli.numerics.hadamard import TRANSFORMS, Transform
 from mxcli.numerics.metrics import ESTIMATED, KNOWN, METRICS, OF_SAMPLE, Metric
 from mxcli.numerics.objectives import OBJECTIVES, Objective
 from mxcli.numerics.recipe import scale_rules
@@ -22,10 +23,18 @@ from mxcli.numerics.rounding import (
     ScaleRecipe,
     ScaleRounding,
 )
+from mxcli.numerics.training import TRAINING_RECIPES, TrainingRecipe
 from mxcli.output.formats import TEXT_WIDTH, facts_lines, format_page, scalar_facts
 from mxcli.output.screen import Screen, bold
+from mxcli.output.training_recipes import training_facts
 
-Row = BlockFormat | FloatFormat | ScaleRounding | ScaleRecipe | ElementRounding | Dialect | Metric | Objective | Layout
+Row = (
+    BlockFormat | FloatFormat | ScaleRounding | ScaleRecipe | ElementRounding | Dialect | Metric | Objective | Layout
+    | TrainingRecipe | Transform
+)  # fmt: skip
+
+TRAINING = "training"
+"""What stands before the name of a training recipe, since some have the name of their format."""
 
 TOPICS: Mapping[str, Mapping[str, Row]] = {
     "block formats": FORMATS,
@@ -33,8 +42,10 @@ TOPICS: Mapping[str, Mapping[str, Row]] = {
     "scale rounding rules (power-of-two scales)": POWER_OF_TWO_ROUNDINGS,
     "scale recipes (scales with a mantissa)": SCALE_RECIPES,
     "element roundings": ELEMENT_ROUNDINGS,
+    "transforms": TRANSFORMS,
     "dialects (--as)": DIALECTS,
     "layouts (--layout)": LAYOUTS,
+    "training recipes (report --training)": {f"{TRAINING}:{name}": row for name, row in TRAINING_RECIPES.items()},
     "metrics": METRICS,
     "objectives of recommend": OBJECTIVES,
 }
@@ -56,9 +67,12 @@ class Topic:
 def find_topics(name: str) -> list[Topic]:
     """Every row that bears the name, or that it spells; raises UsageError with the closest names."""
     wanted = name.strip().lower()
-    if ":" in wanted:
+    names = [wanted, f"{TRAINING}:{wanted}"]
+    found = next(
+        (those for each in names if (those := [Topic(k, row) for k, known, row in _named() if known == each])), []
+    )
+    if not found and ":" in wanted and not wanted.startswith(TRAINING):
         return [Topic("block formats", find_format(wanted))]
-    found = [Topic(kind, row) for kind, known, row in _named() if known == wanted]
     if not found:
         close = did_you_mean(wanted, {known for _, known, _ in _named()})
         raise UsageError(f"nothing is called '{printable(name)}': `mxcli explain` lists every name.{close}")
@@ -114,6 +128,12 @@ def _page(row: Row, screen: Screen) -> list[str]:
     if isinstance(row, Objective):
         facts = {"formula": row.formula, "source": row.source}
         return [f"{row.name}: an objective", "", *_words(row.meaning, screen), "", *facts_lines(facts, screen)]
+    if isinstance(row, Transform):
+        return [_title(row, "a transform"), "", *_words(row.meaning, screen), "",
+                *_facts(row, screen, formula=row.formula)]  # fmt: skip
+    if isinstance(row, TrainingRecipe):
+        return [f"{row.name}: a training recipe", "", *_words(row.meaning, screen), "",
+                *facts_lines(training_facts(row), screen)]  # fmt: skip
     if isinstance(row, ScaleRounding):
         served = ", ".join(f.name for f in FORMATS.values() if row.name in scale_rules(f))
         return [_title(row, "a scale rounding rule"), "", *_words(row.meaning, screen), "",
@@ -129,18 +149,18 @@ def _page(row: Row, screen: Screen) -> list[str]:
 def _named() -> Iterator[tuple[str, str, Row]]:
     """Kind, name and row of everything that can be asked for, aliases and spellings included."""
     for kind, rows in TOPICS.items():
-        for row in rows.values():
-            for name in {row.name, getattr(row, "spelling", row.name), *getattr(row, "aliases", ())}:
+        for known, row in rows.items():
+            for name in {known, getattr(row, "spelling", known), *getattr(row, "aliases", ())}:
                 yield kind, name, row
 
 
-def _title(row: Dialect | Layout | ScaleRounding | ScaleRecipe, kind: str) -> str:
+def _title(row: Dialect | Layout | ScaleRounding | ScaleRecipe | Transform, kind: str) -> str:
     also = f" (also {', '.join(row.aliases)})" if row.aliases else ""
     return f"{row.name}{also}: {kind}"
 
 
 def _facts(
-    row: Dialect | Layout | ScaleRounding | ScaleRecipe | ElementRounding, screen: Screen, **facts: str
+    row: Dialect | Layout | ScaleRounding | ScaleRecipe | ElementRounding | Transform, screen: Screen, **facts: str
 ) -> list[str]:
     return facts_lines({**facts, "source": row.source}, screen)
 

@@ -9,8 +9,10 @@ from statistics import median
 from mxcli.errors import printable
 from mxcli.flows.report import KEPT, Report
 from mxcli.numerics.metrics import number_of
+from mxcli.output.both_axes import axes_concluded
 from mxcli.output.numbers import counted, significant
 from mxcli.output.report import estimate_sentences
+from mxcli.output.series import series_sentences
 
 OUTLIER_DB = 3.0
 """A tensor this far below the median is worth a look."""
@@ -19,10 +21,13 @@ NAMED = 3
 
 def findings(report: Report) -> list[str]:
     """Sentences on a report, what matters most first; none if nothing was measured."""
+    ends = [*series_sentences(report.by_step), *_kept(report)]
+    if report.by_axis and any(totals.sum for totals in report.by_axis.values()):
+        return [*estimate_sentences(report.sample), *axes_concluded(report), *ends]
     if report.sum is None:
         return []
     return [*estimate_sentences(report.sample), *_error(report), *_outliers(report), *_saturation(report),
-            *_underflow(report), *_range(report), *_kept(report)]  # fmt: skip
+            *_underflow(report), *_range(report), *ends]  # fmt: skip
 
 
 def _error(report: Report) -> Iterator[str]:

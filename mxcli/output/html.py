@@ -15,12 +15,12 @@ from importlib.resources import files
 
 from mxcli.errors import printable
 from mxcli.flows.worst_blocks import COMPARED
+from mxcli.output.cells import noise_cell, number_cell
 from mxcli.output.charts import BlockChart, Chart
 from mxcli.output.inspection import dtype_mix
 from mxcli.output.numbers import ABSENT, byte_size, counted, quantity
 from mxcli.output.page_data import embedded, page_data
 from mxcli.output.palette import DARK, LIGHT, variables
-from mxcli.output.report import noise_cell, number_cell
 from mxcli.output.study import Metrics, Provenance, Study
 from mxcli.output.study_charts import study_charts
 from mxcli.output.svg import signed
@@ -170,7 +170,7 @@ def _figure(chart: Chart, more: str = "") -> str:
 def _worst(study: Study, blocks: Sequence[BlockChart]) -> str:
     if not blocks:
         return ""
-    some = "each recipe" if len(study.recipes) <= COMPARED else f"each of the first {COMPARED} recipes"
+    some = f"each {study.ways}" if len(study.recipes) <= COMPARED else f"each of the first {COMPARED} recipes"
     under = f", under {some}" if study.compares else ""
     return (
         f"<p class=lead>The block with most error of each of the tensors with the lowest SQNR{under}: every element "
@@ -218,7 +218,7 @@ def _totals(study: Study) -> str:
     if len(study.groups) > 1:
         groups |= {f"{printable(label)} ({sums[0]['tensors']:,})": sums for label, sums in study.groups.items()}
     heads = "".join(f"<th scope=col>{name}<small>{unit}</small></th>" for name, unit in _TOTALS)
-    recipe = "<th scope=col>recipe</th>" if study.compares else ""
+    recipe = f"<th scope=col>{study.ways}</th>" if study.compares else ""
     bodies = []
     for label, sums in groups.items():
         rows = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from mxcli.errors import printable
-from mxcli.flows.inspect import Inspection, Total
+from mxcli.flows.inspect import Captured, Inspection, Total
 from mxcli.output.numbers import byte_size, counted, quantity, shape_text
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
@@ -18,6 +18,8 @@ _COLUMNS = (
     Column("role", right=False),
     Column("size", drop=1),
 )
+_CAPTURED = (Column("layer", right=False, drop=3), Column("step", drop=2), Column("rank", drop=2))
+"""Columns that a source of captures has besides, where there is something in them."""
 _TOTALS = (Column("", right=False), Column("tensors"), Column("elements"), Column("size"))
 
 
@@ -26,12 +28,20 @@ def inspection_text(inspection: Inspection, screen: Screen) -> str:
     layout = f"quantized ({inspection.dialect})" if inspection.dialect else "not quantized"
     source = source_line(inspection.source, inspection.total, inspection.by_dtype, len(inspection.files))
     headline = f"{source}; {layout}"
-    lines = [*(bold(line, screen) for line in folded_lines(headline, screen)), ""]
+    lines = [bold(line, screen) for line in folded_lines(headline, screen)]
+    if inspection.captured:
+        lines += folded_lines(captured_line(inspection.captured), screen)
+    lines.append("")
+    told = [column for column in _CAPTURED if any(column.title in record for record in inspection.captures.values())]
     rows: list[Row] = [
-        [printable(info.name), info.type_name, shape_text(info.shape), info.role, byte_size(info.nbytes)]
+        [
+            *(printable(info.name), info.type_name, shape_text(info.shape), info.role),
+            *(printable(inspection.captures.get(info.name, {}).get(column.title, "-")) for column in told),
+            byte_size(info.nbytes),
+        ]
         for info in inspection.tensors
     ]
-    lines += [*aligned(_COLUMNS, rows, screen), ""]
+    lines += [*aligned((*_COLUMNS[:-1], *told, _COLUMNS[-1]), rows, screen), ""]
     totals = [
         *_rows(inspection.by_dtype),
         None,
@@ -46,6 +56,21 @@ def inspection_text(inspection: Inspection, screen: Screen) -> str:
         lines.append("")
         lines += [line for note in inspection.notes for line in folded_lines(f"note: {note}", screen, indent="  ")]
     return "\n".join(lines)
+
+
+def captured_line(captured: Captured) -> str:
+    """`captures of 29 layers at 3 steps (0 to 200) on 2 ranks: 174 activations, 174 gradients`."""
+    places = ""
+    if captured.steps:
+        first, last = captured.steps[0], captured.steps[-1]
+        places += (
+            f" at step {first:,}" if first == last else f" at {len(captured.steps):,} steps ({first:,} to {last:,})"
+        )
+    if captured.ranks:
+        first, last = captured.ranks[0], captured.ranks[-1]
+        places += f" on rank {first:,}" if first == last else f" on {len(captured.ranks):,} ranks"
+    roles = ", ".join(counted(count, role) for role, count in captured.roles.items())
+    return f"captures of {counted(captured.layers, 'layer')}{places}: {roles}"
 
 
 def source_line(source: str, total: Total, by_dtype: Mapping[str, Total], files: int = 1) -> str:
@@ -77,6 +102,7 @@ def inspection_record(inspection: Inspection) -> dict[str, object]:
         "by_dtype": {key: asdict(total) for key, total in inspection.by_dtype.items()},
         "by_role": {key: asdict(total) for key, total in inspection.by_role.items()},
         "tied": dict(inspection.tied),
+        "captured": asdict(inspection.captured) if inspection.captured else None,
         "notes": list(inspection.notes),
         "tensors": [
             {

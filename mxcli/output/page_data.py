@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from mxcli.numerics.metrics import METRICS, number_of
+from mxcli.output.cells import EXACT
 from mxcli.output.charts import Cell, Chart
 from mxcli.output.numbers import shape_text
-from mxcli.output.report import EXACT
 from mxcli.output.study import Study, Tensor
 
 TEXT, WORD, NUMBER, WHOLE = "text", "word", "number", "whole"

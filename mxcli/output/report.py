@@ -13,19 +13,22 @@ from mxcli.flows.plan import Options
 from mxcli.flows.records import options_record, recipe_record
 from mxcli.flows.report import KEPT, LayerReport, Report
 from mxcli.flows.sampled import Taken
-from mxcli.numerics.estimates import keys_of, uncertainty_of
+from mxcli.numerics.estimates import keys_of
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import METRICS, number_of
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.samples import CONFIDENCE_PERCENT
+from mxcli.output.both_axes import axes_concluded
+from mxcli.output.cells import noise_cell, number_cell
 from mxcli.output.export import csv_text, json_line, json_text
 from mxcli.output.inspection import source_line
 from mxcli.output.numbers import ABSENT, counted, shape_text, significant, sparkline
 from mxcli.output.screen import Screen, bold, folded_lines
+from mxcli.output.series import series_lines, series_records
 from mxcli.output.table import Column, Row, aligned
 
 DEFAULT_SORT = "sqnr_db"
-EXACT = "exact"
+_AXIS = Column("axis", right=False)
 _COLUMNS = (
     Column("tensor", right=False),
     Column("shape", right=False, drop=6),
@@ -49,6 +52,7 @@ _LAYER_KEYS = (
     "scale_rounding",
     "rounding",
     "dialect",
+    "axis",
 )
 RECORD_KEYS = (*_LAYER_KEYS, *METRICS)
 SAMPLE_KEYS = (*_LAYER_KEYS, *keys_of(METRICS, sampled=True))
@@ -111,34 +115,37 @@ class Measured(Protocol):
 
 
 def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: int | None = None) -> str:
-    """Two headlines, the tensors with the worst first, totals by role, and what was decided, counted.
+    """Two headlines, the tensors with the worst first, totals by role, and what was decided, counted; of both axes a
+    row for each and what they change, of several steps how they differ.
 
     `top` limits the tensors shown, never what the totals cover.
     """
     lines = [*headlines(report, screen), ""]
     layers = _sorted(report.layers, sort)
     shown = layers if top is None else layers[:top]
-    rows: list[Row] = [_layer_row(layer, screen) for layer in shown]
-    if report.sum is not None:
-        rows += [None, _sum_row(f"all {counted(len(layers), 'tensor')}", report.sum, screen)]
-        if len(report.by_role) > 1:
-            rows += [
-                _sum_row(f"{role} ({total['tensors']:,})", total, screen) for role, total in report.by_role.items()
-            ]
-    lines += aligned(_COLUMNS, rows, screen)
-    lines += ["", *ending_lines(report, report.sum, screen, len(shown), sort)]
+    rows = [*(_layer_row(report, layer, screen) for layer in shown), *_total_rows(report, screen)]
+    lines += [*aligned(_columns(report), rows, screen), ""]
+    if report.by_step:
+        lines += [*series_lines(report.by_step, screen), ""]
+    for sentence in axes_concluded(report):
+        lines += [bold(line, screen) for line in folded_lines(sentence, screen, "  ")]
+    some = report.totals[0][1].sum
+    lines += ending_lines(report, some, screen, len(shown), sort, "case" if report.by_axis else "tensor")
     return "\n".join(lines)
 
 
-def ending_lines(result: Measured, total: Metrics | None, screen: Screen, shown: int, sort: str) -> list[str]:
-    """How many tensors are shown, what was decided about how many, and whether an interruption left some out."""
+def ending_lines(
+    result: Measured, total: Metrics | None, screen: Screen, shown: int, sort: str, noun: str = "tensor"
+) -> list[str]:
+    """How many tensors, or what else a row is, are shown, what was decided about how many, and whether an interruption
+    left some out."""
     lines, layers = list[str](), len(result.layers)
     if shown < layers:
         order = "in order of name" if sort == "name" else f"worst {sort} first"
-        lines += folded_lines(f"{shown:,} of {counted(layers, 'tensor')} shown, {order}", screen)
+        lines += folded_lines(f"{shown:,} of {counted(layers, noun)} shown, {order}", screen)
     lines += count_lines(result, total, screen)
     if result.unfinished:
-        lines += folded_lines(f"interrupted: {counted(result.unfinished, 'tensor')} not measured", screen)
+        lines += folded_lines(f"interrupted: {counted(result.unfinished, noun)} not measured", screen)
     return lines
 
 
@@ -169,6 +176,8 @@ def report_json(report: Report, verb: str = "report", **more: object) -> str:
         **sample_record(report.sample),
         "totals": report.sum,
         "by_role": report.by_role,
+        **_axes_record(report),
+        **({"by_step": series_records(report.by_step)} if report.by_step else {}),
         "notes": list(report.notes),
         "layers": [layer_record(layer) for layer in report.layers],
         "kept": [layer_record(layer) for layer in report.kept],
@@ -193,8 +202,17 @@ def layer_record(layer: LayerReport) -> dict[str, object]:
         "decision": layer.decision,
         "reason": layer.reason,
         **(recipe_record(layer.recipe) if layer.recipe else {}),
+        **({} if layer.axis is None else {"axis": layer.axis}),
         **layer.metrics,
     }
+
+
+def _axes_record(report: Report) -> dict[str, object]:
+    """What there is of both axes, for JSON; nothing where there is one."""
+    if not report.by_axis:
+        return {}
+    by_axis = {axis: {"totals": each.sum, "by_role": each.by_role} for axis, each in report.by_axis.items()}
+    return {"by_axis": by_axis, "conclusion": axes_concluded(report)}
 
 
 def layer_line(layer: LayerReport) -> str:
@@ -246,12 +264,30 @@ def recipe_line(counted_recipe: tuple[Recipe, int]) -> str:
     )
 
 
-def _layer_row(layer: LayerReport, screen: Screen) -> list[str]:
-    return [printable(layer.name), shape_text(layer.shape), *_metric_cells(layer.metrics, screen), layer.decision]
+def _columns(report: Report) -> list[Column]:
+    first, *others = _COLUMNS
+    return [first, *([_AXIS] if report.by_axis else []), *others]
 
 
-def _sum_row(title: str, metrics: Metrics, screen: Screen) -> list[str]:
-    return [title, "", *_metric_cells(metrics, screen), ""]
+def _layer_row(report: Report, layer: LayerReport, screen: Screen) -> list[str]:
+    axis = [layer.axis or ""] if report.by_axis else []
+    return [
+        printable(layer.name), *axis, shape_text(layer.shape), *_metric_cells(layer.metrics, screen), layer.decision
+    ]  # fmt: skip
+
+
+def _total_rows(report: Report, screen: Screen) -> list[Row]:
+    """Everything together, and by role; along each axis where there are both."""
+    rows = list[Row]()
+    for axis, totals in report.totals:
+        if totals.sum is None:
+            continue
+        titled = {f"all {counted(int(str(totals.sum['tensors'])), 'tensor')}": totals.sum}
+        if len(totals.by_role) > 1:
+            titled |= {f"{role} ({total['tensors']:,})": total for role, total in totals.by_role.items()}
+        along = [] if axis is None else [axis]
+        rows += [None, *([title, *along, "", *_metric_cells(m, screen), ""] for title, m in titled.items())]
+    return rows
 
 
 def _metric_cells(metrics: Metrics, screen: Screen) -> list[str]:
@@ -279,17 +315,6 @@ def _exponent_cells(metrics: Metrics, screen: Screen) -> list[str]:
 
 def _is_whole(text: object) -> bool:
     return str(text).lstrip("-").isdecimal()
-
-
-def noise_cell(metrics: Metrics, name: str) -> str:
-    """A measure of noise; `exact` where there is none."""
-    return EXACT if metrics["mse"] == 0 else number_cell(metrics, name)
-
-
-def number_cell(metrics: Metrics, name: str) -> str:
-    """Three significant digits of a metric, and two of how unsure an estimate is."""
-    unsure = uncertainty_of(metrics, name)
-    return significant(number_of(metrics, name)) + ("" if unsure is None else f" ±{unsure:#.2g}".rstrip("."))
 
 
 def worst_first(layers: Iterable[T], sort: str, metrics: Callable[[T], Sequence[Metrics]]) -> list[T]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.flows.compare import stored_bytes
-from mxcli.flows.plan import Plan
+from mxcli.flows.plan import Plan, Step
 from mxcli.flows.records import options_record, recipe_record
 from mxcli.flows.report import Report, planned_layers
 from mxcli.output.export import json_text
@@ -22,24 +22,30 @@ class PlannedReport:
 
     report: Report
     checkpoint: Checkpoint
-    plan: Plan
+    plans: tuple[Plan, ...]
     effort: Effort
 
     @property
+    def quantized(self) -> tuple[Step, ...]:
+        """What would be measured: the tensors quantized, along each axis."""
+        return tuple(step for plan in self.plans for step in plan.quantized)
+
+    @property
     def quantized_bytes(self) -> int:
-        """What the tensors quantized would take, scales included."""
-        return sum(map(stored_bytes, self.plan.quantized))
+        """What the tensors quantized would take, scales included; of both axes together."""
+        return sum(map(stored_bytes, self.quantized))
 
 
 def report_plan_text(planned: PlannedReport, screen: Screen) -> str:
     """The tensors and why, their size if written, and what it takes."""
-    elements, size = sum(step.tensor.elements for step in planned.plan.quantized), planned.quantized_bytes
-    written = f"size if written {byte_size(size)}: {significant(8 * size / elements)} bits per element"
+    elements, size = sum(step.tensor.elements for step in planned.quantized), planned.quantized_bytes
+    copies = " along both axes" if len(planned.plans) > 1 else ""
+    written = f"size if written{copies} {byte_size(size)}: {significant(8 * size / elements)} bits per element"
     return "\n".join(
         [
             *headlines(planned.report, screen),
             "",
-            *tensor_lines(planned_layers(planned.plan), planned.checkpoint, screen),
+            *tensor_lines(planned_layers(*planned.plans), planned.checkpoint, screen),
             "",
             *count_lines(planned.report, None, screen),
             *folded_lines(written, screen),
@@ -61,6 +67,6 @@ def report_plan_json(planned: PlannedReport) -> str:
             "quantized_bytes": planned.quantized_bytes,
             **effort_record(planned.effort),
             "notes": list(report.notes),
-            "tensors": tensor_records(planned_layers(planned.plan), planned.checkpoint),
+            "tensors": tensor_records(planned_layers(*planned.plans), planned.checkpoint),
         },
     )

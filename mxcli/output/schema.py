@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mxcli.files.captures import CAPTURED_ROLES
+from mxcli.flows.gemm_shapes import DY, PASSES, W, X
 from mxcli.flows.soundness.finding import SEVERITIES
 from mxcli.numerics.estimates import SAMPLED, is_estimated, uncertainty_key
 from mxcli.numerics.metrics import METRICS, Metric
@@ -17,6 +19,7 @@ _TEXT: Schema = {"type": "string"}
 _TEXT_OR_NONE: Schema = {"type": ["string", "null"]}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _HARM: Schema = {"type": "number", "minimum": 0}
+_AXIS: Schema = {"enum": ["row", "column"], "description": "along which blocks run"}
 _RECIPE: Schema = dict.fromkeys(("format", "scale_rounding", "rounding", "dialect"), _TEXT)
 _DELTAS = ("sqnr_db_delta", "saturated_percent_delta", "underflowed_percent_delta")
 
@@ -96,8 +99,14 @@ def _metrics(properties: Schema, *, optional: frozenset[str] = frozenset()) -> S
 
 def report_schema() -> Schema:
     """Of `mxcli report --json` and of the report that `quantize --json` gives."""
-    measured = _metrics({**_DECIDED, **_RECIPE, **_ALL})
+    measured = _metrics({**_DECIDED, **_RECIPE, "axis": _AXIS, **_ALL})
     totals = _metrics({"tensors": _COUNT, **_ALL})
+    some_totals: Schema = {"anyOf": [totals, {"type": "null"}]}
+    kept = _object({**_DECIDED, "axis": _AXIS}, optional=frozenset({"axis"}))
+    by_step = _metrics(
+        {"step": _COUNT, "role": _TEXT, "axis": _AXIS, "tensors": _COUNT, **_NUMBERS}, optional=frozenset({"axis"})
+    )
+    of_axis = _object({"totals": some_totals, "by_role": _mapping(totals)})
     return _document(
         "report",
         {
@@ -106,12 +115,22 @@ def report_schema() -> Schema:
             "counts": _mapping(_COUNT),
             "unfinished": {**_COUNT, "description": "tensors that an interruption left unmeasured"},
             "sample": _SAMPLE,
-            "totals": {"anyOf": [totals, {"type": "null"}]},
-            "by_role": _mapping(totals),
+            "totals": {**some_totals, "description": "null: nothing was measured, or along both axes (by_axis)"},
+            "by_role": {**_mapping(totals), "description": "empty where both axes were measured (by_axis)"},
+            "by_axis": {
+                **_mapping(of_axis),
+                "description": "with --axis both, by row and column; layers, counts and unfinished tell them apart too",
+            },
+            "conclusion": {**_list(_TEXT), "description": "with --axis both: which axis serves a role better"},
+            "by_step": {
+                **_list(by_step),
+                "description": "of captures of several steps: the tensors of each role at each step taken together",
+            },
             "notes": _list(_TEXT),
             "layers": _list(measured),
-            "kept": _list(_object(_DECIDED)),
+            "kept": _list(kept),
         },
+        optional=frozenset({"by_axis", "conclusion", "by_step"}),
     )
 
 
@@ -121,22 +140,29 @@ def compare_schema() -> Schema:
     per_combination = _mapping(_metrics({**_NUMBERS, **deltas}, optional=frozenset(deltas)))
     layer = _object({**_DECIDED, "best": _TEXT_OR_NONE, "metrics": per_combination})
     totals = _mapping(_metrics({"tensors": _COUNT, **_ALL}))
+    of_step = _metrics({"tensors": _COUNT, **_NUMBERS})
+    usual_axis = {"enum": ["row", "column", None], "description": "null: the dimension that each layer sums over"}
     return _document(
         "compare",
         {
             **_SOURCE,
-            "combinations": _list(_object({"name": _TEXT, **_RECIPE, "best_on_tensors": _COUNT})),
+            "combinations": _list(_object({"name": _TEXT, **_RECIPE, "axis": usual_axis, "best_on_tensors": _COUNT})),
             "counts": _mapping(_COUNT),
             "unfinished": _COUNT,
             "sample": _SAMPLE,
             "totals": {"anyOf": [totals, {"type": "null"}]},
             "by": {"enum": ["layer", "role", "kind"]},
             "groups": _mapping(totals),
+            "by_step": {
+                **_list(_object({"step": _COUNT, "role": _TEXT, "metrics": _mapping(of_step)})),
+                "description": "of captures of several steps: the tensors of each role at each step taken together",
+            },
             "conclusion": _list(_TEXT),
             "notes": _list(_TEXT),
             "layers": _list(layer),
             "kept": _list(layer),
         },
+        optional=frozenset({"by_step"}),
     )
 
 
@@ -260,19 +286,101 @@ def diff_schema() -> Schema:
     )
 
 
+def training_schema() -> Schema:
+    """Of `mxcli report --training --json`."""
+    number_or_none: Schema = {"type": ["integer", "null"], "minimum": 0}
+    errors: Schema = {
+        **{name: _ALL[name] for name in ("sqnr_db", "relative_error", "cosine", "bias")},
+        "shrunk_percent": {**_NUMBER, "description": "100 * -sum of D * error / sum of D^2: how much shorter along D"},
+        "averaged_relative_error": {**_NUMBER, "description": "of the mean of all draws"},
+    }
+    operands: Schema = {
+        f"{letter.lower()}_{name}": _ALL[name]
+        for letter in (X, W, DY)
+        for name in ("saturated_percent", "underflowed_percent", "sqnr_db", "bias")
+    }
+    of_recipe: Schema = {"recipe": _TEXT, "pass": {"enum": list(PASSES)}}
+    sums = {**of_recipe, "products": _COUNT, "high": _COUNT, **errors, "quantized_sqnr_db": _NUMBER, **operands}
+    operand = _object(
+        {
+            **dict.fromkeys(("format", "scale_rounding", "rounding"), _TEXT),
+            "hadamard": {**number_or_none, "description": "size of the transform before"},
+            "history": {**number_or_none, "description": "steps that a delayed scale looks back"},
+        }
+    )
+    recipe = {
+        **dict.fromkeys(("name", "meaning", "source"), _TEXT),
+        "high_blocks": _list(_TEXT),
+        "operands": _mapping(_mapping({"anyOf": [operand, {"type": "null"}]})),
+    }
+    product = {
+        "layer": _TEXT,
+        "step": number_or_none,
+        "rank": number_or_none,
+        **of_recipe,
+        **dict.fromkeys(("m", "n", "k"), _COUNT),
+        "high": {"type": "boolean", "description": "its operands are not quantized"},
+        **errors,
+        **operands,
+    }
+    return _document(
+        "training",
+        {
+            "source": _TEXT,
+            "captures": _TEXT,
+            "seed": _COUNT,
+            "draws": {"type": "integer", "minimum": 1},
+            "recipes": _list(_object(recipe)),
+            "notes": _list(_TEXT),
+            "sums": _list(_object(sums)),
+            "by_step": _list(_object({"step": _COUNT, **sums})),
+            "products": _list(_object(product)),
+        },
+        command="report --training",
+    )
+
+
+def capture_schema() -> Schema:
+    """Of `mxcli capture --json`."""
+    loss: Schema = {**_NUMBER, "description": "mean cross-entropy in nats per token; null: not finite"}
+    step = {"step": _COUNT, "file": _TEXT, "loss": loss}
+    return _document(
+        "capture",
+        {
+            **dict.fromkeys(("source", "output", "text"), _TEXT),
+            "layers": _list(_TEXT),
+            "roles": _list({"enum": list(CAPTURED_ROLES)}),
+            "dtype": {**_TEXT, "description": "what the model computes in"},
+            **{key: {"type": "integer", "minimum": 1} for key in ("batch", "tokens_per_window")},
+            "tokens": {**_COUNT, "description": "that all steps read"},
+            "sample_rows": {"type": ["integer", "null"], "minimum": 1},
+            "seed": _COUNT,
+            "learning_rate": _HARM,
+            "bytes": {**_COUNT, "description": "of all files"},
+            "seconds": {**_HARM, "description": "that this run's steps took"},
+            "steps": _list(_object({**step, "resumed": {"type": "boolean", "description": "was there before"}})),
+            "notes": _list(_TEXT),
+        },
+    )
+
+
 SCHEMAS = {
     "report": report_schema,
     "compare": compare_schema,
     "recommend": recommend_schema,
     "verify": verify_schema,
     "diff": diff_schema,
+    "capture": capture_schema,
+    "training": training_schema,
 }
 
 
-def _document(verb: str, properties: Schema) -> Schema:
+def _document(
+    verb: str, properties: Schema, command: str | None = None, *, optional: frozenset[str] = frozenset()
+) -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"mxcli {verb} --json",
+        "title": f"mxcli {command or verb} --json",
         "description": "Numbers that do not exist (no elements, an exact result) are null; none is NaN or infinite.",
-        **_object({"schema": {"const": f"mxcli.{verb}/1"}, **properties}, optional=frozenset({"sample"})),
+        **_object({"schema": {"const": f"mxcli.{verb}/1"}, **properties}, optional=optional | {"sample"}),
     }

@@ -68,8 +68,10 @@ def shortened(name: str, width: int, screen: Screen) -> str:
     for at, segment in [*enumerate(segments)][:-2] + [*enumerate(segments)][-1:]:
         if cells(".".join(segments)) <= width or len(segments) == 1:
             break
-        if not segment.isdecimal() and len(segment) > 2:
-            segments[at] = segment[0] + mark
+        # What stands before a slash is the file, or the step, that tells tensors of the same name apart.
+        place, slash, rest = segment.rpartition("/")
+        if not rest.isdecimal() and len(rest) > 2:
+            segments[at] = place + slash + rest[0] + mark
     text = ".".join(segments)
     if cells(text) <= width:
         return text

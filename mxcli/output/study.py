@@ -3,23 +3,31 @@ are brought to this one form, so that everything drawn of one can be drawn of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mxcli.errors import printable
+from mxcli.flows.compare import best_of
 from mxcli.flows.inspect import Total
+from mxcli.flows.sums import StepTotal, series
 from mxcli.flows.worst_blocks import WorstBlock
 from mxcli.numerics.measures import Value
-from mxcli.output.comparison import concluded, rule_lines, titles
+from mxcli.numerics.metrics import METRICS
+from mxcli.output.compared_series import compared_series_sentences
+from mxcli.output.comparison import rule_lines, titles
+from mxcli.output.comparison_words import concluded
 from mxcli.output.findings import findings
 from mxcli.output.report import policy_line, recipe_line, sample_lines
+from mxcli.output.series import series_name
 
 if TYPE_CHECKING:
     from mxcli.flows.compare import Compared, Comparison
     from mxcli.flows.report import LayerReport, Report
 
 Metrics = Mapping[str, Value]
+_NOTHING: Metrics = {"tensors": 0, **dict.fromkeys(METRICS)}
+"""Of what was not measured: along one axis, where blocks do not divide a length, a tensor may be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,9 @@ class Study:
 
     `recipes` names what every measured tensor was measured under; all `metrics` and `sums` have that order. `sums`
     (empty: nothing was measured) holds the metrics of everything together, `groups` those of the tensors `by` role,
-    layer or kind. `rules` says in words how things were quantized, `findings` what came of it.
+    layer or kind. `rules` says in words how things were quantized, `findings` what came of it. `series` has the totals
+    of each step of captures of several steps, by role and recipe. A report along both axes is a study of two recipes,
+    which differ in that; `ways` is what several recipes are called, by what tells them apart.
     """
 
     verb: str
@@ -74,6 +84,8 @@ class Study:
     notes: tuple[str, ...]
     unfinished: int
     worst_blocks: tuple[WorstBlock, ...] = ()
+    series: Mapping[str, Sequence[StepTotal]] = field(default_factory=dict)
+    ways: str = "recipe"
 
     @property
     def compares(self) -> bool:
@@ -82,24 +94,28 @@ class Study:
 
 
 def study_of_report(report: Report, worst_blocks: Sequence[WorstBlock] = ()) -> Study:
-    """A report as a study of one recipe."""
+    """A report as a study of one recipe, or of one along each axis."""
+    along = [axis for axis, _ in report.totals if axis is not None]
+    sums = [totals.sum for _, totals in report.totals]
     return Study(
         verb="report",
         source=report.source,
         total=report.total,
         by_dtype=report.by_dtype,
-        recipes=(_recipe_name(report),),
+        recipes=tuple(along) or (_recipe_name(report),),
         rules=(*map(recipe_line, report.recipes), policy_line(report.options), *sample_lines(report.sample)),
-        measured=tuple(_reported(layer) for layer in report.layers),
-        kept=tuple(_reported(layer) for layer in report.kept),
-        sums=() if report.sum is None else (report.sum,),
+        measured=tuple(_reported(rows, along) for rows in _by_tensor(report.layers)),
+        kept=tuple(_kept(layer) for layer in report.kept),
+        sums=() if not any(sums) else tuple(each or _NOTHING for each in sums),
         by="role",
-        groups={role: (total,) for role, total in report.by_role.items()},
+        groups=_groups(report),
         counts=report.counts,
         findings=tuple(findings(report)),
         notes=report.notes,
         unfinished=report.unfinished,
         worst_blocks=tuple(worst_blocks),
+        series={series_name(*key): found for key, found in series(report.by_step).items()},
+        ways="axis" if along else "recipe",
     )
 
 
@@ -118,11 +134,19 @@ def study_of_comparison(comparison: Comparison, worst_blocks: Sequence[WorstBloc
         by=comparison.by,
         groups=comparison.groups,
         counts=comparison.counts,
-        findings=tuple(concluded(comparison)),
+        findings=(*concluded(comparison), *compared_series_sentences(comparison)),
         notes=comparison.notes,
         unfinished=comparison.unfinished,
         worst_blocks=tuple(worst_blocks),
+        series=_compared_series(comparison),
     )
+
+
+def _compared_series(comparison: Comparison) -> dict[str, list[StepTotal]]:
+    """The series of each role, one recipe after the other."""
+    named = list(zip(titles(comparison.combinations), map(series, comparison.by_step), strict=False))
+    roles = dict.fromkeys(key for _, found in named for key in found)
+    return {series_name(role, title): found[role, axis] for role, axis in roles for title, found in named}
 
 
 def _recipe_name(report: Report) -> str:
@@ -130,9 +154,34 @@ def _recipe_name(report: Report) -> str:
     return ", ".join(names) or printable(report.options.format)
 
 
-def _reported(layer: LayerReport) -> Tensor:
-    metrics = (layer.metrics,) if layer.metrics else ()
-    return Tensor(layer.name, layer.dtype, layer.shape, layer.role, layer.decision, layer.reason, metrics)
+def _by_tensor(layers: Sequence[LayerReport]) -> Iterable[list[LayerReport]]:
+    """The rows of each tensor."""
+    found: dict[str, list[LayerReport]] = {}
+    for layer in layers:
+        found.setdefault(layer.name, []).append(layer)
+    return found.values()
+
+
+def _reported(rows: Sequence[LayerReport], along: Sequence[str]) -> Tensor:
+    """A tensor that was measured, along each axis where there are both."""
+    layer = rows[0]
+    metrics = tuple(
+        next((row.metrics for row in rows if row.axis == axis), _NOTHING) for axis in along
+    ) or (layer.metrics,)  # fmt: skip
+    best = best_of(metrics) if along else None
+    return Tensor(layer.name, layer.dtype, layer.shape, layer.role, layer.decision, layer.reason, metrics, best)
+
+
+def _kept(layer: LayerReport) -> Tensor:
+    reason = layer.reason if layer.axis is None else f"{layer.axis}: {layer.reason}"
+    return Tensor(layer.name, layer.dtype, layer.shape, layer.role, layer.decision, reason, ())
+
+
+def _groups(report: Report) -> dict[str, tuple[Metrics, ...]]:
+    """The totals of each role, along each axis."""
+    parts = [totals.by_role for _, totals in report.totals]
+    roles = dict.fromkeys(role for part in parts for role in part)
+    return {role: tuple(part.get(role, _NOTHING) for part in parts) for role in roles}
 
 
 def _compared(layer: Compared) -> Tensor:

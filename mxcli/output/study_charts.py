@@ -27,6 +27,7 @@ from mxcli.output.charts import (
     Series,
 )
 from mxcli.output.numbers import counted, power_of_two, significant, trimmed
+from mxcli.output.step_charts import step_charts
 from mxcli.output.study import Metrics, Study, Tensor
 
 COLOURS = 8
@@ -48,6 +49,7 @@ def study_charts(study: Study) -> list[Chart]:
     cells = _cells(study)
     found = [
         _comparison(study),
+        *step_charts(study.series),
         _error(study, cells),
         _losses(study, cells),
         _block_errors(study),
@@ -122,7 +124,7 @@ def _error(study: Study, cells: Cells) -> Chart | None:
             lines.append(Line(row, points))
     if not lines:
         return None
-    by, what = ("recipe", "layer") if study.compares else ("kind of tensor", "kind in the layer")
+    by, what = (study.ways, "layer") if study.compares else ("kind of tensor", "kind in the layer")
     ranked = sorted(range(len(lines)), key=lambda at: min(y for _, y in lines[at].points if y is not None))
     if study.compares:
         ranked = list(range(len(lines)))
@@ -171,7 +173,7 @@ def _losses(study: Study, cells: Cells) -> Chart | None:
         )
         for what in ("saturated", "underflowed")
     ]
-    by = "recipe" if study.compares else "kind of tensor"
+    by = study.ways if study.compares else "kind of tensor"
     return HeatMap(
         "saturation_and_underflow",
         f"Saturation and underflow, by layer and {by}",
@@ -270,7 +272,7 @@ def _histogram(
     if odd in keys:
         bins = [odd, *bins] if odd == "zero" else [*bins, odd]
     series = tuple(Series(label, tuple(int(counts.get(key) or 0) for key in bins)) for label, counts in found)
-    by = "" if len(series) == 1 else f", by {'recipe' if study.compares else study.by}"
+    by = "" if len(series) == 1 else f", by {study.ways if study.compares else study.by}"
     key = name.replace("_histogram", "" if odd == "exact" else "s")
     return Histogram(key, title + by, caption, x, counted, tuple(bins), series)
 
@@ -292,7 +294,7 @@ def _binades(study: Study) -> Chart | None:
         ranges = sorted(ranges, key=lambda each: each.middle)[:ROWS]
     return RangeChart(
         "binades_used",
-        f"Binades in use, by {'recipe' if study.compares else 'kind of tensor'}",
+        f"Binades in use, by {study.ways if study.compares else 'kind of tensor'}",
         "From the smallest value of the element format to the largest code of a block, on average over the blocks of "
         f"a tensor: least, median and most over tensors; the track is what the format has.{more}",
         "binades",
@@ -323,7 +325,7 @@ def _comparison(study: Study) -> Chart | None:
     wins = tuple(sum(1 for each in study.measured if each.best == at) for at in range(len(study.recipes)))
     return BarChart(
         "recipes",
-        "What each recipe costs, everything taken together",
+        f"What each {study.ways} costs, everything taken together",
         "A dot marks the best of a column. Best on tensors: on how many single tensors the SQNR is best.",
         study.recipes,
         (*measures, Bars("best on tensors", "high", wins)),

@@ -77,7 +77,7 @@ def _lines(chart: LineChart) -> str:
         parts.append(f'<g class="s{at}"><path class="stroke" d="{_path(each, x, y)}"/>')
         for place, value in each.points if marked else ():
             if value is not None:
-                told = f"{each.name}, {chart.x} {place}: {significant(value)} dB"
+                told = f"{each.name}, {chart.x} {place}: {significant(value)} {chart.unit}".rstrip()
                 parts.append(marker(x(place), y(value), MARKERS[at], told))
         parts.append("</g>")
     return drawing(WIDE, y.start + BOTTOM, chart.title, chart.caption, parts, "wide")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import CAPTURES, SAMPLE, command, environment, strict_json
 from odd_files import many_tensors, odd_checkpoint, one_tensor
+from safetensors.numpy import save_file
 
 WORDS = ("compare", SAMPLE, "--formats", "mxfp4,nvfp4", "--scale-roundings", "floor,rceil")
 NAMES = ["mxfp4_e2m1 floor", "mxfp4_e2m1 rceil", "nvfp4 te"]
@@ -227,3 +230,72 @@ def test_the_page_shows_the_worst_blocks_of_each_combination(mxcli: Callable[...
     assert "with the lowest SQNR, under each recipe: every element" in text
     assert text.count("<summary>Values and codes</summary>") == 6
     assert len(text) < 200_000
+
+
+def test_axes_stand_side_by_side(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    words = ("compare", CAPTURES, "--formats", "nvfp4", "--axis", "both")
+    code, out, _ = mxcli(*words, "--top", "2")
+    assert code == 0
+    assert re.search(r"-- row -+ +-+ column --", out)
+    assert "\nnvfp4 te column " in out
+    assert "\ngradient: blocks along columns have 20.71 dB SQNR, 0.16 dB more than along rows (20.55 dB).\n" in out
+    compared = strict_json(mxcli(*words, "--json", "--csv", tmp_path / "c.csv").out)
+    assert [each["axis"] for each in compared["combinations"]] == ["row", "column"]
+    assert compared["options"]["axis"] == "both"
+    for axis in ("row", "column"):
+        alone = strict_json(mxcli("report", CAPTURES, "--format", "nvfp4", "--axis", axis, "--json").out)
+        total = compared["totals"][f"nvfp4 te {axis}"]
+        assert {key: total[key] for key in alone["totals"]} == alone["totals"]
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text())))
+    assert [row["axis"] for row in rows[:4]] == ["row", "column"] * 2
+    code, _, err = mxcli(*words[:-1], "rows")
+    assert code == 2
+    assert "unknown value 'rows': --axis takes row, column" in err
+
+
+def test_roundings_and_transforms(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    words = (
+        "compare",
+        CAPTURES,
+        "--formats",
+        "nvfp4",
+        "--hadamards",
+        "none,16",
+        "--include",
+        "@gradient",
+        "--top",
+        "0",
+    )
+    out = mxcli(*words, "--roundings", "nearest-even,stochastic", "--seed", "3").out
+    assert "; element rounding nearest-even, stochastic; Hadamard transform none, 16; as mxcli\n" in out
+    assert "\nnvfp4 te stochastic hadamard-16 " in out
+    assert "stochastic rounding is for sums: its errors have no bias" in out
+    compared = strict_json(mxcli(*words, "--json").out)
+    plain, transformed = compared["totals"].values()
+    assert transformed["underflowed_percent"] < plain["underflowed_percent"] / 2
+    assert transformed["block_dynamic_range"]["p99"] < plain["block_dynamic_range"]["p99"]
+    assert [each.get("hadamard", {}).get("size") for each in compared["combinations"]] == [None, 16]
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("hadamard = 32\nhadamard_seed = 5\n")
+    compared = strict_json(mxcli(*words[:4], "--recipe", recipe, "--axis", "both", "--json").out)
+    assert [(each["hadamard"]["size"], each["hadamard"]["seed"]) for each in compared["combinations"]] == [(32, 5)] * 2
+    for more, told in (
+        (("--seed", "1"), "--seed 1 chooses what is drawn at random, and nothing is"),
+        (("--hadamard-seed", "1"), "add --hadamards none,16"),
+    ):
+        code, _, err = mxcli("compare", CAPTURES, "--formats", "nvfp4,mxfp4", *more)
+        assert code == 2
+        assert told in err
+
+
+def test_a_length_that_a_transform_does_not_divide_is_refused_by_name(
+    mxcli: Callable[..., Any], tmp_path: Path
+) -> None:
+    x = np.ones((4, 48), np.float32)
+    save_file({"a.weight": x}, tmp_path / "x.safetensors")
+    words = ("compare", tmp_path / "x.safetensors", "--formats", "nvfp4", "--hadamards")
+    assert mxcli(*words, "none,16").code == 0
+    code, _, err = mxcli(*words, "none,32")
+    assert code == 4
+    assert "a.weight" in err
+    assert "is not a multiple of 32 (Hadamard transform)" in err

@@ -26,7 +26,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 COMMANDS = dict(commands())
 VERBS = [path for path, command in COMMANDS.items() if not getattr(command, "commands", None)]
-SWEPT = {"--format", "--threads"}
+SWEPT = {"--format", "--threads", "--tokens"}
 """Options of which a benchmark takes several values."""
 
 

@@ -44,9 +44,31 @@ def test_json(mxcli: Callable[..., Any]) -> None:
         "file": "model.safetensors",
         "capture": None,
     }
-    captured = strict_json(mxcli("inspect", CAPTURES, "--json").out)["tensors"][0]
+    assert record["captured"] is None
+    captures = strict_json(mxcli("inspect", CAPTURES, "--json").out)
+    assert captures["captured"] == {
+        "layers": 29,
+        "steps": [1100],
+        "ranks": [],
+        "roles": {"activation": 29, "gradient": 29},
+    }
+    captured = captures["tensors"][0]
     assert captured["role"] == "activation"
     assert captured["capture"]["layer"] == "lm_head"
+
+
+def test_captures_are_told_by_layer_step_and_rank(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    for rank in (0, 1):
+        records = {"evil\x1b.x": {"role": "activation", "rank": rank}, "fc.dy": {"role": "gradient", "step": 1200}}
+        entry = {"format": "pt", "mxcli.capture": json.dumps({"version": 1, "tensors": records})}
+        tensors = {name: np.zeros((2, 4), np.float32) for name in records}
+        save_file(tensors, tmp_path / f"rank-{rank}.safetensors", entry)
+    out = mxcli("inspect", tmp_path, "--wide").out.splitlines()
+    assert out[1] == "captures of 2 layers at step 1,200 on 2 ranks: 2 activations, 2 gradients"
+    words = [line.split() for line in out]
+    assert ["tensor", "dtype", "shape", "role", "layer", "step", "rank", "size"] in words
+    assert ["rank-1/evil\\x1b.x", "F32", "2x4", "activation", "evil\\x1b", "-", "1", "32", "B"] in words
+    assert ["rank-0/fc.dy", "F32", "2x4", "gradient", "fc", "1200", "0", "32", "B"] in words
 
 
 def test_everything_odd_is_said(mxcli: Callable[..., Any], tmp_path: Path) -> None:

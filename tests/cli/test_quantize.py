@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,79 @@ def test_captures_give_layers_scales_of_their_inputs(mxcli: Callable[..., Any], 
     code, _, told = mxcli("quantize", SAMPLE, "--format", "fp8_e4m3", "--layout", "modelopt", "-o", tmp_path / "no")
     assert code == 4
     assert "Give captured inputs with --captures" in told
+
+
+# --- Chance and transforms ---------------------------------------------------------------------------------
+
+
+def test_stochastic_rounding_is_decided_by_the_seed_and_names(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    def bytes_with(*words: object) -> bytes:
+        folder = tmp_path / ("-".join(map(str, words)) or "usual")
+        asked = ("--format", "mxfp4", "--rounding", "stochastic", "-o", folder)
+        assert mxcli("quantize", SAMPLE, *asked, *words).code == 0
+        record = strict_json((folder / "mxcli.json").read_text())
+        assert record["tensors"]["model.layers.0.mlp.down_proj.weight"]["seed"] == (3 if "3" in map(str, words) else 0)
+        return (folder / "model.safetensors").read_bytes()
+
+    usual = bytes_with()
+    assert bytes_with("--threads", 1) == usual
+    assert bytes_with("--seed", 3) != usual
+
+
+def test_a_transformed_checkpoint_comes_back(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """Only our own layout stores the signs, so that they can be undone; others refuse, and none is written unasked."""
+    made, back = tmp_path / "made", tmp_path / "back"
+    code, _, err = mxcli("quantize", SAMPLE, "--format", "mxfp8", "--hadamard", 64, "--hadamard-seed", 5, "-o", made)
+    assert code == 0
+    assert "Written in the layout mxcli, since compressed-tensors cannot hold most of the weights." in err
+    config = strict_json((made / "config.json").read_text())["quantization_config"]
+    assert len(config["hadamard_signs"]) == 64
+    assert strict_json((made / "mxcli.json").read_text())["options"]["hadamard"] == {
+        "size": 64,
+        "seed": 5,
+        "signs": config["hadamard_signs"],
+    }
+    assert mxcli("dequantize", made, "-o", back).code == 0
+    name = "model.layers.3.self_attn.q_proj.weight"
+    with safe_open(SAMPLE / "model.safetensors", "pt") as before, safe_open(back / "model.safetensors", "pt") as after:
+        x, y = before.get_tensor(name).float(), after.get_tensor(name).float()
+    assert 0.01 < (x - y).norm() / x.norm() < 0.03
+    assert mxcli("verify", made, "--against", SAMPLE).code == 0
+
+    code, _, err = mxcli(
+        "quantize", SAMPLE, "--format", "mxfp8", "--hadamard", 16, "--layout", "ct", "-o", tmp_path / "c"
+    )
+    assert code == 4
+    assert "its loaders know of no hadamard-16 transform, and would take the codes for the weights" in err
+    config["hadamard_signs"] = "+-"
+    (made / "config.json").write_text(json.dumps({"quantization_config": config}))
+    code, _, err = mxcli("dequantize", made, "-o", tmp_path / "d")
+    assert code == 3
+    assert "'+-' are no signs of a Hadamard transform of 16, 32, 64, 128" in err
+
+
+def test_lengths_that_a_transform_does_not_divide_come_all_at_once(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    source = tmp_path / "odd.safetensors"
+    save_file({f"model.layers.{n}.mlp.down_proj.weight": np.ones((4, 96), np.float32) for n in range(3)}, source)
+    words = ("quantize", source, "--format", "mxfp4", "--hadamard", 64, "--dry-run")
+    code, _, err = mxcli(*words)
+    assert code == 4
+    assert err.count("its length 96 along the blocks is not a multiple of 64 (Hadamard transform)") == 3
+    assert "Use --exclude 'model.layers.0.mlp.down_proj.weight', a smaller --hadamard, or --on-indivisible keep." in err
+    code, _, err = mxcli(*words, "--on-indivisible", "keep")
+    assert code == 4
+    assert "nothing to quantize among 3 tensors" in err
+    assert mxcli("quantize", source, "--format", "mxfp4", "--hadamard", 32, "--dry-run").code == 0
+
+
+def test_a_seed_and_signs_need_something_to_choose(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    for words, told in (
+        (("--seed", 3), "--seed 3 chooses what is drawn at random, and nothing is"),
+        (("--hadamard-seed", 3), "--hadamard-seed 3 chooses the signs of a transform, and none is asked for"),
+        (("--hadamard", 24), "a Hadamard transform of 24: --hadamard takes 16, 32, 64, 128."),
+        (("--rounding", "stochastic", "--seed", 2**32), "a seed is a whole number from 0 to 4294967295"),
+    ):
+        code, _, err = mxcli("quantize", SAMPLE, "--format", "mxfp4", *words, "-o", tmp_path / "out")
+        assert code == 2, words
+        assert told in err
+    assert not (tmp_path / "out").exists()

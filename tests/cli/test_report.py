@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,7 @@ def test_json_lines_and_csv_have_the_names_of_the_json(mxcli: Callable[..., Any]
     rows = list(csv.DictReader(io.StringIO(mxcli("report", source, "--csv", "-").out)))
     assert list(rows[0]) == [
         "name", "dtype", "shape", "role", "decision", "reason", "format", "scale_rounding", "rounding", "dialect",
-        *METRICS,
+        "axis", *METRICS,
     ]  # fmt: skip
     for row, record in zip(rows, records, strict=True):
         for name, cell in row.items():
@@ -292,3 +293,89 @@ def test_a_plan(mxcli: Callable[..., Any], tmp_path: Path) -> None:
         assert code == 2
         assert f"so there is no {more[0]}" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_both_axes(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    words = ("report", CAPTURES, "--format", "nvfp4", "--axis", "both")
+    files = {form: tmp_path / f"r.{form}" for form in ("json", "csv", "jsonl", "html")}
+    out = mxcli(*words, "--top", "4", *(word for form, file in files.items() for word in (f"--{form}", file))).out
+    assert re.search(r"^tensor +axis +shape ", out, re.MULTILINE)
+    assert re.search(r"^all 58 tensors +row +20\.8 ", out, re.MULTILINE)
+    assert re.search(r"^gradient \(29\) +column +20\.7 ", out, re.MULTILINE)
+    assert "\ngradient: blocks along columns have 20.71 dB SQNR, 0.16 dB more than along rows (20.55 dB).\n" in out
+    assert "\n4 of 116 cases shown, worst sqnr_db first\nquantized 116, padded 0, kept 0, tied 0" in out
+    both = strict_json(files["json"].read_text())
+    assert (both["totals"], both["by_role"]) == (None, {})
+    assert len(both["conclusion"]) == 2
+    for axis in ("row", "column"):
+        alone = strict_json(mxcli(*words[:-1], axis, "--json").out)
+        assert both["by_axis"][axis] == {"totals": alone["totals"], "by_role": alone["by_role"]}
+        assert [layer for layer in both["layers"] if layer["axis"] == axis] == alone["layers"]
+    lines = [strict_json(line) for line in files["jsonl"].read_text().splitlines()]
+    assert lines == both["layers"]
+    rows = list(csv.DictReader(io.StringIO(files["csv"].read_text())))
+    assert [row["axis"] for row in rows] == [layer["axis"] for layer in both["layers"]]
+    page = files["html"].read_text(encoding="utf-8")
+    assert "What each axis costs, everything taken together" in page
+    assert "under each axis: every element" in page
+    assert "Error along the layers, by axis" in page
+
+
+def test_totals_of_different_tensors_are_not_held_against_each_other(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    x, source, page = np.random.default_rng(0).normal(size=(40, 64)), tmp_path / "x.safetensors", tmp_path / "r.html"
+    save_file({"a.weight": x.astype(np.float32), "b.weight": x.T.astype(np.float32)}, source)
+    words = ("report", source, "--format", "mxfp4", "--axis", "both", "--on-indivisible", "keep")
+    both = strict_json(mxcli(*words, "--json", "--html", page).out)
+    assert [(layer["name"], layer["axis"]) for layer in both["layers"]] == [("a.weight", "row"), ("b.weight", "column")]
+    assert [(layer["name"], layer["axis"]) for layer in both["kept"]] == [("a.weight", "column"), ("b.weight", "row")]
+    assert both["counts"] == {"quantized": 2, "padded": 0, "kept": 2, "tied": 0}
+    assert both["conclusion"] == ["2 tensors are not measured along both axes, so that their totals do not compare."]
+    assert "column: kept: last dimension 40 is not a multiple of 32" in page.read_text(encoding="utf-8")
+
+
+def test_a_plan_for_both_axes(mxcli: Callable[..., Any]) -> None:
+    words = ("report", SAMPLE, "--format", "nvfp4", "--axis", "both", "--dry-run", "--device", "cpu")
+    out = mxcli(*words).out
+    assert "\nsize if written along both axes 885 kB: 4.50 bits per element\n" in out
+    assert "\nwould measure 28 tensors under both axes: 56 measurements, 1.57 MB read once\n" in out
+    plan = strict_json(mxcli(*words, "--json").out)
+    assert (plan["measurements"], len(plan["tensors"])) == (56, 39)
+
+
+def test_limits_name_the_axis(mxcli: Callable[..., Any]) -> None:
+    code, _, err = mxcli("report", CAPTURES, "--format", "nvfp4", "--axis", "both", "--fail-on", "sqnr_db<19.8", "-q")
+    assert code == 5
+    assert "model.layers.0.self_attn.k_proj.gradient along rows" in err
+    assert "along columns" not in err
+
+
+def test_series_over_steps(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """Three steps; one element of each tensor is twice as large at every step as at the one before."""
+    folder, random = tmp_path / "steps", np.random.default_rng(0)
+    folder.mkdir()
+    for at, step in enumerate((100, 200, 300)):
+        tensors, records = {}, {}
+        for role in ("activation", "gradient"):
+            name = f"model.layers.0.mlp.up_proj.{role}"
+            tensors[name] = random.standard_normal((8, 64)).astype(np.float32)
+            tensors[name][0, 0] = 8 * 2**at
+            records[name] = {"role": role, "layer": "model.layers.0.mlp.up_proj", "step": step}
+        record = json.dumps({"version": 1, "tensors": records})
+        save_file(tensors, folder / f"step-{step:06d}.safetensors", {"mxcli.capture": record})
+    words = ("report", folder, "--format", "nvfp4", "--top", "0")
+    page = tmp_path / "r.html"
+    out = mxcli(*words, "--html", page).out
+    assert re.search(r"^over 3 steps +step ", out, re.MULTILINE)
+    assert re.search(r"^activation, first.* 100 ", out, re.MULTILINE)
+    assert re.search(r"^gradient, last.* 300 ", out, re.MULTILINE)
+    report = strict_json(mxcli(*words, "--json").out)
+    assert [(each["step"], each["role"]) for each in report["by_step"]] == [
+        (step, role) for step in (100, 200, 300) for role in ("activation", "gradient")
+    ]
+    alone = strict_json(mxcli("report", folder / "step-000200.safetensors", "--format", "nvfp4", "--json").out)
+    assert "by_step" not in alone
+    for role, each in zip(("activation", "gradient"), report["by_step"][2:4], strict=True):
+        assert {key: alone["by_role"][role][key] for key in each if key not in ("step", "role")} == {
+            key: value for key, value in each.items() if key not in ("step", "role")
+        }
+    assert "Error over the steps, by role" in page.read_text(encoding="utf-8")

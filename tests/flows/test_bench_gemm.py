@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import bf16, noise, write_model
+from tiny_models import bf16, noise, safetensors_bytes, write_model
 
 from mxcli.errors import EnvironmentFailure, InputError, LimitError, UsageError
 from mxcli.files.checkpoint import open_checkpoint
@@ -108,6 +108,21 @@ def test_operands_of_a_model_are_its_own() -> None:
     assert torch.equal(x.t(), x_turned)
     assert own.own_data(down) == ("X", "W")
     assert replace(own, captures=None).own_data(down) == ("W",)
+
+
+def test_operands_of_several_steps_are_those_of_one(tmp_path: Path) -> None:
+    """The first step lacks a gradient: an input of one and a gradient of another are no layer's."""
+    module = "model.layers.0.mlp.down_proj"
+    for step, roles in enumerate((("activation",), ("activation", "gradient"), ("activation", "gradient"))):
+        features = {"activation": 384, "gradient": 128}
+        tensors = {f"{module}.{role}": noise(16, features[role], seed=step) for role in roles}
+        (tmp_path / f"step-{step}.safetensors").write_bytes(safetensors_bytes(tensors))
+    model, captures = open_checkpoint(MODEL), open_checkpoint(tmp_path)
+    (shape, *_) = layer_shapes(model, [16], ["fprop"])
+    own = Values(DISTRIBUTIONS["normal"], 0, model, captures)
+    x, _ = own.operands(shape, open_engine("cpu"))
+    assert x.view(torch.int16).numpy().tolist() == noise(16, 384, seed=1)[1].view("<i2").tolist()
+    assert own.steps == (0, 1, 2)
 
 
 def test_tokens_beyond_those_captured_repeat_them() -> None:

@@ -14,6 +14,7 @@ from kernel_oracle import expected, statistics
 from safetensors.numpy import save_file
 from tiny_models import LLAMA, llama, noise, write_model
 
+from mxcli.backends import cpu
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import RefusedError
 from mxcli.files import checkpoint as checkpoints
@@ -27,7 +28,8 @@ from mxcli.flows.memory import PROGRAM_BYTES, Need
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.report import Report, make_report
 from mxcli.numerics.combinations import combine
-from mxcli.numerics.metrics import NUMBERS
+from mxcli.numerics.draws import stream_of
+from mxcli.numerics.metrics import NUMBERS, measured
 
 FORMATS = ["mxfp8", "mxint8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "e3m2:e8m0:1x16"]
 RULES = ["floor", "rceil", "te", "ct", "amax"]
@@ -126,9 +128,57 @@ def test_every_tensor_is_read_once(source: Path, monkeypatch: pytest.MonkeyPatch
 def test_amax_is_found_once_for_all_recipes(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
     amax = Cpu.amax
-    monkeypatch.setattr(Cpu, "amax", lambda self, x, dtype: calls.append(x.shape) or amax(self, x, dtype))
+    monkeypatch.setattr(Cpu, "amax", lambda self, x, *more: calls.append(x.shape) or amax(self, x, *more))
     comparison = compared(source, ["nvfp4"], ["te", "ct", "paper"])
     assert len(calls) == len(comparison.layers)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_axes_have_the_numbers_of_reports_along_them(source: Path, format: str) -> None:
+    """The last two dimensions are exchanged, fused sets share their tensor scale, and each tensor is read once."""
+    for where in (source, CAPTURES):
+        checkpoint = open_checkpoint(where)
+        planned = plan_comparison(checkpoint, combine([format], axes=("row", "column")), options())
+        comparison = make_comparison("x", checkpoint, planned, backend=Cpu(2))
+        for at, axis in enumerate(("row", "column")):
+            asked = Options(format, nonfinite="saturate", on_indivisible="pad", axis=axis, analysis=True)
+            report = make_report("x", checkpoint, make_plan(checkpoint, asked), backend=Cpu(2))
+            assert comparison.sums[at] == report.sum
+            for layer, alone in zip(comparison.layers, report.layers, strict=True):
+                assert dict(layer.metrics[at]) == {name: alone.metrics[name] for name in NUMBERS}
+
+
+def test_what_is_kept_along_one_axis_is_not_compared(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m", {"a.weight": noise(40, 64), "b.weight": noise(64, 64)})
+    checkpoint = open_checkpoint(source)
+    asked = Options("mxfp8", nonfinite="saturate", on_indivisible="keep", analysis=True)
+    planned = plan_comparison(checkpoint, combine(["mxfp8"], axes=("row", "column")), asked)
+    comparison = make_comparison("x", checkpoint, planned, backend=Cpu())
+    assert [layer.name for layer in comparison.layers] == ["b.weight"]
+    (kept,) = comparison.kept
+    assert (kept.name, kept.reason) == ("a.weight", "kept: last dimension 40 is not a multiple of 32 (mxfp8_e4m3)")
+
+
+@pytest.mark.parametrize("axis", ["row", "column"])
+def test_transforms_and_draws_have_the_numbers_of_single_arrays(source: Path, axis: str) -> None:
+    """The tensor scale of a fused set follows from what is transformed along that axis."""
+    checkpoint = open_checkpoint(source)
+    combinations = combine(["nvfp4"], ["te"], ["nearest-even", "stochastic"], ["none", "16"], axes=(axis,), seed=5)
+    comparison = make_comparison(
+        "x", checkpoint, plan_comparison(checkpoint, combinations, options()), backend=Cpu(2)
+    )  # fmt: skip
+    layers = {layer.name: layer for layer in comparison.layers}
+    prefix = "model.layers.1.mlp"
+    names = [f"{prefix}.{part}_proj.weight" for part in ("gate", "up")]
+    arrays = {name: read(checkpoint, checkpoint.tensors[name]) for name in names}
+    turned = {name: np.ascontiguousarray(x.T) if axis == "column" else x for name, x in arrays.items()}
+    dtype = checkpoint.tensors[names[0]].dtype
+    for at, recipe in enumerate(combinations.recipes):
+        amax = max(cpu.amax(x, dtype, hadamard=recipe.hadamard).value for x in turned.values())
+        for name, x in turned.items():
+            q = cpu.quantize(x, dtype, recipe, tensor_amax=amax, stream=stream_of(name))
+            assert q.stats is not None
+            assert dict(layers[name].metrics[at]) == measured(q.stats, recipe.format, x.shape, metrics=NUMBERS)
 
 
 def test_groups_add_up(source: Path) -> None:

@@ -111,6 +111,17 @@ def test_scales_of_inputs_follow_the_rule_of_the_weights(tmp_path: Path, source:
     assert theirs["fc1.input_global_scale"] == ("F32", [1], bytes.fromhex("01004044"))
 
 
+def test_the_largest_of_several_steps_counts_and_is_said(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    for step, factor in ((0, 0.5), (10, 1), (20, 0.25)):
+        one = captured(tmp_path, {module: amax * factor for module, amax in INPUTS.items()})
+        one.rename(tmp_path / "steps" / f"step-{step}.safetensors")
+    plan = planned(source, tmp_path / "steps", Options("nvfp4"))
+    once = planned(source, captured(tmp_path, INPUTS), Options("nvfp4"))
+    assert [step.input_scale for step in plan.steps] == [step.input_scale for step in once.steps]
+    assert plan.notes[-1].endswith("larger than those saturate. They fit the largest of 3 steps (0 to 20).")
+
+
 def test_compressed_tensors_says_that_inputs_are_nvfp4_too(tmp_path: Path, source: Path) -> None:
     written(source, captured(tmp_path, INPUTS), tmp_path / "q", Options("nvfp4"))
     assert config(tmp_path / "q")["config_groups"]["group_0"]["input_activations"] == {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import bf16, floats, noise, read_raw, write_model
+from tiny_models import bf16, floats, noise, read_raw, safetensors_bytes, write_model
 
 from mxcli.backends.cpu import Cpu, dequantize, quantize
 from mxcli.errors import InputError
@@ -102,6 +102,49 @@ def test_captures_that_do_not_fit_are_named(tmp_path: Path, tensors: dict[str, t
     x = captured(tmp_path / "x", **{name: values(*shape) for name, shape in tensors.items()})
     with pytest.raises(InputError, match=words):
         products(model, x, "mxfp8")
+
+
+def test_several_steps_are_multiplied_by_themselves_and_added_up(tmp_path: Path) -> None:
+    """One tensor of both steps has other blocks along the tokens, and a token of one step is none of the other's."""
+    model = write_model(tmp_path / "m", {"a.weight": noise(32, 64)})
+    single = {}
+    for step, tokens in ((0, 8), (7, 24)):
+        tensors = {
+            "a.activation": noise(tokens, 64, seed=step),
+            "a.gradient": noise(tokens, 32, seed=step, scale=1 + step),
+        }
+        for folder in (tmp_path / "both", tmp_path / f"only-{step}"):
+            folder.mkdir(exist_ok=True)
+            (folder / f"step-{step:06d}.safetensors").write_bytes(safetensors_bytes(tensors))
+        single[step] = products(model, tmp_path / f"only-{step}", "mxfp8").by_pass
+    report = products(model, tmp_path / "both", "mxfp8")
+    assert [(p.passes, p.sizes) for p in report.products] == [
+        ("fprop", (32, 32, 64)),
+        ("dgrad", (32, 64, 32)),
+        ("wgrad", (32, 64, 32)),
+    ]
+    assert {each.passes: each.energies for each in report.products} == {
+        passes: single[0][passes] + single[7][passes] for passes in single[0]
+    }
+    assert report.notes == ("Products of 2 steps (0 to 7) are added up, each of its own tokens.",)
+
+
+def test_a_gradient_of_another_step_is_no_partner(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", {"a.weight": noise(32, 64)})
+    (tmp_path / "x").mkdir()
+    for step, tensors in enumerate(({"a.activation": noise(8, 64)}, {"a.gradient": noise(8, 32)})):
+        (tmp_path / "x" / f"step-{step}.safetensors").write_bytes(safetensors_bytes(tensors))
+    report = products(model, tmp_path / "x", "mxfp8")
+    assert [p.passes for p in report.products] == ["fprop", "dgrad"]
+    assert report.notes[1] == "4 products are left out: their activation or gradient was not captured."
+
+
+def test_an_input_with_a_batch_dimension(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", {"a.weight": noise(32, 64)})
+    x, dy = values(8, 64), values(8, 32)
+    flat = products(model, captured(tmp_path / "flat", a__activation=x, a__gradient=dy), "nvfp4")
+    batch = captured(tmp_path / "batch", a__activation=x.reshape(2, 4, 64), a__gradient=dy.reshape(2, 4, 32))
+    assert products(model, batch, "nvfp4").products == flat.products
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:

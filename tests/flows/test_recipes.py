@@ -17,6 +17,7 @@ from mxcli.flows.quantize import quantize_checkpoint
 from mxcli.flows.recipe_text import quoted_selector, recipe_text, resolved
 from mxcli.flows.recipes import check_selectors, options_from, parse_recipe, read_recipe
 from mxcli.flows.report import make_report
+from mxcli.numerics.hadamard import find_hadamard
 
 FULL = """
 format = "mxfp4"
@@ -27,6 +28,9 @@ nonfinite = "saturate"
 on_indivisible = "keep"
 layout = "ct"
 axis = "row"
+seed = 7
+hadamard = 32
+hadamard_seed = 1
 exclude = ["*layers.0.*", "@lm_head"]
 include = "*layers.0.mlp.*"
 
@@ -66,6 +70,8 @@ def test_every_key_is_the_option_of_its_name() -> None:
         ),
         layout="ct",
         axis="row",
+        seed=7,
+        hadamard=find_hadamard(32, 1),
     )
 
 
@@ -104,6 +110,10 @@ def test_a_format_is_needed_from_somewhere() -> None:
         ('on_indivisible = "kep"', 1, "Did you mean keep?"),
         ('layout = "compressed"', 1, "unknown layout 'compressed'"),
         ('axis = "rows"', 1, "axis takes row, column"),
+        ('seed = "7"', 1, "'seed' takes a whole number from 0 on, not 7"),
+        ("seed = true", 1, "'seed' takes a whole number from 0 on, not True"),
+        ("hadamard = 8", 1, "a Hadamard transform of 8: --hadamard takes 16, 32, 64, 128"),
+        ("\nhadamard_seed = 3", 2, "chooses the signs of a transform, and none is asked for"),
         ('exclude = ["a",\n 3]', 2, "'exclude' takes selectors in quotes, not 3"),
         ('include = "a"\nselection = []', 2, "'selection' holds all rules in order: leave out include"),
         ('selection = [{ include = "a" },\n { both = 1 }]', 2, "each of 'selection' has one key"),
@@ -264,3 +274,11 @@ def test_totals_of_several_formats_are_those_of_the_parts(checkpoint: Checkpoint
         assert isinstance(total, dict)
         assert sum(total.values()) == sum(sum(each.values()) for each in counted if isinstance(each, dict))  # type: ignore[misc]
     assert report.by_role["weight"] == report.sum
+
+
+def test_chance_and_transforms_are_written_and_read_again() -> None:
+    for asked in (
+        Options("nvfp4", rounding="stochastic", seed=3, hadamard=find_hadamard(16)),
+        Options("nvfp4", hadamard=find_hadamard(64, 9)),
+    ):
+        assert options(recipe_text(asked)) == asked

@@ -280,6 +280,14 @@ def test_captures_without_metadata_serve_by_name_and_what_is_missing_is_told(
     assert [choice.options for choice in again.choices] == [choice.options for choice in result.choices]
 
 
+def test_inputs_of_several_steps_are_one_sample_and_it_is_said(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    for step in (0, 30):
+        held = captured(tmp_path / "c", {"model.layers.0.mlp.down_proj.activation": noise(4, 128, seed=step)})
+        held.rename(tmp_path / "c" / f"step-{step}.safetensors")
+    result = recommended(checkpoint, ["mxfp4"], Target(BITS, 8.0), captures=tmp_path / "c")
+    assert "Inputs of 2 steps (0 to 30) count alike, as one sample." in result.notes
+
+
 def test_captures_that_do_not_fit_are_refused(tmp_path: Path, checkpoint: Checkpoint) -> None:
     with pytest.raises(InputError, match="holds no activations of the layers"):
         recommended(

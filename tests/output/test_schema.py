@@ -68,6 +68,25 @@ def test_a_report_is_valid(odd: Path) -> None:
     valid(printed("report", odd, "--format", "mxfp4"), "report")
 
 
+def test_both_axes_and_steps_are_valid(odd: Path, tmp_path: Path) -> None:
+    valid(printed("report", odd, "--format", "mxfp4", "--axis", "both"), "report")
+    valid(printed("report", odd, "--format", "mxfp4", "--axis", "both", "--on-indivisible", "keep"), "report")
+    valid(printed("compare", odd, "--formats", "mxfp4", "--axis", "both"), "compare")
+    for step in (1, 2):
+        record = {"a.gradient": {"role": "gradient", "layer": "a", "step": step}}
+        save_file(
+            {"a.gradient": np.full((4, 32), step, np.float32)},
+            tmp_path / f"step-{step:06d}.safetensors",
+            {"mxcli.capture": json.dumps({"version": 1, "tensors": record})},
+        )
+    odd.unlink()
+    for axis in ("row", "both"):
+        found = printed("report", tmp_path, "--format", "mxfp4", "--axis", axis)
+        valid(found, "report")
+        assert found["by_step"][-1]["step"] == 2
+    valid(printed("compare", tmp_path, "--formats", "mxfp4"), "compare")
+
+
 def test_a_comparison_is_valid(odd: Path) -> None:
     valid(printed("compare", SAMPLE, "--formats", "mxfp8,nvfp4"), "compare")
     valid(printed("compare", odd, "--formats", "mxfp8", "--by", "layer"), "compare")
@@ -91,6 +110,19 @@ def test_samples_are_valid(tmp_path: Path) -> None:
     save_file({"a.q_proj.weight": x, "b.weight": x[:4].copy()}, tmp_path / "x.safetensors")
     valid(printed("report", tmp_path / "x.safetensors", "--format", "nvfp4", "--sample", "0.1"), "report")
     valid(printed("compare", tmp_path / "x.safetensors", "--formats", "mxfp8", "--sample", "0.1"), "compare")
+
+
+def test_training_is_valid() -> None:
+    captures = SAMPLE.parent / "tiny-llama-captures.safetensors"
+    words = ("report", SAMPLE, "--products", captures, "--include", "*layers.[03].*.k_proj", "--draws", "2")
+    valid(printed(*words, "--training", "all"), "training")
+
+
+def test_a_capture_is_valid(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "text.txt").write_text("a text to read, which is long enough")
+    words = ("capture", SAMPLE, "--text", tmp_path / "text.txt", "--tokens", "8", "--forward-only", "--steps", "2")
+    valid(printed(*words, "-o", tmp_path / "out", "--roles", "activation"), "capture")
 
 
 def test_what_is_no_report() -> None:

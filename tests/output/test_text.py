@@ -112,6 +112,7 @@ def test_names_are_shortened_to_any_width_and_keep_what_tells_them_apart(unicode
     mark = "…" if unicode else "~"
     assert shortened(NAME, 30, screen) == f"m{mark}.l{mark}.13.s{mark}.q_proj.weight"
     assert shortened(NAME, 24, screen) == f"m{mark}.l{mark}.13.s{mark}.q_proj.w{mark}"
+    assert shortened(f"step-000200/{NAME}", 42, screen) == f"step-000200/m{mark}.l{mark}.13.s{mark}.q_proj.weight"
     assert cells(shortened("层" * 30, 21, screen)) <= 21
 
 

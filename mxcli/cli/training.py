@@ -1,0 +1,147 @@
+"""`mxcli report --training`: the products of captured layers under recipes of low-precision training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mxcli.cli import completion
+from mxcli.cli.arguments import STDOUT
+from mxcli.cli.forms import Forms, check_forms
+from mxcli.cli.machine import Machine, open_backend
+from mxcli.cli.progress import progress
+from mxcli.cli.recipes import plan_options
+from mxcli.cli.streams import Talk, deliver, stdout_screen
+from mxcli.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from mxcli.flows.training import TrainingReport
+    from mxcli.flows.training_layers import TrainedLayer
+    from mxcli.numerics.training import TrainingRecipe
+
+TrainingOf = Annotated[
+    str | None,
+    typer.Option(
+        "--training",
+        metavar="RECIPE[,RECIPE...]|all",
+        autocompletion=completion.listed_training,
+        help="Instead of tensors measure the products of captured layers, fprop, dgrad and wgrad, under recipes of "
+        "low-precision training that `mxcli explain training` lists. Captures are those of --products, or SOURCE.",
+    ),
+]
+Draws = Annotated[
+    int | None,
+    typer.Option(
+        "--draws",
+        min=1,
+        max=64,
+        metavar="N",
+        help="With --training: stochastic rounding is drawn so many times, and what the mean of the products is off by "
+        "is told too.  [default: 1]",
+    ),
+]
+
+_SERVES = frozenset(
+    ("source", "training", "draws", "products", "seed", "selectors", "requantize", "sort", "top", "wide", "json", "csv",
+     "device", "threads", "max_memory", "force", "quiet", "verbose", "no_color", "debug")
+)  # fmt: skip
+"""Parameters of `report` that have a say beside --training; its recipes say all that others do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What is asked of training: the recipes, the source and which of its layers, where activations and gradients were
+    captured (None: in the source), the seed of stochastic rounding and how often it is drawn, and whether every layer
+    is told."""
+
+    recipes: tuple[TrainingRecipe, ...]
+    source: str
+    selectors: list[str] | None
+    requantize: bool
+    captures: str | None
+    seed: int
+    draws: int
+    detailed: bool
+
+
+def stated_training(context: typer.Context, names: str | None, draws: int | None) -> Training | None:
+    """What --training and the options beside it ask for; None without it. Raises UsageError for names that mean
+    nothing, and for options that say nothing beside it, or without it."""
+    if names is None:
+        if draws is not None:
+            raise UsageError(f"--draws {draws} is of stochastic rounding in training: add --training NAMES.")
+        return None
+    from mxcli.numerics.training import find_training
+
+    recipes = find_training(names)
+    typed = {
+        str(parameter.name): max(parameter.opts, key=len)
+        for parameter in context.command.params
+        if (source := context.get_parameter_source(str(parameter.name))) and source.name == "COMMANDLINE"
+    }
+    idle = [flag for name, flag in typed.items() if name not in _SERVES]
+    if idle:
+        raise UsageError(f"{', '.join(idle)} with --training: its recipes leave nothing to say there; leave it out.")
+    said = context.params
+    return Training(
+        tuple(recipes),
+        said["source"],
+        said["selectors"],
+        said["requantize"],
+        said["products"],
+        said["seed"] or 0,
+        draws or 1,
+        not typed.keys().isdisjoint(("sort", "top", "wide")),
+    )
+
+
+def deliver_training(asked: Training, where: Machine, forms: Forms, talk: Talk, *, force: bool) -> None:
+    """Computes the products and writes them in every form that is asked for."""
+    from mxcli.output.training import SORTS, training_csv, training_json, training_text
+
+    check_forms(forms, force=force, sorts=SORTS)
+    report = _report(asked, where, talk)
+    talk.notes(report.notes)
+    if forms.json is not None:
+        deliver(training_json(report), forms.json)
+    if forms.csv is not None:
+        deliver(training_csv(report), forms.csv, verbatim=True)
+    if STDOUT not in (forms.json, forms.csv):
+        screen = stdout_screen(no_color=forms.no_color, wide=forms.wide)
+        deliver(training_text(report, screen, detailed=asked.detailed, sort=forms.sort, top=forms.top))
+
+
+def _report(asked: Training, where: Machine, talk: Talk) -> TrainingReport:
+    from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.plan import make_plan
+    from mxcli.flows.restoring import open_floats
+    from mxcli.flows.training import report_training
+    from mxcli.flows.training_layers import trained_model
+    from mxcli.flows.training_products import Trial
+
+    # Of the plan only what it takes counts: recipes have formats of their own.
+    choice = plan_options(
+        "mxfp8", None, None, None, asked.selectors, nonfinite="saturate", on_indivisible="pad", analysis=True
+    )
+    checkpoint = open_floats(asked.source, requantize=asked.requantize)
+    if asked.captures is None and not checkpoint.captures:
+        raise UsageError(
+            f"--training needs captured activations and gradients, and {printable(asked.source)} holds none: add "
+            "--products CAPTURES."
+        )
+    plan = make_plan(checkpoint, choice)
+    captures = checkpoint if asked.captures is None else open_checkpoint(asked.captures)
+    model = trained_model(checkpoint, captures, plan)
+    backend = open_backend(where, talk)
+    done, total = 0, sum(layer.nbytes for layer in model.layers)
+    with progress("report", talk) as show:
+
+        def on_layer(layer: TrainedLayer) -> None:
+            nonlocal done
+            done += layer.nbytes
+            show(done, total, layer.captured.place)
+
+        trial = Trial(asked.recipes, backend, asked.seed, asked.draws)
+        return report_training(asked.source, model, trial, on_layer=on_layer)

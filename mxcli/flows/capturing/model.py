@@ -1,0 +1,188 @@
+"""A causal language model of transformers, from a local directory: its outline first, its weights when all is checked.
+
+Nothing is fetched and none of a directory's own code is run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mxcli.backends import AUTO, CPU
+from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.model_files import CONFIG
+from mxcli.flows.capturing.text import Encode, byte_tokens
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
+_TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Types to compute in."""
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A model without weights: `empty` has its modules; `dtype` is what it computes in, by safetensors name.
+    `vocabulary` is how many tokens it knows, and `positions` how many it reads at a time (None: not said)."""
+
+    folder: Path
+    empty: Any
+    dtype: str
+    vocabulary: int
+    positions: int | None
+    nbytes: int
+
+
+def stated_dtype(word: str | None) -> str | None:
+    """The type that a word such as bf16 or bfloat16 names; None: none is named. Raises UsageError for other words."""
+    if word is None or word == AUTO:
+        return None
+    names = {**{name.lower(): name for name in _TORCH}, **{long: name for name, long in _TORCH.items()}}
+    if word.lower() not in names:
+        raise UsageError(f"unknown dtype '{printable(word)}': {', '.join(name.lower() for name in _TORCH)} can be had.")
+    return names[word.lower()]
+
+
+def outline(checkpoint: Checkpoint, dtype: str | None) -> Outline:
+    """The modules of a checkpoint's model, from its config.json alone; it is to compute in `dtype` (None: as it says).
+
+    Raises EnvironmentFailure without transformers, InputError for what it cannot make a causal language model of, and
+    RefusedError for a quantized checkpoint.
+    """
+    folder = checkpoint.root
+    shown = printable(folder)
+    if importlib.util.find_spec("transformers") is None:
+        raise EnvironmentFailure("transformers is not installed, which runs the model: pip install 'mxcli[capture]'.")
+    if checkpoint.config is None:
+        raise InputError(f"{shown}: has no {CONFIG}, which says what model it is; give a transformers model directory.")
+    if checkpoint.dialect is not None or "quantization_config" in checkpoint.config:
+        raise RefusedError(f"{shown}: is quantized already; capture the original, or what `mxcli dequantize` makes.")
+    import torch
+
+    with _of_transformers(shown):
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(folder, **_LOCAL)
+        name = dtype or _own_dtype(config, checkpoint)
+        own = getattr(torch, _TORCH[name])
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config, dtype=own, trust_remote_code=False)
+    settings = config.get_text_config()
+    embeddings = empty.get_input_embeddings()
+    return Outline(
+        folder,
+        empty,
+        name,
+        int(getattr(embeddings, "num_embeddings", settings.vocab_size)),
+        getattr(settings, "max_position_embeddings", None),
+        sum(each.numel() * each.element_size() for each in empty.parameters()),
+    )
+
+
+def load(seen: Outline, device: str) -> Any:
+    """The model with its weights on a device, ready to be read from: dropout is off.
+
+    Raises InputError where weights are missing, which would be made up.
+    """
+    import torch
+
+    with _of_transformers(printable(seen.folder)):
+        from transformers import AutoModelForCausalLM
+
+        dtype = getattr(torch, _TORCH[seen.dtype])
+        model, told = AutoModelForCausalLM.from_pretrained(seen.folder, dtype=dtype, output_loading_info=True, **_LOCAL)
+    if missing := sorted(told["missing_keys"]):
+        raise InputError(
+            f"{printable(seen.folder)}: lacks {len(missing):,} weights of a {type(seen.empty).__name__}, such as "
+            f"{printable(missing[0])}; give a complete checkpoint."
+        )
+    try:
+        return model.to(device).eval()
+    except torch.OutOfMemoryError as error:
+        raise EnvironmentFailure(
+            f"{device}: out of memory for {seen.nbytes:,} bytes of weights; use --device cpu."
+        ) from error
+
+
+def tokenizer(seen: Outline) -> Encode | None:
+    """What makes tokens of text, without special ones; None where the directory has no tokenizer."""
+    if not any((seen.folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    with _of_transformers(printable(seen.folder)):
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(seen.folder, **_LOCAL)
+    return lambda text: list(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def encoder(seen: Outline) -> tuple[Encode, str | None]:
+    """The directory's tokenizer, or bytes for tokens, and what to say then."""
+    found = tokenizer(seen)
+    if found is not None:
+        return found, None
+    return byte_tokens, f"{printable(seen.folder)} has no tokenizer: every byte of the text is a token."
+
+
+def compute_device(device: str) -> str:
+    """`cpu` or `cuda:N` as torch has it; raises EnvironmentFailure for a GPU that it cannot use."""
+    if device == CPU:
+        return CPU
+    import torch
+
+    if not torch.cuda.is_available():
+        if device == AUTO:
+            return CPU
+        raise EnvironmentFailure(
+            f"--device {device}: torch sees no GPU here; `mxcli doctor` says why, or use --device cpu."
+        )
+    index = int(device.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise EnvironmentFailure(f"--device {device}: torch sees {torch.cuda.device_count()} GPUs, counted from 0.")
+    return f"cuda:{index}"
+
+
+def _own_dtype(config: Any, checkpoint: Checkpoint) -> str:
+    """What the configuration says, else what most of the weights' bytes are of."""
+    stated = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    names = {word: name for name, word in _TORCH.items()}
+    if stated in names:
+        return names[stated]
+    sizes: dict[str, int] = {}
+    for info in checkpoint.tensors.values():
+        sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    most = max(sizes, key=lambda name: sizes[name])
+    return most if most in _TORCH else "F32"
+
+
+@contextmanager
+def _of_transformers(shown: str) -> Iterator[None]:
+    """Silences transformers, and what it imports, but for errors, and says in one sentence what it cannot do."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from transformers.utils import logging as own
+
+            own.disable_progress_bar()
+            yield
+    except (ValueError, KeyError, OSError, ImportError, RuntimeError, AttributeError, TypeError) as error:
+        first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        raise InputError(
+            f"{shown}: transformers cannot make a causal language model of it: {printable(first).rstrip('.')}."
+        ) from error
+    finally:
+        logging.disable(before)

@@ -1,0 +1,381 @@
+"""`mxcli capture` from the outside: what it records, what it refuses, and what a cut-short run ends as."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import SAMPLE, environment, strict_json
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from mxcli.cli import capture
+
+transformers = pytest.importorskip("transformers")
+
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind.\n" * 4
+NOTE = f"note: {SAMPLE} has no tokenizer: every byte of the text is a token.\n"
+Mxcli = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tests run beside each other, and threads that wait for their turn cost more than they save."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def words(folder: Path, text: Path, *more: object) -> tuple[object, ...]:
+    return ("capture", SAMPLE, "-o", folder, "--text", text, "--tokens", "16", *more)
+
+
+def by_hand(window: bytes) -> tuple[dict[str, torch.Tensor], float]:
+    """What the layers of the sample are handed for a window, and the gradients that come back, by other means."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32)
+    seen: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+
+            def hook(_: Any, inputs: Any, output: torch.Tensor, name: str = name) -> None:
+                output.retain_grad()
+                seen[f"{name}.activation"], seen[f"{name}.gradient"] = inputs[0], output
+
+            module.register_forward_hook(hook)
+    ids = torch.tensor([list(window)])
+    loss = torch.nn.functional.cross_entropy(model(input_ids=ids[:, :-1]).logits.flatten(0, 1), ids[0, 1:])
+    loss.backward()
+    values = {name: (x.grad if name.endswith("gradient") else x).detach().flatten(0, 1) for name, x in seen.items()}
+    weights = {name: x.detach() for name, x in model.named_parameters() if f"{name[:-6]}activation" in values}
+    return {**values, **weights}, loss.item()
+
+
+def test_captures_are_what_autograd_says(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    outcome = mxcli(*words(tmp_path / "out", text, "--steps", "2", "--dtype", "f32"))
+    assert outcome == (0, f"{tmp_path / 'out'}\n", NOTE)
+    assert sorted(tree(tmp_path / "out")) == ["step-000000.safetensors", "step-000001.safetensors"]
+    for number in (0, 1):
+        path = tmp_path / "out" / f"step-00000{number}.safetensors"
+        expected, loss = by_hand(TEXT.encode()[16 * number : 16 * number + 17])
+        captured = load_file(path)
+        assert len(captured) == 3 * 29
+        assert captured.keys() == expected.keys()
+        assert not [name for name in expected if not torch.equal(captured[name], expected[name])]
+        with safe_open(path, "pt") as file:
+            record = json.loads(file.metadata()["mxcli.capture"])
+        assert record["loss"]["value"] == pytest.approx(loss)
+        assert record["text"]["offset"] == 16 * number
+        assert record["tensors"]["lm_head.activation"]["step"] == number
+
+
+def test_json_and_sampling(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    more = ("--batch", "3", "--sample-rows", "5", "--layers", "*layers.1.*", "--layers", "lm_head", "--forward-only")
+    told = strict_json(mxcli(*words(tmp_path / "out", text, *more, "--json")).out)
+    assert told["schema"] == "mxcli.capture/1"
+    assert told["roles"] == ["activation", "weight"]
+    assert (told["tokens"], told["tokens_per_window"], told["batch"], told["sample_rows"]) == (48, 16, 3, 5)
+    assert told["layers"][0] == "model.layers.1.self_attn.q_proj"
+    assert told["layers"][-1] == "lm_head"
+    assert len(told["layers"]) == 8
+    path = tmp_path / "out" / "step-000000.safetensors"
+    assert told["steps"] == [{"step": 0, "file": str(path), "loss": told["steps"][0]["loss"], "resumed": False}]
+    assert 0 < told["steps"][0]["loss"] < 8
+    assert told["bytes"] == path.stat().st_size
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(path).items()}
+    assert shapes["model.layers.1.mlp.down_proj.activation"] == [5, 384]
+    assert shapes["model.layers.1.mlp.down_proj.weight"] == [128, 384]
+    assert len(shapes) == 16
+
+
+def test_gradients_do_not_depend_on_what_else_is_asked_for(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    """Neither on the rows that are kept nor on whether the gradients of weights are computed too."""
+    mxcli(*words(tmp_path / "all", text))
+    mxcli(*words(tmp_path / "some", text, "--learning-rate", "1e-3", "--sample-rows", "4", "--roles", "gradient"))
+    whole, some = (load_file(tmp_path / name / "step-000000.safetensors") for name in ("all", "some"))
+    assert len(some) == 29
+    for name, rows in some.items():
+        assert rows.dtype == torch.bfloat16
+        assert len(rows) == 4
+        assert {row.numpy().tobytes() for row in rows.view(torch.uint16)} <= {
+            row.numpy().tobytes() for row in whole[name].view(torch.uint16)
+        }
+
+
+def test_dry_run(mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
+    asked = words(
+        tmp_path / "out", text, "--steps", "2", "--layers", "*layers.1.mlp", "--sample-rows", "8", "--dry-run"
+    )
+    code, out, _ = mxcli(*asked)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[:7] == [
+        f"{SAMPLE}: 3 linear layers, BF16; 2 steps of 1 x 16 tokens of {text}",
+        "",
+        "layer                         weight   activation  gradient   weight",
+        "model.layers.1.mlp.gate_proj  384x128     2.05 kB   6.14 kB  98.3 kB",
+        "model.layers.1.mlp.up_proj    384x128     2.05 kB   6.14 kB  98.3 kB",
+        "model.layers.1.mlp.down_proj  128x384     6.14 kB   2.05 kB  98.3 kB",
+        "--------------------------------------------------------------------",
+    ]
+    assert lines[7] == "all 3 layers                  -           10.2 kB   14.3 kB   295 kB"
+    assert lines[9].startswith("disk: 319 kB a step, 639 kB in all; ")
+    assert lines[10].endswith(", 1.71 MB of it weights")
+    plan = strict_json(mxcli(*asked, "--json").out)
+    assert plan["schema"] == "mxcli.capture.plan/1"
+    assert (plan["disk_bytes_per_step"], plan["weight_bytes"], len(plan["tensors"])) == (319_488, 1_706_240, 9)
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_from_stdin(mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    mxcli(*words(tmp_path / "a", Path("-"), "--roles", "activation"))
+    mxcli(*words(tmp_path / "b", text, "--roles", "activation"))
+    one, other = (load_file(tmp_path / name / "step-000000.safetensors") for name in "ab")
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+@pytest.fixture
+def spelled(tmp_path: Path) -> Path:
+    """The sample with a tokenizer of whole words, one of which its model does not know."""
+    folder = tmp_path / "spelled"
+    shutil.copytree(SAMPLE, folder)
+    names = {"[UNK]": 0, "the": 1, "quick": 2, "fox": 255, "unknown": 256}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": names, "unk_token": "[UNK]"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
+
+
+def test_a_tokenizer_is_used(mxcli: Mxcli, tmp_path: Path, spelled: Path) -> None:
+    (tmp_path / "words.txt").write_text("the quick fox the fox the quick")
+    asked = ("capture", spelled, "-o", tmp_path / "out", "--tokens", "6", "--forward-only", "--layers", "*.0.*.q_proj")
+    assert mxcli(*asked, "--text", tmp_path / "words.txt") == (0, f"{tmp_path / 'out'}\n", "")
+    x = load_file(tmp_path / "out" / "step-000000.safetensors")["model.layers.0.self_attn.q_proj.activation"]
+    assert [[bool(torch.equal(x[at], x[other])) for other in range(6)] for at in (0, 2)] == [
+        [True, False, False, True, False, True],
+        [False, False, True, False, True, False],
+    ]
+    (tmp_path / "words.txt").write_text("the quick unknown the fox the quick")
+    code, out, err = mxcli(*asked, "--text", tmp_path / "words.txt", "--force")
+    assert (code, out) == (4, "")
+    assert err == (
+        f"error: {tmp_path / 'words.txt'}: token 2 is 256, and the model knows those below 256 only; give a text that "
+        "it can read, or the tokenizer that belongs to it.\n"
+    )
+
+
+def refusal(mxcli: Mxcli, *asked: object) -> tuple[int, str]:
+    code, out, err = mxcli(*asked)
+    assert out == ""
+    return code, err.removeprefix(NOTE)
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "sentence"),
+    [
+        (b"", 3, "is empty, so that there is nothing to read; give a text."),
+        (b"caf\xe9 au lait", 3, "is not UTF-8 text: byte 0xe9 at 3; convert it first."),
+        (
+            b"x" * 48,
+            3,
+            "has 48 tokens, and 3 steps of 1 x 16 tokens and the one after need 49; give a longer text, or --steps 2.",
+        ),
+        (
+            b"x" * 16,
+            3,
+            "has 16 tokens, and 3 steps of 1 x 16 tokens and the one after need 49; give a longer text, or fewer "
+            "--tokens.",
+        ),
+    ],
+)
+def test_texts_that_will_not_do(mxcli: Mxcli, tmp_path: Path, data: bytes, code: int, sentence: str) -> None:
+    (tmp_path / "text.txt").write_bytes(data)
+    asked = words(tmp_path / "out", tmp_path / "text.txt", "--steps", "3")
+    assert refusal(mxcli, *asked) == (code, f"error: {tmp_path / 'text.txt'}: {sentence}\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "sentence"),
+    [
+        (
+            ("--layers", "q_proj"),
+            2,
+            "--layers q_proj: matches no linear layer. Did you mean *.q_proj (4 tensors)?",
+        ),
+        (("--forward-only", "--learning-rate", "0.1"), 2, "--learning-rate with --forward-only: without gradients "),
+        (("--roles", "grad"), 2, "role 'grad' is not recorded: there are activation, gradient, weight."),
+        (("--dtype", "fp4"), 2, "unknown dtype 'fp4': f64, f32, f16, bf16 can be had."),
+        (("--tokens", "129"), 4, f"{SAMPLE}: reads 128 tokens at a time, and --tokens asks for 129; ask for no more "),
+        (("--max-memory", "1M"), 6, f"{SAMPLE}: needs about "),
+        (("--max-disk", "1M"), 6, "OUT: a step of 1,961,984 bytes would be 1,961,984 bytes on the disk, and "),
+        (("--device", "cuda:99"), 6, "--device cuda:99: torch sees "),
+    ],
+)
+def test_what_is_refused(
+    mxcli: Mxcli, tmp_path: Path, text: Path, more: tuple[str, ...], code: int, sentence: str
+) -> None:
+    found, err = refusal(mxcli, *words(tmp_path / "out", text, *more))
+    assert found == code
+    assert err.startswith(f"error: {sentence.replace('OUT', str(tmp_path / 'out'))}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_will_not_do(mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+
+    def told(**config: object) -> tuple[int, str]:
+        settings = {**json.loads((SAMPLE / "config.json").read_text()), **config}
+        (folder / "config.json").write_text(json.dumps(settings))
+        code, err = refusal(mxcli, "capture", folder, "-o", tmp_path / "out", "--text", text, "--tokens", "8")
+        return code, err.removeprefix(f"note: {folder} has no tokenizer: every byte of the text is a token.\n")
+
+    shutil.copytree(SAMPLE, folder)
+    assert told(num_hidden_layers=5) == (
+        3,
+        f"error: {folder}: lacks 9 weights of a LlamaForCausalLM, such as model.layers.4.input_layernorm.weight; give "
+        "a complete checkpoint.\n",
+    )
+    code, err = told(model_type="nothing-known")
+    assert code == 3
+    assert err.startswith(f"error: {folder}: transformers cannot make a causal language model of it: ")
+    (folder / "config.json").unlink()
+    assert refusal(mxcli, "capture", folder, "-o", tmp_path / "out", "--text", text) == (
+        3,
+        f"error: {folder}: has no config.json, which says what model it is; give a transformers model directory.\n",
+    )
+    assert refusal(mxcli, "capture", tmp_path / "none", "-o", tmp_path / "out", "--text", text) == (
+        3,
+        f"error: {tmp_path / 'none'}: no such directory; give one with a model that transformers loads.\n",
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert refusal(mxcli, *words(tmp_path / "out", text)) == (
+        6,
+        "error: transformers is not installed, which runs the model: pip install 'mxcli[capture]'.\n",
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_the_output_may_go(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    assert refusal(mxcli, "capture", SAMPLE, "--text", text)[0] == 2
+    assert refusal(mxcli, "capture", SAMPLE, "-o", tmp_path / "out") == (
+        2,
+        "error: missing option '--text FILE': name the text that the model is to read, or - for stdin.\n",
+    )
+    assert refusal(mxcli, *words(SAMPLE, text, "--force"))[0] == 4
+    asked = words(tmp_path / "out", text, "--roles", "activation")
+    mxcli(*asked, "--steps", "3")
+    code, err = refusal(mxcli, *asked)
+    assert code == 4
+    assert err.startswith(f"error: {tmp_path / 'out'}: exists and holds 3 entries; give a new directory, or --force")
+    assert mxcli(*asked, "--force").code == 0
+    assert list(tree(tmp_path / "out")) == ["step-000000.safetensors"]
+    shutil.copy(SAMPLE / "model.safetensors", tmp_path / "out")
+    assert "weights of another checkpoint" in refusal(mxcli, *asked, "--force")[1]
+
+
+def test_a_killed_run_ends_with_the_same_bytes(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    """Killed while it writes its second file."""
+    asked = [str(word) for word in words(tmp_path / "cut", text, "--steps", "3", "--sample-rows", "3")]
+    script = f"""
+        import os, signal
+        from mxcli.cli import app
+        from mxcli.files.capture_writer import CaptureFile
+
+        finish = CaptureFile.finish
+
+        def killed(self, about, *, force):
+            if "step-000001" in str(self.path):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return finish(self, about, force=force)
+
+        CaptureFile.finish = killed
+        app.main({asked!r})
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env=environment(OMP_NUM_THREADS="1"), check=False, timeout=120
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert sorted(tree(tmp_path / "cut")) == ["step-000000.safetensors", "step-000001.safetensors.partial"]
+    assert mxcli(*asked, "--resume").err == f"{NOTE}note: Resumed: 1 of 3 steps were there before.\n"
+    mxcli(*words(tmp_path / "whole", text, "--steps", "3", "--sample-rows", "3"))
+    assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("rate", [(), ("--learning-rate", "0.05", "--dtype", "f32")])
+def test_a_signal_ends_a_run_after_the_step_and_resume_goes_on(
+    mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, rate: tuple[str, ...]
+) -> None:
+    @contextmanager
+    def progress(*_: object) -> Iterator[Callable[[int, int, str], None]]:
+        def show(done: int, total: int, name: str) -> None:
+            if name == "step 0":
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.05)
+
+        yield show
+
+    asked = words(tmp_path / "cut", text, "--steps", "3", *rate)
+    with monkeypatch.context() as patch:
+        patch.setattr(capture, "progress", progress)
+        code, out, err = mxcli(*asked)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[1:] == [
+        "interrupted: finishing the current step; a second time stops at once",
+        f"{tmp_path / 'cut'}: 1 of 3 steps are there; the same command with --resume goes on from there.",
+        "interrupted",
+    ]
+    told = strict_json(mxcli(*asked, "--resume", "--json").out)
+    assert [step["resumed"] for step in told["steps"]] == [True, False, False]
+    whole = strict_json(mxcli(*words(tmp_path / "whole", text, "--steps", "3", *rate), "--json").out)
+    assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
+    assert [step["loss"] for step in told["steps"]] == [step["loss"] for step in whole["steps"]]
+    weights = [load_file(path)["lm_head.weight"] for path in sorted((tmp_path / "whole").iterdir())]
+    assert torch.equal(weights[0], weights[1]) == (not rate)
+
+
+def test_a_run_is_gone_on_with_as_it_was(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    asked = words(tmp_path / "out", text, "--roles", "activation")
+    mxcli(*asked)
+    first = tree(tmp_path / "out")
+    assert refusal(mxcli, *asked, "--resume", "--seed", "1", "--sample-rows", "2") == (
+        4,
+        f"error: {tmp_path / 'out'}: cannot be resumed: sample_rows was None and is 2; seed was 0 and is 1. Give the "
+        "same options, or another -o/--output.\n",
+    )
+    assert mxcli(*asked, "--resume").code == 0
+    assert tree(tmp_path / "out") == first
+    assert mxcli(*asked, "--resume", "--steps", "2").code == 0
+    assert sorted(tree(tmp_path / "out")) == ["step-000000.safetensors", "step-000001.safetensors"]
+    assert tree(tmp_path / "out").items() >= first.items()

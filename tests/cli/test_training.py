@@ -1,0 +1,125 @@
+"""`mxcli report --training` from the command line, and what `mxcli explain` says of its recipes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import strict_json
+from safetensors.numpy import save_file
+
+SAMPLE, CAPTURES = "samples/tiny-llama", "samples/tiny-llama-captures.safetensors"
+TRAINING = ("report", SAMPLE, "--products", CAPTURES, "--include", "*layers.[13].*.down_proj")
+
+
+def test_the_table_has_a_row_per_recipe_and_product(mxcli: Callable[..., Any]) -> None:
+    code, out, err = mxcli(*TRAINING, "--training", "mxfp8,mxfp8_floor,fp8_current")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0] == f"{SAMPLE} with {CAPTURES}: 18 products of 2 layers, 2 captures, under 3 training recipes"
+    assert [line.split()[:2] for line in lines[-9:]] == [
+        [recipe, passes] for recipe in ("mxfp8", "mxfp8_floor", "fp8_current") for passes in ("fprop", "dgrad", "wgrad")
+    ]
+    assert "fp8_current: 2 of 4 blocks stay high" in err
+
+
+def test_layers_are_shown_where_they_are_asked_for(mxcli: Callable[..., Any]) -> None:
+    out = mxcli(*TRAINING, "--training", "mxfp8", "--top", "2", "--sort", "x_saturated").err
+    assert "--sort x_saturated: it takes sqnr_db" in out
+    lines = mxcli(*TRAINING, "--training", "mxfp8", "--top", "2").out.splitlines()
+    assert [line.split()[:3] for line in lines[-4:-2]] == [
+        ["model.layers.3.mlp.down_proj", "mxfp8", "wgrad"],
+        ["model.layers.1.mlp.down_proj", "mxfp8", "wgrad"],
+    ]
+    assert lines[-1] == "2 of 6 products shown, worst sqnr_db first"
+
+
+def test_records_are_those_of_the_csv(mxcli: Callable[..., Any]) -> None:
+    words = (*TRAINING, "--training", "mxfp8,fp8_subchannel", "--seed", "3")
+    record = strict_json(mxcli(*words, "--json").out)
+    assert record["schema"] == "mxcli.training/1"
+    assert (record["seed"], record["draws"]) == (3, 1)
+    assert record["recipes"][1]["high_blocks"] == ["model.layers.0", "model.layers.3"]
+    assert record["recipes"][1]["operands"]["dgrad"]["W"] == {
+        "format": "fp8_e4m3_128x128", "scale_rounding": "amax", "rounding": "nearest-even", "hadamard": None,
+        "history": None,
+    }  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(mxcli(*words, "--csv", "-").out)))
+    assert len(rows) == len(record["products"]) == 12
+    for row, product in zip(rows, record["products"], strict=True):
+        assert list(row) == list(product)
+        assert row["sqnr_db"] == ("" if product["sqnr_db"] is None else str(product["sqnr_db"]))
+        assert (product["sqnr_db"] is None) == product["high"]
+        assert (product["dy_sqnr_db"] is None) == (product["high"] or product["pass"] == "fprop")
+
+
+def test_several_steps_are_told_apart(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    layer = "layers.5.fc"
+    for step in range(10):
+        x = np.random.default_rng(step).standard_normal((32, 64)).astype(np.float32)
+        tensors = {
+            f"{layer}.activation": x,
+            f"{layer}.gradient": x[:, :32].copy(),
+            f"{layer}.weight": x[:, ::-1].copy(),
+        }
+        records = {
+            name: {"role": name.rpartition(".")[2], "layer": layer, "step": step, "rank": 0, "axis": "row"}
+            for name in tensors
+        }
+        entry = json.dumps({"version": 1, "tensors": records})
+        save_file(tensors, tmp_path / f"step-{step:06d}.safetensors", {"mxcli.capture": entry})
+    out = mxcli("report", tmp_path, "--training", "mxfp8,mxfp8_floor").out
+    lines = out.splitlines()
+    assert lines[0].endswith(": 60 products of 1 layer, 10 captures, under 2 training recipes")
+    (at,) = (at for at, line in enumerate(lines) if "SQNR in dB at step" in line)
+    assert lines[at + 1].split() == ["recipe", "product", "0", "1", "2", "3", "5", "6", "7", "9"]
+    assert [line.split()[:2] for line in lines[at + 2 :]] == [
+        [recipe, passes] for recipe in ("mxfp8", "mxfp8_floor") for passes in ("fprop", "dgrad", "wgrad")
+    ]
+    record = strict_json(mxcli("report", tmp_path, "--training", "mxfp8", "--json").out)
+    assert [(each["step"], each["pass"]) for each in record["by_step"][:4]] == [
+        (0, "fprop"), (0, "dgrad"), (0, "wgrad"), (1, "fprop")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*TRAINING, "--training", "mxfp9"), "unknown training recipe 'mxfp9'"),
+        (
+            (*TRAINING, "--training", "mxfp8", "--format", "mxfp4", "--html", "x.html"),
+            "--format, --html with --training",
+        ),
+        ((*TRAINING, "--draws", "4"), "--draws 4 is of stochastic rounding in training: add --training"),
+        (("report", SAMPLE, "--training", "mxfp8"), "samples/tiny-llama holds none: add --products CAPTURES"),
+    ],
+)
+def test_what_means_nothing_is_refused(mxcli: Callable[..., Any], words: tuple[str, ...], message: str) -> None:
+    code, _, err = mxcli(*words)
+    assert code == 2
+    assert message in err
+    assert not Path("x.html").exists()
+
+
+def test_captures_without_weights_need_a_model(mxcli: Callable[..., Any]) -> None:
+    code, _, err = mxcli("report", CAPTURES, "--training", "mxfp8")
+    assert code == 3
+    assert "give their model as SOURCE, and the captures with --products" in err
+
+
+def test_recipes_of_training_explain_themselves_beside_their_formats(mxcli: Callable[..., Any]) -> None:
+    assert mxcli("explain", "nvfp4").out.startswith("nvfp4: a block format")
+    page = mxcli("explain", "training:nvfp4").out
+    assert page.startswith("nvfp4: a training recipe")
+    assert "Hadamard transform of 16" in page
+    assert mxcli("explain", "fp8_delayed").out.startswith("fp8_delayed: a training recipe")
+    assert "fp8_delayed" in mxcli("explain", "training").out
+    code, _, err = mxcli("explain", "training:nvfp5")
+    assert code == 2
+    assert "Did you mean training:nvfp4" in err
