@@ -46,6 +46,7 @@ def quantize(
     requantize: options.Requantize = False,
     nonfinite: options.Nonfinite = "error",
     on_indivisible: options.OnIndivisible = "error",
+    axis: options.Axis = None,
     dry_run: options.DryRun = False,
     sort: options.Sort = "sqnr_db",
     top: options.Top = None,
@@ -106,6 +107,7 @@ def quantize(
         on_indivisible=on_indivisible,
         layout=layout,
         fuse=fuse,
+        axis=axis,
         seed=seed,
         hadamard=stated_hadamard(hadamard, hadamard_seed),
     )

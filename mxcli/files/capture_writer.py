@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mxcli.errors import EnvironmentFailure, InputError, RefusedError, printable
+from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable
 from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION
 from mxcli.files.safetensors_file import read_safetensors
 from mxcli.files.tensors import LARGEST, Array, byte_count
@@ -180,9 +180,11 @@ def _header(
     """Length and JSON of a header, padded; with a `position` every tensor is described as lying there."""
     records = {tensor.name: tensor.record(name.step, name.rank) for tensor in tensors}
     capture = {**about, "version": CAPTURE_VERSION, "tensors": records}
-    content: dict[str, object] = {
-        "__metadata__": {"format": "pt", CAPTURE_KEY: json.dumps(capture, sort_keys=True, allow_nan=False)}
-    }
+    try:
+        told = json.dumps(capture, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name}: what is to be said about it must be values that JSON holds: {error}.") from error
+    content: dict[str, object] = {"__metadata__": {"format": "pt", CAPTURE_KEY: told}}
     begin = 0
     for tensor in tensors:
         end = begin + tensor.nbytes if position is None else 0

@@ -53,7 +53,7 @@ class Partials:
             for folder in folders_of(self.folder, self.names):
                 missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
                 for parent in reversed(missing):
-                    parent.mkdir()
+                    parent.mkdir(exist_ok=True)  # another process may make it at the same time
                     self._made.append(parent)
 
     def check_space(self, there: Iterable[str] = ()) -> None:

@@ -268,6 +268,20 @@ def test_nan_is_recorded_and_told(tmp_path: Path) -> None:
     assert recorder.notes == ["2 elements are NaN or infinite, and recorded as such, in 0.gradient (step 0)"]
 
 
+def test_what_else_a_file_says(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with mxcli.capture(model, tmp_path, about={"run": "a"}) as recorder:
+        model(torch.ones(1, 2)).sum().backward()
+        written = recorder.step(loss=float("nan"), gradient_scale=1024.0)
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(UsageError, match="must be values that JSON holds: Object of type Tensor is not"):
+            recorder.step(loss=torch.ones(1))
+    assert written is not None
+    record = described(written.path)
+    assert (record["run"], record["loss"], record["gradient_scale"]) == ("a", None, 1024.0)
+    assert files(tmp_path) == ["step-000000.safetensors"]
+
+
 def test_steps_that_are_asked_for(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
 
@@ -283,6 +297,19 @@ def test_steps_that_are_asked_for(tmp_path: Path) -> None:
     assert train(tmp_path / "b", steps=[1, 4]) == ["step-000001", "step-000004"]
     assert train(tmp_path / "c", first=1_000_000, steps=2) == ["step-1000000", "step-1000001"]
     assert train(tmp_path / "d", steps=1, rank=1) == ["step-000000-rank-1"]
+
+
+def test_every_rank_has_files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        with mxcli.capture(model, tmp_path) as recorder:
+            model(torch.ones(1, 2)).sum().backward()
+            recorder.step()
+    assert files(tmp_path) == ["step-000000-rank-0.safetensors", "step-000000-rank-1.safetensors"]
+    assert {record["rank"] for record in open_checkpoint(tmp_path).captures.values()} == {0, 1}
 
 
 def test_layers_roles_and_wrappers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -97,8 +98,10 @@ class Recorder:
 
     def step(self, **about: object) -> StepFile | None:
         """End the step, after the optimizer's: write its file, with what there is to say `about` it in values that JSON
-        holds, and go on with the next. None where the step was not asked for, or no layer was called."""
+        holds (NaN and infinities become null), and go on with the next. None where the step was not asked for, or no
+        layer was called."""
         made = None
+        about = {key: _told(value) for key, value in about.items()}
         if self._file is not None:
             try:
                 made = self._written(self._file, about)
@@ -237,6 +240,10 @@ def listed(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(map(printable, names[:_SHOWN])) + more
+
+
+def _told(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _steps_words(steps: Sequence[int]) -> str:
