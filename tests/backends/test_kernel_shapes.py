@@ -140,7 +140,8 @@ def test_nothing_is_written_after_the_results(name: str) -> None:
         codes, scales = (np.full(a.nbytes + 256, 0xA5, np.uint8) for a in (q.packed, q.scales))
         result = Result(codes=codes.ctypes.data, scales=scales.ctypes.data)
         amax = float(np.abs(x).max())
-        library.mx_quantize(ctypes.byref(kernel_recipe(recipe)), ctypes.byref(tensor), amax, 2, ctypes.byref(result))
+        recipe_at, tensor_at = ctypes.byref(kernel_recipe(recipe)), ctypes.byref(tensor)
+        library.mx_quantize(recipe_at, tensor_at, amax, 0, 0, 2, ctypes.byref(result))
         for written, guarded in ((q.packed, codes), (q.scales, scales)):
             assert guarded[: written.nbytes].tobytes() == written.tobytes()
             assert (guarded[written.nbytes :] == 0xA5).all()

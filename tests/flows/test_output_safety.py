@@ -28,6 +28,7 @@ from mxcli.flows.quantize import quantize_checkpoint
 from mxcli.flows.report import make_report
 from mxcli.flows.writing import Manner
 from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Amax
 
@@ -144,8 +145,8 @@ class FailingBackend:
     def __init__(self) -> None:
         self._calls = iter(range(1, 1000))
 
-    def amax(self, x: Any, dtype: str) -> Amax:
-        return Cpu().amax(x, dtype)
+    def amax(self, x: Any, dtype: str, hadamard: Hadamard | None = None) -> Amax:
+        return Cpu().amax(x, dtype, hadamard)
 
     def quantize(self, x: Any, dtype: str, recipe: Recipe, **more: Any) -> Quantized:
         self._count()

@@ -25,6 +25,7 @@ from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import Written, quantize_checkpoint
 from mxcli.flows.writing import Manner
 from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.stats import Amax
 
@@ -162,8 +163,8 @@ class Counting:
     def __init__(self) -> None:
         self.quantized = 0
 
-    def amax(self, x: Any, dtype: str) -> Amax:
-        return Cpu(1).amax(x, dtype)
+    def amax(self, x: Any, dtype: str, hadamard: Hadamard | None = None) -> Amax:
+        return Cpu(1).amax(x, dtype, hadamard)
 
     def quantize(self, x: Any, dtype: str, recipe: Recipe, **more: Any) -> Quantized:
         self.quantized += 1

@@ -26,6 +26,8 @@ EVEN = {"e4m3": 0x77FFFF, "e5m2": 0x6FFFFF, "e2m3": 0x77FFFF, "e3m2": 0x6FFFFF, 
 
 def test_element_roundings() -> None:
     rows = {row.name: (row.above, row.half_if, row.half_always) for row in ELEMENT_ROUNDINGS.values()}
+    assert rows.pop("stochastic") == rows["nearest-even"]  # what searches for scales
+    assert [row.name for row in ELEMENT_ROUNDINGS.values() if row.is_random] == ["stochastic"]
     assert rows == {
         "nearest-even": (0.5, 1, 0),
         "half-away": (0.5, 0, 1),
