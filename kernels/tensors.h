@@ -32,10 +32,21 @@ inline void load_plain(const MxTensor& t, int64_t at, int n, float* x) {
   }
 }
 
+template <int Size>
+inline void rotate(float* x, MxRotation rotation) {
+  rotation.size = Size;
+  mx_rotate(x, rotation);
+}
+
 // The group of a rotation, rotated.
 inline void load_group(const MxTensor& t, int64_t at, float* x) {
   load_plain(t, at, t.rotation.size, x);
-  mx_rotate(x, t.rotation);
+  switch (t.rotation.size) {
+    case 16: rotate<16>(x, t.rotation); break;
+    case 32: rotate<32>(x, t.rotation); break;
+    case 64: rotate<64>(x, t.rotation); break;
+    case 128: rotate<128>(x, t.rotation); break;
+  }
 }
 
 // Elements at..at+n as they are quantized: rotated, where the tensor is. Rows hold whole groups, and so does the tensor.
@@ -59,14 +70,16 @@ inline void load(const MxTensor& t, int64_t at, int n, float* x) {
 inline void draw(MxKey key, int64_t first, int n, float* drawn) {
   constexpr int kQuarter = 64;
   const int64_t end = first + n;
-  alignas(64) float four[4][kQuarter];
+  alignas(64) float four[4][kQuarter], in_order[4 * kQuarter];
   for (int64_t at = first / 4; at * 4 < end; at += kQuarter) {
     for (int k = 0; k < kQuarter; ++k) {
       const MxWords words = mx_words_of_four(uint64_t(at + k), key);
       for (int j = 0; j < 4; ++j) four[j][k] = mx_drawn(words.of[j]);
     }
+    for (int k = 0; k < kQuarter; ++k)
+      for (int j = 0; j < 4; ++j) in_order[4 * k + j] = four[j][k];
     const int64_t from = std::max(first, at * 4), to = std::min(end, (at + kQuarter) * 4);
-    for (int64_t i = from; i < to; ++i) drawn[i - first] = four[i % 4][i / 4 - at];
+    std::memcpy(drawn + (from - first), in_order + (from - at * 4), size_t(to - from) * 4);
   }
 }
 
