@@ -197,6 +197,16 @@ METRICS: dict[str, Metric] = {
             sampled=ESTIMATED,
         ),
         Metric(
+            "shrunk_percent",
+            "% of length",
+            "how much shorter the output is along the input: a bias that the mean error, in which signs cancel, hides; "
+            "rounding to the nearest shortens, stochastic rounding does not, and what saturates does under either",
+            "-100 * sum x (y - x) / sum x^2",
+            lambda m: measures.percent(0.0 - m.stats.cross, m.stats.signal),
+            exact=0.0,
+            sampled=ESTIMATED,
+        ),
+        Metric(
             "binades_available",
             "binades",
             "binades the element format can represent",

@@ -47,6 +47,7 @@ _MEASURES = (
     _Measure(Column("+/-\ndB", drop=1), lambda metrics, first: "" if metrics is first else delta_cell(metrics, first)),
     _Measure(Column("relative\nerror", drop=6), lambda metrics, first: noise_cell(metrics, "relative_error")),
     _Measure(Column("bias", drop=2), _number("bias"), special=True),
+    _Measure(Column("shrunk\n%", drop=2), _number("shrunk_percent"), special=True),
     _Measure(Column("saturated\n% of elements", drop=3), _number("saturated_percent")),
     _Measure(Column("saturated\n% of blocks", drop=5), _number("saturated_blocks_percent")),
     _Measure(Column("underflowed\n% of elements", drop=3), _number("underflowed_percent")),

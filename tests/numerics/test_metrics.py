@@ -73,6 +73,7 @@ SOME = Stats(
         ("max_abs_error", 0.5),
         ("max_rel_error", 1.0),
         ("bias", -0.1),
+        ("shrunk_percent", 0.5),
         ("binades_available", math.log2(12)),
     ],
 )
@@ -102,6 +103,7 @@ def test_of_nothing_there_is_nothing() -> None:
     missing = {name for name, value in values.items() if value is None}
     assert missing == {
         "bits_per_element",
+        "shrunk_percent",
         "saturated_percent",
         "saturated_blocks_percent",
         "underflowed_percent",
