@@ -4,6 +4,7 @@ A block between `<!-- mxcli ... -->` and `<!-- end -->` is the output of that co
 writes them anew.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -61,15 +62,18 @@ def test_two_commands_install_and_do_something() -> None:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_snippets_run(snippet: str) -> None:
+def test_snippets_run(snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statements run; an expression with a comment has the value that the comment says."""
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for line in snippet.splitlines():
-        expression, _, shown = line.partition("  # ")
-        if shown:
+    lines = snippet.splitlines()
+    for statement in ast.parse(snippet).body:
+        text = "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
+        expression, _, shown = text.partition("  # ")
+        if isinstance(statement, ast.Expr) and shown:
             assert repr(eval(expression, names)) == shown
         else:
-            exec(line, names)
+            exec(text, names)
 
 
 def test_exit_codes_are_those_of_the_errors() -> None:
