@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_samples import nonfinite, normal
-from processor_device import ProcessorDevice, ProcessorQueue
+from processor_device import StreamDevice
 from same_results import needs_cxx, stats_that_differ
 
 from mxcli.backends import cpu
@@ -19,18 +19,6 @@ from mxcli.numerics.recipe import resolve
 
 torch = pytest.importorskip("torch")
 pytestmark = needs_cxx
-
-
-class StreamDevice(ProcessorDevice):
-    """One whose streams are queues of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.streams: list[int] = []
-
-    def queue_of(self, stream: int) -> ProcessorQueue:
-        self.streams.append(stream)
-        return ProcessorQueue(self)
 
 
 CPU = cpu.Cpu()

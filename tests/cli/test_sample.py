@@ -39,7 +39,10 @@ def test_what_is_no_fraction(mxcli: Callable[..., Any], verb: list[str], fractio
 def test_options_that_go_together_and_those_that_do_not(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     code, out, err = mxcli("report", SAMPLE, "--seed", "3")
     assert (code, out) == (2, "")
-    assert err == "error: --seed 3 chooses what is drawn at random, and nothing is: add --rounding stochastic or --sample FRACTION.\n"
+    assert err == (
+        "error: --seed 3 chooses what is drawn at random, and nothing is: add --rounding stochastic or --sample "
+        "FRACTION.\n"
+    )
     code, _, err = mxcli("report", SAMPLE, "--sample", "0.1", "--per-block", tmp_path / "blocks.safetensors")
     assert code == 2
     assert "--per-block stores every block, and --sample reads some of them only" in err

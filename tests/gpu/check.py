@@ -65,29 +65,6 @@ def samples() -> dict[str, tuple[np.ndarray, str]]:
     return tensors
 
 
-def normal_bf16(rows: int, columns: int) -> np.ndarray:
-    """Bits of normal numbers."""
-    from kernel_samples import normal
-
-    bits: np.ndarray = (normal(rows, columns).view(np.uint32) >> 16).astype(np.uint16)
-    return bits
-
-
-def milliseconds(work: Callable[[], object], rounds: int = 20) -> float:
-    """The median time of some work on torch's stream."""
-    import torch
-
-    times = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return float(np.median(times))
-
-
 def compile_for(task: tuple[tuple[int, int], Kernel]) -> None:
     """Fills the cache of compiled kernels."""
     capability, kernel = task
@@ -173,61 +150,6 @@ class Check:
             wrong += [f"{recipe.format.name} {recipe.scale_rule.name} {name}: {each}" for each in found]
         return "CPU = GPU", told(f"{compared:,} times, {len(RECIPES)} recipes", wrong), not wrong
 
-    def training(self) -> Line:
-        """Chance, transforms, scales of another amax, both axes: the CPU's bytes and statistics."""
-        import torch
-
-        from mxcli.backends import open_resident
-        from mxcli.numerics.hadamard import find_hadamard
-
-        x, compared, wrong = (normal_bf16(384, 1280), 0, list[str]())
-        resident = open_resident(DEVICE)
-        for name in ("mxfp8", "mxfp4", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_1x128"):
-            for size in (None, 16, 32, 64, 128):
-                hadamard = None if size is None else find_hadamard(size, 1)
-                recipe = resolve(name, rounding="stochastic", seed=7, hadamard=hadamard)
-                wanted = cpu.quantize(x, "BF16", recipe, stream=5, per_block=True)
-                given = self.gpu.quantize(x, "BF16", recipe, stream=5, per_block=True)
-                plain = self.gpu.quantize(x, "BF16", recipe, stream=5, stats=False)
-                found = differences(given, wanted)
-                if plain.packed.tobytes() != wanted.packed.tobytes():
-                    found.append("codes without statistics")
-                if self.gpu.dequantize(plain).tobytes() != cpu.dequantize(wanted).tobytes():
-                    found.append("dequantized")
-                ours = resident.quantize_both(torch.from_numpy(x).to(DEVICE), "BF16", recipe, stream=5)
-                theirs = cpu.Cpu().quantize_both(x, "BF16", recipe, stream=5)
-                for axis, one, other in zip(("row", "column"), ours, theirs, strict=True):
-                    if one.packed.cpu().numpy().tobytes() != other.packed.tobytes():
-                        found.append(f"codes of both, along {axis}s")
-                compared += 1
-                wrong += [f"{name} {hadamard.name if hadamard else 'stochastic'}: {each}" for each in found]
-        recipe = resolve("fp8_e4m3")
-        given, wanted = (each.quantize(x, "BF16", recipe, tensor_amax=0.5) for each in (self.gpu, cpu.Cpu()))
-        wrong += differences(given, wanted)
-        return "training", told(f"{compared} recipes, and both axes", wrong), not wrong
-
-    def training_speed(self) -> Line:
-        """Both axes in one read beside two passes, and what draws and a transform cost: a table, no goal."""
-        import torch
-
-        from mxcli.backends import open_resident
-        from mxcli.numerics.hadamard import find_hadamard
-
-        resident, rows = open_resident(DEVICE), []
-        x = torch.randn(8192, 8192, device=DEVICE).bfloat16().view(torch.uint16)
-        for name in ("mxfp8", "nvfp4"):
-            for what, options in (
-                ("nearest", {}),
-                ("stochastic", {"rounding": "stochastic"}),
-                ("hadamard-16", {"hadamard": find_hadamard(16)}),
-            ):
-                recipe = resolve(name, **options)
-                amax = 5.0 if name == "nvfp4" else None
-                one = milliseconds(lambda r=recipe, a=amax: resident.quantize(x, "BF16", r, stats=False, tensor_amax=a))
-                both = milliseconds(lambda r=recipe: resident.quantize_both(x, "BF16", r))
-                rows.append(f"{name} {what} {one:.3f} ms, both axes {both:.3f} ms")
-        return "training, speed of 8192x8192 BF16", "; ".join(rows), True
-
     def golden(self) -> Line:
         """The golden vectors and the tests of the backend, on this GPU."""
         files = [TESTS / "backends" / name for name in ("test_golden.py", "test_producers.py")]
@@ -305,6 +227,24 @@ class Check:
                 if mxcli.measure(x, name) != mxcli.measure(x.cpu(), name, device="cpu"):
                     wrong.append(f"{name}: metrics")
         return "torch tensors", told("6 formats on another stream", wrong), not wrong
+
+    def training(self) -> Line:
+        """What only training asks for, on this GPU."""
+        from check_training import compare
+
+        from mxcli.backends import open_resident
+
+        compared, wrong = compare(self.gpu, open_resident(DEVICE), lambda x: x.to(DEVICE))
+        return "training", told(f"{compared} recipes, and both axes", wrong), not wrong
+
+    def training_speed(self) -> Iterator[Line]:
+        """What draws and a transform cost, and both axes in one read beside one axis: a table, no goal."""
+        from check_training import timed
+
+        from mxcli.backends import open_resident
+
+        for what, result in timed(open_resident(DEVICE), DEVICE, 4096 if self.quick else BENCH_SIZE):
+            yield what, result, True
 
     def checkpoints(self) -> Line:
         """`mxcli quantize` writes the same files on either device."""
@@ -403,14 +343,14 @@ def main() -> int:
 
     steps: list[Callable[[], Line]] = [
         *(check.compile, check.every_rule, check.conversions, check.golden, check.large),
-        *(check.torch_tensors, check.checkpoints, check.failures),
+        *(check.torch_tensors, check.training, check.checkpoints, check.failures),
     ]
     for step in steps:
         try:
             failed += show(step())
         except Exception as error:  # one check that breaks must not hide the others
             failed += show((step.__name__, f"{type(error).__name__}: {error}", False))
-    for part in (check.speed, check.products):
+    for part in (check.speed, check.training_speed, check.products):
         for line in part():
             failed += show(line)
     print(f"{failed} of the checks failed" if failed else "all checks passed", flush=True)

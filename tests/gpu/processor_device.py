@@ -149,3 +149,15 @@ class TimedProcessorDevice(ProcessorDevice):
 
     def clocks(self) -> str:
         return "not known"
+
+
+class StreamDevice(ProcessorDevice):
+    """One whose streams are queues of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: list[int] = []
+
+    def queue_of(self, stream: int) -> ProcessorQueue:
+        self.streams.append(stream)
+        return ProcessorQueue(self)

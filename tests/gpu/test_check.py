@@ -6,13 +6,15 @@ from pathlib import Path
 
 import check
 import check_gemm
+import check_training
 import numpy as np
 import pytest
 from kernel_samples import nonfinite, normal
-from processor_device import TimedProcessorDevice
+from processor_device import StreamDevice, TimedProcessorDevice
 from same_results import needs_cxx
 
 from mxcli.backends import nvrtc
+from mxcli.backends.resident import Resident
 from mxcli.errors import EnvironmentFailure
 from mxcli.flows import bench_gpu
 from mxcli.flows.gemm_engine import open_engine
@@ -64,6 +66,12 @@ def test_a_difference_is_told(small: check.Check, monkeypatch: pytest.MonkeyPatc
     _, result, good = small.every_rule()
     assert not good
     assert "differ, first: mxfp4_e2m1 rceil normal BF16: " in result
+
+
+def test_training_is_compared(small: check.Check) -> None:
+    resident = Resident(StreamDevice())
+    found = check_training.compare(small.gpu, resident, lambda x: x, ("mxfp8", "fp8_e4m3_1x128"), (None, 16))
+    assert found == (4, [])
 
 
 def test_speed_has_a_line_for_all_that_is_timed(small: check.Check) -> None:

@@ -1,0 +1,95 @@
+"""The part of check.py about training: chance, transforms, scales of another amax, both axes in one read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from kernel_samples import normal
+from same_results import differences
+
+from mxcli.backends import Backend, cpu
+from mxcli.numerics.hadamard import find_hadamard
+from mxcli.numerics.recipe import Recipe, resolve
+
+NAMES = ("mxfp8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_1x128")
+SIZES = (None, 16, 128)
+STREAM = 5
+
+
+def compare(
+    gpu: Backend,
+    resident: Backend,
+    there: Callable[[torch.Tensor], torch.Tensor],
+    names: Sequence[str] = NAMES,
+    sizes: Sequence[int | None] = SIZES,
+) -> tuple[int, list[str]]:
+    """How many recipes were compared with the CPU's bytes and statistics, and what differs; `there` moves a tensor to
+    where `resident` takes it."""
+    x = (normal(256, 640).view(np.uint32) >> 16).astype(np.uint16)
+    recipes = [_recipe(name, size) for name in names for size in sizes]
+    wrong = [
+        f"{recipe.format.name} {recipe.hadamard.name if recipe.hadamard else 'stochastic'}: {each}"
+        for recipe in recipes
+        for each in (*_of_arrays(gpu, x, recipe), *_of_both(resident, there(torch.from_numpy(x)), x, recipe))
+    ]
+    delayed = resolve("fp8_e4m3")
+    given, wanted = (each.quantize(x, "BF16", delayed, tensor_amax=0.5) for each in (gpu, cpu.Cpu()))
+    wrong += [f"fp8_e4m3 under another amax: {each}" for each in differences(given, wanted)]
+    return len(recipes), wrong
+
+
+def timed(resident: Backend, device: str, size: int) -> Iterator[tuple[str, str]]:
+    """What was timed of a BF16 matrix on the GPU, and how long it took."""
+    x = torch.randn(size, size, device=device).bfloat16().view(torch.uint16)
+    for name in ("mxfp8", "nvfp4"):
+        for what, recipe in (
+            ("nearest even", resolve(name)),
+            ("stochastic", resolve(name, rounding="stochastic")),
+            ("hadamard-16", resolve(name, hadamard=find_hadamard(16))),
+        ):
+            amax = 5.0 if recipe.format.tensor_scale else None
+            one = _milliseconds(lambda r=recipe, a=amax: resident.quantize(x, "BF16", r, stats=False, tensor_amax=a))
+            both = _milliseconds(lambda r=recipe: resident.quantize_both(x, "BF16", r))
+            yield f"{name} {what} {size}x{size}", f"{one:.3f} ms along rows, {both:.3f} ms along both, amax included"
+
+
+def _recipe(name: str, size: int | None) -> Recipe:
+    hadamard = None if size is None else find_hadamard(size, 1)
+    return resolve(name, rounding="stochastic", seed=7, hadamard=hadamard)
+
+
+def _of_arrays(gpu: Backend, x: np.ndarray, recipe: Recipe) -> list[str]:
+    wanted = cpu.quantize(x, "BF16", recipe, stream=STREAM, per_block=True)
+    found = differences(gpu.quantize(x, "BF16", recipe, stream=STREAM, per_block=True), wanted)
+    plain = gpu.quantize(x, "BF16", recipe, stream=STREAM, stats=False)
+    if plain.packed.tobytes() != wanted.packed.tobytes():
+        found.append("codes without statistics")
+    if gpu.dequantize(plain).tobytes() != cpu.dequantize(wanted).tobytes():
+        found.append("dequantized")
+    return found
+
+
+def _of_both(resident: Backend, x: torch.Tensor, here: np.ndarray, recipe: Recipe) -> list[str]:
+    ours = resident.quantize_both(x, "BF16", recipe, stream=STREAM)
+    theirs = cpu.Cpu().quantize_both(here, "BF16", recipe, stream=STREAM)
+    return [
+        f"{part} of both, along {axis}s"
+        for axis, one, other in zip(("row", "column"), ours, theirs, strict=True)
+        for part in ("packed", "scales")
+        if getattr(one, part).cpu().numpy().tobytes() != getattr(other, part).tobytes()
+    ]
+
+
+def _milliseconds(work: Callable[[], object], rounds: int = 20) -> float:
+    """The median time of some work on torch's stream."""
+    times = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return float(np.median(times))
