@@ -94,7 +94,10 @@ class QuantizedTensor:
 
     def reencode(self, target: str) -> tuple[QuantizedTensor, int]:
         """The same values as FP8 E4M3 under scales per "row" or per "1x128" elements, and how many elements could not
-        be kept exactly (0: the operands are identical). Raises UsageError for scales that are no powers of two."""
+        be kept exactly (0: the operands are identical). Raises UsageError for scales that are no powers of two, and for
+        a tensor whose codes stand for transformed values."""
+        if self._q.recipe.hadamard is not None:
+            raise UsageError(f"codes under a {self._q.recipe.hadamard.name} transform: reencode a tensor without one")
         recipe = find_reencoding(target, self.format).recipe
         found = reencode(self._q, recipe, self._backend)
         again = QuantizedTensor(found.quantized, as_torch=self._as_torch, backend=self._backend, axis=self._axis)
@@ -163,16 +166,28 @@ def quantize_both(
     x: Tensor,
     format: str | BlockFormat,
     *,
+    scale_rounding: str | None = None,
+    rounding: str | None = None,
+    dialect: str | None = None,
+    nonfinite: str = "saturate",
     on_indivisible: str = "pad",
     hadamard: int | None = None,
     hadamard_seed: int | None = None,
+    seed: int = 0,
     device: str | None = None,
     threads: int | None = None,
-    **rules: Any,
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
-    """A tensor along rows and along columns, as two products of training take it; on a GPU in one read where blocks lie
-    in rows. Arguments, `rules` included, as in quantize."""
-    recipe = resolve(format, **rules, hadamard=stated_hadamard(hadamard, hadamard_seed))
+    """A tensor along rows and along columns, as two products of training take it; on a GPU in one read where blocks are
+    rows of 16 or 32. Arguments as in quantize."""
+    recipe = resolve(
+        format,
+        scale_rounding=scale_rounding,
+        rounding=rounding,
+        dialect=dialect,
+        nonfinite=nonfinite,
+        seed=seed,
+        hadamard=stated_hadamard(hadamard, hadamard_seed),
+    )
     backend = _backend_for(x, device, threads)
     for axis in (ROW, COLUMN):
         _checked(x, recipe, on_indivisible, backend, axis)

@@ -27,7 +27,7 @@ class Transform:
 
 SIZES = (16, 32, 64, 128)
 TE_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
-"""The fixed signs of Transformer Engine 2.20, whose transforms are of 16 elements."""
+"""The fixed signs of Transformer Engine, whose transforms are of 16 elements."""
 TRANSFORMS: dict[str, Transform] = {
     row.name: row
     for row in (
@@ -39,7 +39,7 @@ TRANSFORMS: dict[str, Transform] = {
             "and with the same signs on both operands of a product it cancels. --hadamard-seed chooses the signs; "
             "without it groups of 16 have Transformer Engine's",
             "y = x diag(d) H / sqrt(n), H Sylvester's matrix, d the signs",
-            "Pretraining Large Language Models with NVFP4, section 4.2 and appendix C; Transformer Engine 2.20",
+            "Pretraining Large Language Models with NVFP4, section 4.2 and appendix C; Transformer Engine",
             ("rht", *(f"hadamard-{size}" for size in SIZES)),
         ),
     )
@@ -93,7 +93,7 @@ def find_hadamard(size: int, seed: int | None = None) -> Hadamard:
     if seed is None and size == len(TE_SIGNS):
         return Hadamard(size, TE_SIGNS)
     chosen = seed or 0
-    if chosen < 0:
-        raise UsageError(f"--hadamard-seed {chosen} is negative: a seed is a whole number from 0 on.")
+    if not (isinstance(chosen, int) and chosen >= 0):
+        raise UsageError(f"--hadamard-seed {chosen}: a seed is a whole number from 0 on.")
     bits = int.from_bytes(hashlib.sha256(f"hadamard {chosen}".encode()).digest(), "little")
     return Hadamard(size, tuple(-1 if bits >> place & 1 else 1 for place in range(size)), chosen)

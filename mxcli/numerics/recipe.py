@@ -86,7 +86,7 @@ def resolve(
             )
         choice = Choice(scale_rounding)
     rule = _rule(row, scale_rounding or choice.rule)
-    if not 0 <= seed < 1 << 32:
+    if not (isinstance(seed, int) and 0 <= seed < 1 << 32):
         raise UsageError(f"--seed {seed}: a seed is a whole number from 0 to {(1 << 32) - 1}.")
     element_rounding = ELEMENT_ROUNDINGS[rounding or choice.rounding]
     own_seed = seed if element_rounding.is_random else 0

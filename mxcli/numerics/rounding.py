@@ -68,7 +68,7 @@ ELEMENT_ROUNDINGS: dict[str, ElementRounding] = {
             0,
             "one of the two neighbours by chance, so that the mean is the value itself: up with the fraction for "
             "probability, decided by the seed, the tensor and the element's index alone (Philox 4x32-10, 24 bits)",
-            "Pretraining Large Language Models with NVFP4, section 4.4; Transformer Engine 2.20",
+            "Pretraining Large Language Models with NVFP4, section 4.4; Random123 (Philox)",
             is_random=True,
         ),
     )

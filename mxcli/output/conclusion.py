@@ -91,10 +91,15 @@ def _db(standing: Standing) -> str:
 
 
 def _meant_for(first: Standing, other: Standing) -> str:
-    """What an SQNR does not say where only one of them rounds by chance."""
+    """What an SQNR does not say where only one of them rounds by chance: what saturates is beyond chance's help."""
     if first.is_random == other.is_random:
         return ""
-    return " (stochastic rounding is for sums: its errors have no bias and cancel there, which an SQNR does not count)"
+    random = first if first.is_random else other
+    clipped = " but for what saturates" if random.saturated_blocks_percent else ""
+    return (
+        f" (stochastic rounding is for sums: its errors have no bias{clipped} and cancel there, which an SQNR does not "
+        "count)"
+    )
 
 
 def _rule_clauses(first: Standing, other: Standing) -> list[str]:

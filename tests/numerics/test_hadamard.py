@@ -41,5 +41,5 @@ def test_what_is_asked_for() -> None:
             stated_hadamard(size, None)
     with pytest.raises(UsageError, match=r"--hadamard-seed 3 chooses the signs of a transform, and none is asked for"):
         stated_hadamard(None, 3)
-    with pytest.raises(UsageError, match="--hadamard-seed -1 is negative"):
+    with pytest.raises(UsageError, match="--hadamard-seed -1: a seed is a whole number from 0 on"):
         stated_hadamard(16, -1)
