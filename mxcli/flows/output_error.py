@@ -33,7 +33,10 @@ class CapturedInputs:
     def __init__(self, captures: Checkpoint) -> None:
         self._captures = captures
         found = by_layer(captured_layers(captures.tensors, captures.captures), ACTIVATION)
-        self._layers = {layer: [each.activation for each in held if each.activation] for layer, held in found.items()}
+        inputs = {layer: [each.activation for each in held if each.activation] for layer, held in found.items()}
+        # Of an input without tokens nothing is known.
+        held_rows = {layer: [info for info in infos if rows_of(info)] for layer, infos in inputs.items()}
+        self._layers = {layer: infos for layer, infos in held_rows.items() if infos}
         self.several = several(each for held in found.values() for each in held)
         """The steps and ranks that inputs are of, in words, where there are several."""
 
@@ -51,9 +54,9 @@ class CapturedInputs:
         served = [step for step in steps if self.has(step)]
         where = printable(self._captures.where)
         if not served:
+            others = f"; it holds those of {', '.join(map(printable, list(self._layers)[:3]))}" if self._layers else ""
             raise InputError(
-                f"{where}: holds no activations of the layers to be quantized; it holds "
-                f"{', '.join(map(printable, list(self._layers)[:3])) or 'no activations'}. Capture the input of each."
+                f"{where}: holds no activations of the layers to be quantized{others}. Capture the input of each."
             )
         problems = [
             f"{where}: {printable(info.name)} {list(info.shape)} is no input of {printable(step.tensor.name)}, which "
