@@ -285,22 +285,23 @@ MX_FN void mx_butterflies(float* x, mx_i32 size) {
   }
 }
 
-// 1 / sqrt(size), rounded to nearest.
+// sqrt(size), rounded to nearest.
 MX_FN float mx_rotation_factor(mx_i32 size) {
   float factor = 1.0f;
-  for (; size >= 4; size /= 4) factor *= 0.5f;
-  return size == 2 ? factor * 0.70710678118654752f : factor;
+  for (; size >= 4; size /= 4) factor *= 2.0f;
+  return size == 2 ? factor * 1.41421356237309505f : factor;
 }
 
 MX_FN float mx_signed(float x, mx_i32 i, MxRotation r) {
   return mx_float(mx_bits(x) ^ (r.signs[i / 32] >> (i % 32) & 1u) << 31);
 }
 
-// A whole group, in place.
+// A whole group, in place. What is added up is x / size, which is exact but among the smallest subnormals: then no sum on
+// the way overflows.
 MX_FN void mx_rotate(float* x, MxRotation r) {
-  const float factor = mx_rotation_factor(r.size);
+  const float share = 1.0f / (float)r.size, factor = mx_rotation_factor(r.size);
   MX_UNROLL
-  for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_signed(x[i], i, r);
+  for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_signed(x[i] * share, i, r);
   mx_butterflies(x, r.size);
   MX_UNROLL
   for (mx_i32 i = 0; i < r.size; ++i) x[i] *= factor;
@@ -308,7 +309,9 @@ MX_FN void mx_rotate(float* x, MxRotation r) {
 
 // The inverse: H is symmetric, and its square is `size` times the identity.
 MX_FN void mx_rotate_back(float* x, MxRotation r) {
-  const float factor = mx_rotation_factor(r.size);
+  const float share = 1.0f / (float)r.size, factor = mx_rotation_factor(r.size);
+  MX_UNROLL
+  for (mx_i32 i = 0; i < r.size; ++i) x[i] *= share;
   mx_butterflies(x, r.size);
   MX_UNROLL
   for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_signed(x[i] * factor, i, r);

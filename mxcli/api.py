@@ -347,4 +347,8 @@ def _checked(tensor: Tensor, recipe: Recipe, on_indivisible: str, backend: Backe
                 f"{found.nonfinite} of {math.prod(x.shape)} elements are NaN or infinite, the first at flat index "
                 f"{found.first_nonfinite}: pass nonfinite='saturate' or 'nan-block' to go on"
             )
+        if recipe.hadamard is not None and backend.amax(x, dtype, recipe.hadamard).nonfinite:
+            raise RefusedError(
+                f"values that overflow binary32 under the {recipe.hadamard.name} transform: scale them down"
+            )
     return x, dtype

@@ -220,7 +220,7 @@ def check_transform(shape: tuple[int, ...], hadamard: Hadamard | None) -> None:
     if hadamard is not None and shape[-1] % hadamard.size:
         raise RefusedError(
             f"a length of {shape[-1]} does not divide into groups of {hadamard.size} (Hadamard transform): cut it, or "
-            "take a smaller transform"
+            "take another transform"
         )
 
 

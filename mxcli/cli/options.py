@@ -100,7 +100,7 @@ Rounding = Annotated[
         "--rounding",
         metavar="RULE",
         autocompletion=completion.roundings,
-        help="How an element is rounded: nearest-even, half-away, half-toward-zero or toward-zero.  "
+        help="How an element is rounded: nearest-even, half-away, half-toward-zero, toward-zero or stochastic.  "
         "[default: the dialect's, usually nearest-even]",
     ),
 ]

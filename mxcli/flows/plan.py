@@ -21,6 +21,7 @@ from mxcli.flows.reasons import (
     refused_groups,
     refused_length,
     requantized,
+    transformed,
     why_kept,
 )
 from mxcli.numerics.blocks import BOTH, axes_of, divides
@@ -161,6 +162,8 @@ def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
         grouped, notes = _grouped(steps, options.fuse)
         if checkpoint.restored_from is not None:
             notes.append(requantized(checkpoint.restored_from))
+        if options.hadamard is not None:
+            notes.append(transformed(options.hadamard))
         plans.append(Plan(options, grouped, (*notes, *_override_notes(options, grouped, taken)), axis))
     return tuple(plans)
 

@@ -205,11 +205,26 @@ class _Run:
         release_pages(x)
         return value
 
+    def _overflows(self, task: Task, x: Array) -> bool:
+        """Whether a transform makes finite values infinite."""
+        dtype = task.step.tensor.dtype
+        return any(
+            piece.weight.recipe.hadamard is not None
+            and self._backend.amax(piece.of(x, task.step.axis), dtype, piece.weight.recipe.hadamard).nonfinite > 0
+            for piece in task.pieces
+        )
+
     def _not_finite(self, task: Task) -> str | None:
         info = task.step.tensor
         x = read(self._checkpoint, info)
         found = self._backend.amax(x, info.dtype)
+        overflows = not found.nonfinite and self._overflows(task, x)
         release_pages(x)
+        if overflows:
+            return (
+                f"{printable(info.name)}: values that overflow binary32 under the Hadamard transform. Use --exclude "
+                f"'{printable(info.name)}'."
+            )
         if not found.nonfinite:
             return None
         place = [int(index) for index in np.unravel_index(found.first_nonfinite, info.shape)]

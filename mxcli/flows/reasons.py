@@ -10,6 +10,7 @@ from mxcli.files.layouts import LAYOUTS, layout_of_dialect
 from mxcli.files.selection import Choice
 from mxcli.files.tensors import DTYPES, TensorInfo
 from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.hadamard import Hadamard
 
 
 def why_kept(info: TensorInfo, choice: Choice, row: BlockFormat | None) -> str | None:
@@ -47,7 +48,7 @@ def refused_length(info: TensorInfo, row: BlockFormat, shape: Sequence[int]) -> 
 def refused_groups(info: TensorInfo, why: str) -> str:
     """The refusal of a tensor that a transform does not divide."""
     name = printable(info.name)
-    return f"{name} {list(info.shape)}: {why}. Use --exclude '{name}', a smaller --hadamard, or --on-indivisible keep."
+    return f"{name} {list(info.shape)}: {why}. Use --exclude '{name}', another --hadamard, or --on-indivisible keep."
 
 
 def already_quantized(where: object, dialect: str) -> str:
@@ -67,6 +68,14 @@ def requantized(layout: str) -> str:
     return (
         f"The source is quantized already ({layout}): errors are measured against the values its codes stand for, and "
         "what was lost in making them comes on top, which only the original can tell."
+    )
+
+
+def transformed(hadamard: Hadamard) -> str:
+    """What is said of a measurement under a transform."""
+    return (
+        f"Under the {hadamard.name} transform everything is measured of transformed values: SQNR, relative error, cosine "
+        "and shrunk_percent are those of the values too; amax, bias, largest errors and non-finite counts are not."
     )
 
 

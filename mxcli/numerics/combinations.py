@@ -35,6 +35,11 @@ class Combinations:
     axes: tuple[str | None, ...]
 
     @property
+    def without_axes(self) -> tuple[str, ...]:
+        """The names without the axis: what is compared along several has the same along each."""
+        return tuple(_names([(recipe, None) for recipe in self.recipes]))
+
+    @property
     def varies(self) -> bool:
         """Whether more is compared than formats and scale rules: element roundings, transforms or axes."""
         ways = zip(self.recipes, self.axes, strict=True)
@@ -155,10 +160,11 @@ def _transform(name: str, seed: int | None) -> Hadamard | None:
     """The transform of a size; None: none is applied."""
     if name.lower() == NO_TRANSFORM:
         return None
-    if not (name.isascii() and name.isdecimal()):
+    # Of thousands of digits Python makes no number.
+    if not (name.isascii() and name.isdecimal() and len(name) < 10):
         known = ", ".join(map(str, SIZES))
         raise UsageError(f"unknown transform '{printable(name)}': --hadamards takes {NO_TRANSFORM}, {known}.")
-    return find_hadamard(int(name[:9]), seed)
+    return find_hadamard(int(name), seed)
 
 
 def _transform_name(hadamard: Hadamard | None) -> str:

@@ -1,4 +1,5 @@
-"""Which rows of a tensor a sample has: decided by the seed and the tensor's name, never by order or threads."""
+"""What chance decides, by seeds and the names of tensors, never by order or threads: which rows a sample has, and the
+stream that a tensor's rounding draws from."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from mxcli.errors import UsageError, printable
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.samples import GROUPS
+
+SEEDS = 1 << 32
+"""How many seeds of stochastic rounding there are, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,14 @@ def check_seed(seed: int | None, *, is_drawn: bool) -> None:
             f"--seed {seed} chooses what is drawn at random, and nothing is: add --rounding stochastic or --sample "
             "FRACTION."
         )
+
+
+def check_draws(seed: int, draws: int = 1) -> None:
+    """Raises UsageError unless seed, seed + 1, … are seeds, as many as there are draws."""
+    if isinstance(seed, int) and 0 <= seed <= SEEDS - draws:
+        return
+    drawn = f" with --draws {draws}: the last draw has seed {seed + draws - 1}, and" if draws > 1 else ":"
+    raise UsageError(f"--seed {seed}{drawn} a seed is a whole number from 0 to {SEEDS - 1}.")
 
 
 def stream_of(name: str) -> int:

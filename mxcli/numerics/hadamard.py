@@ -88,8 +88,8 @@ def hadamard_of(signs: str | None) -> Hadamard | None:
 def find_hadamard(size: int, seed: int | None = None) -> Hadamard:
     """The transform of that size. Signs follow from the seed; without one they are Transformer Engine's for 16
     elements, and those of seed 0 for other sizes. Raises UsageError for another size or a negative seed."""
-    if size not in SIZES:
-        raise UsageError(f"a Hadamard transform of {size}: --hadamard takes {', '.join(map(str, SIZES))}.")
+    if not isinstance(size, int) or size not in SIZES:
+        raise UsageError(f"a Hadamard transform of {size!r}: --hadamard takes {', '.join(map(str, SIZES))}.")
     if seed is None and size == len(TE_SIGNS):
         return Hadamard(size, TE_SIGNS)
     chosen = seed or 0

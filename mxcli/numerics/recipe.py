@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mxcli.errors import UsageError, did_you_mean, printable, together
 from mxcli.numerics.dialects import Choice, Dialect, find_dialect
+from mxcli.numerics.draws import check_draws
 from mxcli.numerics.floats import FP32
 from mxcli.numerics.formats import BlockFormat, find_format
 from mxcli.numerics.hadamard import Hadamard
@@ -86,8 +87,7 @@ def resolve(
             )
         choice = Choice(scale_rounding)
     rule = _rule(row, scale_rounding or choice.rule)
-    if not (isinstance(seed, int) and 0 <= seed < 1 << 32):
-        raise UsageError(f"--seed {seed}: a seed is a whole number from 0 to {(1 << 32) - 1}.")
+    check_draws(seed)
     element_rounding = ELEMENT_ROUNDINGS[rounding or choice.rounding]
     own_seed = seed if element_rounding.is_random else 0
     return Recipe(row, rule, element_rounding, bundle, choice, nonfinite, own_seed, hadamard)

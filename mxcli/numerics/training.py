@@ -65,6 +65,11 @@ class High:
         return " and ".join(counts + shares) or "none"
 
     @property
+    def is_any(self) -> bool:
+        """Whether there are any, in a model of one block or more."""
+        return bool(self.first or self.last or self.last_percent)
+
+    @property
     def _ends(self) -> tuple[tuple[str, int], ...]:
         return ("first", self.first), ("last", self.last)
 
@@ -221,19 +226,18 @@ TRAINING_RECIPES: dict[str, TrainingRecipe] = {
 
 
 def find_training(names: str) -> list[TrainingRecipe]:
-    """The recipes that names separated by commas, or `all`, mean; raises UsageError naming every one that is none."""
+    """The recipes that names separated by commas mean, `all` being every one; raises UsageError naming every name that
+    is none."""
     wanted = list(dict.fromkeys(word.strip().lower() for word in names.split(",") if word.strip()))
-    if wanted == [ALL]:
-        return list(TRAINING_RECIPES.values())
     known = ", ".join((*TRAINING_RECIPES, ALL))
     problems = [
         f"unknown training recipe '{printable(name)}': known are {known}.{did_you_mean(name, TRAINING_RECIPES)}"
         for name in wanted
-        if name not in TRAINING_RECIPES
+        if name not in TRAINING_RECIPES and name != ALL
     ]
     if problems or not wanted:
         raise together(UsageError, "Training recipes", problems or [f"no training recipe named: known are {known}."])
-    return [TRAINING_RECIPES[name] for name in wanted]
+    return list(TRAINING_RECIPES.values()) if ALL in wanted else [TRAINING_RECIPES[name] for name in wanted]
 
 
 def rules_of(operand: Operand, seed: int = 0) -> Recipe:

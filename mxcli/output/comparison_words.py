@@ -54,7 +54,8 @@ def _of_draws(comparison: Comparison) -> Iterator[str]:
             for place, (other, along) in enumerate(ways)
             if not other.rounding.is_random and (other.format, other.scale_rule, other.hadamard, along) == same
         ]
-        if not (recipe.rounding.is_random and plain):
+        # A mean of transformed errors is not that of the values' errors.
+        if not (recipe.rounding.is_random and plain) or recipe.hadamard is not None:
             continue
         told = [
             f"{label} {bias} against {other}"
@@ -70,7 +71,8 @@ def _of_draws(comparison: Comparison) -> Iterator[str]:
 
 def _bias(metrics: Metrics) -> str | None:
     """The mean error, and how many times the standard error of a mean of errors that are independent."""
-    bias, rmse, elements = (number_of(metrics, name) for name in ("bias", "rmse", "elements"))
+    counted = "sampled_elements" if "sampled_elements" in metrics else "elements"
+    bias, rmse, elements = (number_of(metrics, name) for name in ("bias", "rmse", counted))
     if bias is None or not rmse or not elements:
         return None
     return f"{significant(bias)} ({abs(bias) * math.sqrt(elements) / rmse:.1f})"
@@ -90,6 +92,6 @@ def _of_axes(comparison: Comparison) -> Iterator[str]:
             )
             for at in places
         }
-        called = combinations.names[places[0]].rpartition(" ")[0]
+        called = combinations.without_axes[places[0]]
         for sentence in axis_sentences(by_axis):
             yield sentence if len(recipes) == 1 else f"{called}: {sentence}"

@@ -23,6 +23,7 @@ from mxcli.output.cells import noise_cell, number_cell
 from mxcli.output.export import csv_text, json_line, json_text
 from mxcli.output.inspection import source_line
 from mxcli.output.numbers import ABSENT, counted, shape_text, significant, sparkline
+from mxcli.output.rules import rules_words
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.series import series_lines, series_records
 from mxcli.output.table import Column, Row, aligned
@@ -258,9 +259,8 @@ def recipe_line(counted_recipe: tuple[Recipe, int]) -> str:
     row = recipe.format
     tensor = f", {row.tensor_scale.name} tensor scale" if row.tensor_scale else ""
     return (
-        f"{row.name}: {row.element.name} elements, {row.scale.name} scales by {row.block_name}{tensor}; scale rounding "
-        f"{recipe.scale_rule.name}, element rounding {recipe.rounding.name}, as {recipe.dialect.name} "
-        f"({counted(count, 'tensor')})"
+        f"{row.name}: {row.element.name} elements, {row.scale.name} scales by {row.block_name}{tensor}; "
+        f"{rules_words(recipe)} ({counted(count, 'tensor')})"
     )
 
 

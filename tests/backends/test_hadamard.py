@@ -112,3 +112,13 @@ def test_lengths_that_groups_do_not_divide_are_refused() -> None:
     for size, length in ((16, 40), (128, 64)):
         with pytest.raises(RefusedError, match=rf"a length of {length} does not divide into groups of {size}"):
             kernel(normal(3, length), recipe_of("mxfp8", hadamard=find_hadamard(size)))
+
+
+def test_sums_on_the_way_do_not_overflow() -> None:
+    """Two of 16 elements near the largest binary32: their sum is above it, a quarter of it is not."""
+    x = np.ones((1, 16), np.float32)
+    x[0, :2] = 3e38
+    q = kernel(x, recipe_of("mxfp8", hadamard=Hadamard(16, (1,) * 16)))
+    assert stats_of(q).nan + stats_of(q).infinite == 0
+    assert stats_of(q).amax == pytest.approx(1.5e38, rel=1e-6)
+    np.testing.assert_allclose(cpu.dequantize(q)[0, :2], [3e38, 3e38], rtol=0.07)
