@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,11 +18,13 @@ from mxcli.files.tensors import Array, FileContents, TensorInfo
 @dataclass(frozen=True, slots=True)
 class Captures:
     """The files of a source with their tensors under the names that the source has for them, and the record of each
-    captured one; no records where the source is no capture. `notes` say how it was recognised, where its names tell."""
+    captured one; no records where the source is no capture. `layers_of_model` has the linear layers of the model, where
+    its files tell them; `notes` say how it was recognised, where its names tell."""
 
     contents: Mapping[Path, FileContents]
     records: Mapping[str, Capture]
     is_capture: bool
+    layers_of_model: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -30,23 +32,26 @@ def as_captures(root: Path, contents: Mapping[Path, FileContents], *, is_foreign
     """A source as captures, if its files are: those of the documented form, or else, where `is_foreign`, a dump of
     another program. A name that several files hold becomes `FILE/name`, FILE being the path below `root` without its
     suffix, or the folder where that is enough. Files are in the order of the numbers in their names, which give records
-    the step and rank that they lack.
+    the step and rank that they lack. The model has the layers that any of them tells: ranks may hold a part each.
 
     Raises InputError naming every unsound record, or where some files are captures and others are not.
     """
     problems: list[str] = []
     own: dict[Path, Mapping[str, Capture]] = {}
+    model: dict[Path, Sequence[str]] = {}
     for path, part in contents.items():
         try:
-            records = captured(path, part.metadata, {info.name: info for info in part.tensors})
+            said = captured(path, part.metadata, {info.name: info for info in part.tensors})
         except InputError as error:
             problems += error.reasons
             continue
-        if records is not None:
-            own[path] = {name: {**told_by(path), **record} for name, record in records.items()}
+        if said is not None:
+            told = told_by(path.relative_to(root))
+            own[path] = {name: {**told, **record} for name, record in said.records.items()}
+            model[path] = said.layers_of_model
     if problems:
         raise together(InputError, printable(root), problems)
-    foreign = dumped(contents) if is_foreign and not own else None
+    foreign = dumped(root, contents) if is_foreign and not own else None
     notes: tuple[str, ...] = ()
     if foreign is not None:
         dump, named = foreign
@@ -68,6 +73,7 @@ def as_captures(root: Path, contents: Mapping[Path, FileContents], *, is_foreign
         {path: _renamed(part, names[path]) for path, part in contents.items()},
         {names[path].get(name, name): record for path in contents for name, record in own[path].items()},
         is_capture=True,
+        layers_of_model=tuple(dict.fromkeys(layer for path in contents for layer in model.get(path, ()))),
         notes=notes,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from mxcli.files.writer_place import Place
 from mxcli.files.writer_shards import ALIGNMENT, CHUNK_BYTES, partial_path
 
 STEP_FILE = re.compile(r"step-(\d{6,})(?:-rank-(\d+))?\.safetensors")
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+"""What file systems answer that know no second name of a file."""
 STEP_BYTES = 1 << 12
 """Reserved for what a file says about its step."""
 
@@ -69,6 +72,14 @@ def step_files(folder: Path) -> list[str]:
     return sorted(filter(STEP_FILE.fullmatch, os.listdir(folder))) if folder.is_dir() else []
 
 
+def step_of(name: str) -> int:
+    """The step that one of those names is of."""
+    found = STEP_FILE.fullmatch(name)
+    if found is None:
+        raise ValueError(name)
+    return int(found[1])
+
+
 def described(path: Path) -> dict[str, object]:
     """What a capture file says about its run and tensors; raises InputError for another file, or a broken one."""
     metadata = read_safetensors(path).metadata
@@ -85,10 +96,13 @@ def refuse_existing_steps(folder: Path, names: Iterable[StepName]) -> None:
     """Raises RefusedError if one of the files exists."""
     for name in names:
         if os.path.lexists(folder / str(name)):
-            raise RefusedError(
-                f"{printable(folder / str(name))}: exists; give another directory, or force the replacement of what is "
-                "there."
-            )
+            raise _exists(folder / str(name))
+
+
+def _exists(path: Path) -> RefusedError:
+    return RefusedError(
+        f"{printable(path)}: exists; give another directory, or force the replacement of what is there."
+    )
 
 
 class CaptureFile:
@@ -108,6 +122,7 @@ class CaptureFile:
         self._path = folder / str(name)
         self._file = self._partials.create(str(name))
         self._tensors: list[CapturedTensor] = []
+        self._data_bytes = 0
         largest = [
             CapturedTensor(each.layer, each.role, each.dtype, (LARGEST, LARGEST), LARGEST, LARGEST) for each in expected
         ]
@@ -125,10 +140,17 @@ class CaptureFile:
         if data.nbytes != tensor.nbytes or not data.flags.c_contiguous:
             raise ValueError(f"{tensor.name}: {data.nbytes} bytes given, {tensor.nbytes} described")
         flat = data.reshape(-1).view("u1")
+        self._partials.needed_bytes = max(self._partials.needed_bytes, self._data_bytes + tensor.nbytes)
         with self._partials.on_disk():
             for start in range(0, data.nbytes, CHUNK_BYTES):
                 self._file.write(flat[start : start + CHUNK_BYTES].data)
         self._tensors.append(tensor)
+        self._data_bytes += tensor.nbytes
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the tensors that were written."""
+        return self._data_bytes
 
     def finish(self, about: Mapping[str, object], *, force: bool) -> int:
         """Write the header, with what there is to say `about` the step, and give the file its name; its bytes.
@@ -152,9 +174,10 @@ class CaptureFile:
                 raise EnvironmentFailure(
                     f"{printable(partial_path(self._path))}: was replaced; another run is at work there."
                 )
-            if not force:
-                refuse_existing_steps(self._path.parent, [self._name])
-            os.replace(partial_path(self._path), self._path)
+            if force:
+                os.replace(partial_path(self._path), self._path)
+            else:
+                _rename_to_free(partial_path(self._path), self._path)
             self._file.close()
             sync_folder(self._path.parent)
         return size
@@ -172,6 +195,22 @@ class CaptureFile:
             return os.path.samestat(partial_path(self._path).lstat(), os.fstat(self._file.fileno()))
         except FileNotFoundError:
             return False
+
+
+def _rename_to_free(path: Path, name: Path) -> None:
+    """Give a file a name that no other has; raises RefusedError where one has it, and leaves that as it is."""
+    try:
+        os.link(path, name)  # in one step: between a look and a renaming another run could take the name
+    except FileExistsError:
+        raise _exists(name) from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(name):
+            raise _exists(name) from error
+        os.replace(path, name)
+    else:
+        path.unlink()
 
 
 def _header(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mxcli.errors import InputError, printable, together
-from mxcli.files.captures import OF_TOKENS, Capture, rows_of, shape_fault
+from mxcli.files.captures import OF_TOKENS, Capture, number_told, rows_of, shape_fault
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
 from mxcli.files.tensors import TensorInfo
 
@@ -51,19 +52,18 @@ def captured_layers(tensors: Mapping[str, TensorInfo], records: Mapping[str, Cap
     such a source.
     """
     found: dict[tuple[str, int | None, int | None, int], CapturedLayer] = {}
+    before = Counter[tuple[str, int | None, int | None, str]]()
     for name, record in records.items():
         info = tensors.get(name)
         if info is None:
             continue
         layer, role = str(record["layer"]), str(record["role"])
-        step, rank = _number(record, "step"), _number(record, "rank")
-        occasion = 0
-        while (held := found.get((layer, step, rank, occasion))) is not None and held.of(role) is not None:
-            occasion += 1
-        place = held or CapturedLayer(layer, step, rank)
-        found[layer, step, rank, occasion] = _WITH[role](place, info)
+        step, rank = number_told(record, "step"), number_told(record, "rank")
+        place = (layer, step, rank, before[layer, step, rank, role])
+        before[layer, step, rank, role] += 1
+        found[place] = _WITH[role](found.get(place) or CapturedLayer(layer, step, rank), info)
     order = {layer: at for at, layer in enumerate(dict.fromkeys(each.layer for each in found.values()))}
-    return tuple(sorted(found.values(), key=lambda each: (order[each.layer], _rank(each.step), _rank(each.rank))))
+    return tuple(sorted(found.values(), key=lambda each: (order[each.layer], ordered(each.step), ordered(each.rank))))
 
 
 _WITH: Mapping[str, Callable[[CapturedLayer, TensorInfo], CapturedLayer]] = {
@@ -71,6 +71,11 @@ _WITH: Mapping[str, Callable[[CapturedLayer, TensorInfo], CapturedLayer]] = {
     GRADIENT: lambda place, info: replace(place, gradient=info),
     WEIGHT: lambda place, info: replace(place, weight=info),
 }
+
+
+def ordered(number: int | None) -> int:
+    """A step or rank for sorting: what is not told comes first."""
+    return -1 if number is None else number
 
 
 def by_layer(layers: Iterable[CapturedLayer], role: str | None = None) -> dict[str, list[CapturedLayer]]:
@@ -189,13 +194,3 @@ def _repeated(layers: Iterable[CapturedLayer]) -> Iterator[str]:
                     f"{printable(one.name)} and {printable(other.name)} are both the {role} of {each.place}; give "
                     "them a step or rank of their own"
                 )
-
-
-def _number(record: Capture, key: str) -> int | None:
-    value = record.get(key)
-    return value if isinstance(value, int) else None
-
-
-def _rank(number: int | None) -> int:
-    """For sorting: what is not told comes first."""
-    return -1 if number is None else number

@@ -4,8 +4,9 @@ The form: a safetensors file whose metadata has the key `mxcli.capture`, a JSON 
 from names to records. A record has a `role` (activation: a layer's input; gradient: that of the loss with respect to
 the layer's output; weight) and may have `layer` (the module; else the name up to its last dot), `step` and `rank`
 (whole numbers from 0), `axis` ("row": a row of the tensor is a token), `tokens` (rows kept) and `tokens_seen` (rows
-there were). Other keys, there and beside `tensors`, are the writer's own. An activation or gradient is [tokens,
-features], with any dimensions before the last; a weight is [out, in].
+there were). Beside `tensors` there may be `layers_of_model`: the names of all linear layers of the model in order,
+captured or not, which tell how long the model is. Other keys, here and there, are the writer's own. An activation or
+gradient is [tokens, features], with any dimensions before the last; a weight is [out, in].
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ CAPTURE_KEY = "mxcli.capture"
 CAPTURE_VERSION = 1
 CAPTURED_ROLES = (ACTIVATION, GRADIENT, WEIGHT)
 OF_TOKENS = (ACTIVATION, GRADIENT)
+MODEL_KEY = "layers_of_model"
 AXES = ("row",)
 
 Capture = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a capture file says: the record of each captured tensor by its name, with its layer, and the names of all
+    linear layers of the model (none: not told)."""
+
+    records: Mapping[str, Capture]
+    layers_of_model: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +52,12 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
 KEYS = (
-    Key("layer", "the name of a module", lambda value: isinstance(value, str) and bool(value.strip())),
+    Key("layer", "the name of a module", _is_name),
     Key("step", "a whole number from 0", _is_count),
     Key("rank", "a whole number from 0", _is_count),
     Key("axis", f"one of {', '.join(AXES)}", lambda value: value in AXES),
@@ -51,8 +66,8 @@ KEYS = (
 )
 
 
-def captured(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> dict[str, Capture] | None:
-    """Record of each captured tensor of a file, with its layer named; None when the file is no capture.
+def captured(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> Described | None:
+    """What a file says of its tensors and their model; None when the file is no capture.
 
     Raises InputError naming every fault: an entry that is not JSON of the known version, tensors that the file does
     not hold, unknown roles and axes, keys of another type, counts of tokens that are not those of the tensor, and
@@ -74,9 +89,18 @@ def captured(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tens
     problems = [
         f"{where}: {fault}." for name, record in records.items() for fault in _faults(name, record, tensors.get(name))
     ]
+    layers = parsed.get(MODEL_KEY, [])
+    if not isinstance(layers, list) or not all(map(_is_name, layers)):
+        problems.append(f"{where}: {MODEL_KEY} must be a list of names of modules.")
     if problems:
         raise together(InputError, where, problems)
-    return {name: {"layer": module_of(name), **record} for name, record in records.items()}
+    return Described({name: {"layer": module_of(name), **record} for name, record in records.items()}, tuple(layers))
+
+
+def number_told(record: Capture | None, key: str) -> int | None:
+    """The step or rank that a record has; None where there is none."""
+    value = (record or {}).get(key)
+    return value if isinstance(value, int) else None
 
 
 def module_of(name: str) -> str:

@@ -46,7 +46,8 @@ class Checkpoint:
     hf_quant_config.json beside it, `side_files` what an
     output must carry along (paths under `root`; empty for a file opened by itself). `tied` maps an alias to
     the name that is stored; the alias is in `tensors` too when the file stores it as a second view (PyTorch).
-    `captures` holds the capture record of each captured tensor. `dialect` names the quantized layout, None
+    `captures` holds the capture record of each captured tensor, and `layers_of_model` the names of all linear layers
+    of the model, where captures tell them. `dialect` names the quantized layout, None
     for plain tensors; `restored_from` the layout whose codes plain tensors are scaled back from when they are
     read. `index` is the shard index followed. `notes` are sentences about everything odd.
     """
@@ -66,6 +67,7 @@ class Checkpoint:
     notes: tuple[str, ...]
     decoders: Mapping[Path, Callable[[TensorInfo], Array]] = field(repr=False, compare=False)
     restored_from: str | None = None
+    layers_of_model: tuple[str, ...] = ()
 
     @property
     def where(self) -> Path:
@@ -106,9 +108,8 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     dialect, dialect_notes = detect_dialect(tensors, configs.model, configs.producer)
     return _described(
         located,
-        found.contents,
         with_roles(tensors, found.records),
-        found.records,
+        found,
         configs,
         dialect,
         notes + dialect_notes,
@@ -117,14 +118,14 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
 
 def _described(
     located: Source,
-    contents: Mapping[Path, FileContents],
     tensors: Mapping[str, TensorInfo],
-    captures: Mapping[str, Capture],
+    found: Captures,
     configs: Configs,
     dialect: str | None,
     notes: list[str],
 ) -> Checkpoint:
     """The record of a source without problems, with its ties, side files and all remaining notes."""
+    contents = found.contents
     notes += file_notes(contents)
     tied = {alias: stored for part in contents.values() for alias, stored in part.tied.items()}
     beside: tuple[Path, ...] = ()
@@ -147,7 +148,8 @@ def _described(
         producer_config=configs.producer,
         side_files=beside,
         tied=tied,
-        captures=captures,
+        captures=found.records,
+        layers_of_model=found.layers_of_model,
         dialect=dialect,
         index=located.index.path if located.index else None,
         notes=tuple(notes),
@@ -199,13 +201,14 @@ def _one_each(
 
 
 def with_roles(tensors: Mapping[str, TensorInfo], captures: Mapping[str, Capture]) -> dict[str, TensorInfo]:
-    """The tensors with the roles that names alone do not show: captured ones, and weights of MTP blocks."""
+    """The tensors with what names alone do not show: role and layer of captured ones, and weights of MTP blocks."""
     prefixes = mtp_prefixes(tensors)
     inside = re.compile("|".join(map(re.escape, sorted(prefixes)))) if prefixes else None
     changed = {}
     for name, info in tensors.items():
         if name in captures:
-            changed[name] = replace(info, role=str(captures[name]["role"]))
+            record = captures[name]
+            changed[name] = replace(info, role=str(record["role"]), layer=str(record["layer"]))
         elif inside and info.role == WEIGHT and inside.match(name):
             changed[name] = replace(info, role=MTP)
     return {name: changed.get(name, info) for name, info in tensors.items()}

@@ -91,16 +91,26 @@ def model_names(kind: str, names: list[str], notes: list[str]) -> list[str]:
 
 
 def dump_files(root: Path) -> tuple[str, tuple[Path, ...]]:
-    """The weight files in a directory's folders of steps and ranks, by the numbers in their names, and their kind: the
-    first of KINDS that there are any of."""
+    """The weight files in a directory's folders of steps and ranks, by the numbers in their names, and their kind.
+
+    Raises InputError where there are several kinds: a source is of one, and to read it alone would leave out steps.
+    """
     found: dict[str, list[Path]] = {kind: [] for kind in KINDS.values()}
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if DUMP_FOLDER.fullmatch(name)]
         for name in names:
             if Path(folder) != root and not name.startswith(".") and Path(name).suffix in KINDS:
                 found[KINDS[Path(name).suffix]].append(Path(folder, name))
-    kind = next((kind for kind, files in found.items() if files), PYTORCH)
-    return kind, tuple(sorted(found[kind], key=by_numbers))
+    held = {kind: sorted(files, key=by_numbers) for kind, files in found.items() if files}
+    if len(held) > 1:
+        listed = {kind: [path.relative_to(root).as_posix() for path in files] for kind, files in held.items()}
+        said = " and ".join(f"{counted(names)} {kind}" for kind, names in listed.items())
+        raise InputError(
+            f"{printable(root)}: {said}; captures are read of one kind: keep each in directories of its own, or give "
+            "one file."
+        )
+    kind = next(iter(held), PYTORCH)
+    return kind, tuple(held.get(kind, ()))
 
 
 def by_numbers(path: Path) -> list[tuple[int, str]]:

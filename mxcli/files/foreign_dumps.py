@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,6 @@ ROLE_OF_WORD = {
     "weight": WEIGHT,
 }
 """What the word for a tensor says it is; other words say that it is none of the three."""
-PATH_PARTS = 3
-"""Folders and file name at the end of a path that may tell something: `rank_0/iter_000100/fc1_activation.pt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,9 @@ class Found:
 class Dump:
     """A way to dump, named as in a note, and the source that it is known from.
 
-    `path` is matched with the end of a file's path and `tensor` with the names in it, both whole, for their groups
-    `layer`, `word`, `step` and `rank`. `keeps` tells which of the tensors found in a source are the dump's (none: it is
-    no such dump).
+    `path` is matched with a file's absolute path, since one file of a dump may be all that is given, and `tensor` with
+    the names in it, both whole, for their groups `layer`, `word`, `step` and `rank`. `keeps` tells which of the tensors
+    found in a source are the dump's (none: it is no such dump).
     """
 
     name: str
@@ -85,7 +84,7 @@ DUMPS = (
     Dump(
         "Transformer Engine's DumpTensors",
         r"(.*/)?rank_(?P<rank>\d+)/iter_(?P<step>\d+)/"
-        r"(?P<layer>.+)_(?P<word>activation|gradient|weight|output|wgrad|dgrad)\.pt",
+        r"(?P<layer>[^/]+)_(?P<word>activation|gradient|weight|output|wgrad|dgrad)\.pt",
         r"high_precision",
         list,
         "Transformer Engine 2.15, debug/features/dump_tensors.py: tensor_dumps/rank_R/iter_NNNNNN/LAYER_TENSOR.pt, "
@@ -104,14 +103,14 @@ STEP = re.compile(r"(?<![a-z])(?:step|iter|iteration)[-_]?(\d{1,18})(?!\d)", re.
 RANK = re.compile(r"(?<![a-z])rank[-_]?(\d{1,18})(?!\d)", re.IGNORECASE)
 
 
-def dumped(contents: Mapping[Path, FileContents]) -> tuple[Dump, dict[Path, list[Found]]] | None:
-    """The first of DUMPS that fits a source, and what it tells of tensors by file, in their order, of files that are
-    the dump's; None if none fits.
+def dumped(root: Path, contents: Mapping[Path, FileContents]) -> tuple[Dump, dict[Path, list[Found]]] | None:
+    """The first of DUMPS that fits the files of a source below `root`, and what it tells of tensors by file, in their
+    order, of files that are the dump's; None if none fits.
 
     Tensors that hold no floats or no rows are none.
     """
     for dump in DUMPS:
-        found = {path: list(_found(dump, path, part)) for path, part in contents.items()}
+        found = {path: list(_found(dump, root, path, part)) for path, part in contents.items()}
         kept = set(dump.keeps([each for listed in found.values() for each in listed]))
         if kept:
             own = {path: [each for each in listed if each in kept] for path, listed in found.items()}
@@ -120,27 +119,25 @@ def dumped(contents: Mapping[Path, FileContents]) -> tuple[Dump, dict[Path, list
 
 
 def told_by(path: Path) -> dict[str, int]:
-    """The step and rank that names such as `step-000100.safetensors` or `rank_1/iter_5/x.pt` tell."""
-    end = _end(path)
-    found = {"step": STEP.findall(end), "rank": RANK.findall(end)}
+    """The step and rank that names such as `step-000100.safetensors` or `rank_1/iter_5/x.pt` tell. The path is one
+    below the source: folders above it, which a `step_3` may happen to be among, say nothing of what is in it."""
+    text = path.as_posix()
+    found = {"step": STEP.findall(text), "rank": RANK.findall(text)}
     return {key: int(numbers[-1]) for key, numbers in found.items() if numbers}
 
 
-def _end(path: Path) -> str:
-    return "/".join(path.parts[-PATH_PARTS:])
-
-
-def _found(dump: Dump, path: Path, part: FileContents) -> Iterator[Found]:
+def _found(dump: Dump, root: Path, path: Path, part: FileContents) -> Iterator[Found]:
     """What the names of a file and of tensors in it say together, of those that the dump describes."""
-    in_path = re.fullmatch(dump.path, _end(path), re.DOTALL)
+    whole = Path(os.path.abspath(path))  # whatever folder the source was named from
+    in_path = re.fullmatch(dump.path, whole.as_posix(), re.DOTALL)
     if in_path is None:
         return
-    tensor, told = re.compile(dump.tensor, re.IGNORECASE | re.DOTALL), told_by(path)
+    tensor, told = re.compile(dump.tensor, re.IGNORECASE | re.DOTALL), told_by(path.relative_to(root))
     for info in part.tensors:
         in_name = tensor.fullmatch(info.name)
         if in_name is None or shape_fault(info):
             continue
         said = in_path.groupdict() | {key: value for key, value in in_name.groupdict().items() if value is not None}
-        layer = said.get("layer") or (path.stem if path.stem != info.name else path.parent.name)
+        layer = said.get("layer") or (whole.stem if whole.stem != info.name else whole.parent.name)
         steps = told | {key: int(said[key]) for key in ("step", "rank") if said.get(key)}
         yield Found(info.name, layer, said["word"], steps.get("step"), steps.get("rank"))

@@ -72,6 +72,7 @@ class TensorInfo:
     is the position of its first byte in `file`, or IN_MEMORY where the bytes must be decoded first
     (compressed, pickled, byte-swapped or transposed data). `nbytes` counts the bytes `read` returns.
     `block_type` names the type of GGUF whose blocks the bytes are; empty where `dtype` and `shape` say it all.
+    `layer` is the module that it was captured at; empty where it was not, so that its name tells.
     """
 
     name: str
@@ -82,6 +83,7 @@ class TensorInfo:
     offset: int
     nbytes: int
     block_type: str = ""
+    layer: str = ""
 
     @property
     def type_name(self) -> str:

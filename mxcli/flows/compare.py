@@ -37,7 +37,8 @@ EQUAL_DB = 0.01
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One tensor: what was decided about it and why, its metrics that are numbers under each combination, and which of
-    them is best (None: none is, for want of a signal). Without metrics it was not compared."""
+    them is best (None: none is, for want of a signal). Without metrics it was not compared. `layer` is the module it
+    was captured at (empty: it was not)."""
 
     name: str
     dtype: str
@@ -47,6 +48,7 @@ class Compared:
     reason: str
     metrics: tuple[Metrics, ...] = ()
     best: int | None = None
+    layer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +301,9 @@ def _compared(steps: Steps, counted: Sequence[Counted] = ()) -> Compared:
     )
     decision = _decision(steps)
     info, reason = steps[0].tensor, next(step.reason for step in steps if decision_of(step) == decision)
-    return Compared(info.name, info.dtype, info.shape, info.role, decision, reason, metrics, best_of(metrics))
+    return Compared(
+        info.name, info.dtype, info.shape, info.role, decision, reason, metrics, best_of(metrics), info.layer
+    )
 
 
 def _decision(steps: Steps) -> str:

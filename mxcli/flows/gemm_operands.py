@@ -8,12 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mxcli.errors import InputError, UsageError, did_you_mean, printable, together
-from mxcli.files.captured_layers import captured_layers, steps_of
+from mxcli.files.captured_layers import CapturedLayer, by_layer, captured_layers, steps_of
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.roles import ACTIVATION, GRADIENT
 from mxcli.files.tensors import TensorInfo
@@ -81,7 +82,7 @@ def find_distribution(name: str) -> Distribution:
     return row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Values:
     """Where operands come from: a distribution and a seed; weights of a model and what was captured of its layers,
     where shapes are its layers'. Of several steps and ranks the first that has both X and dY of a layer is taken, or
@@ -135,9 +136,12 @@ class Values:
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps that tensors were captured at, where they are told."""
-        if self.captures is None:
-            return ()
-        return steps_of(captured_layers(self.captures.tensors, self.captures.captures))
+        return steps_of(each for places in self._captured.values() for each in places)
+
+    @cached_property
+    def _captured(self) -> Mapping[str, Sequence[CapturedLayer]]:
+        """What was captured of each layer, gathered once: there may be thousands of tensors, and every product asks."""
+        return by_layer(captured_layers(self.captures.tensors, self.captures.captures)) if self.captures else {}
 
     def _own(self, source: tuple[str, bool], shape: Shape) -> Tensor | None:
         name, turned = source
@@ -157,9 +161,8 @@ class Values:
             return self.model, self.model.tensors[shape.layer]
         if self.captures is None:
             return None
-        module = shape.layer.removesuffix(".weight")
-        found = captured_layers(self.captures.tensors, self.captures.captures)
-        held = [each for each in found if each.layer == module and each.of(_ROLES[name])]
+        places = self._captured.get(shape.layer.removesuffix(".weight"), ())
+        held = [each for each in places if each.of(_ROLES[name])]
         best = next((each for each in held if each.activation and each.gradient), held[0] if held else None)
         info = best.of(_ROLES[name]) if best else None
         return (self.captures, info) if info else None

@@ -12,7 +12,6 @@ from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
 OUTSIDE = "outside layers"
 _LAYER = re.compile(r"((?:.*?\.)?\d+)\.(.+)")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-_STEP = re.compile(r"step-\d+/")
 _PARAMETER = re.compile(rf"\.({WEIGHT}|{ACTIVATION}|{GRADIENT}|bias)$")
 
 
@@ -27,18 +26,27 @@ class Named(Protocol):
     def role(self) -> str:
         """What it is for."""
 
+    @property
+    def layer(self) -> str:
+        """The module that it was captured at; empty where it was not."""
+
 
 def layer_of(info: Named) -> str:
-    """The layer a tensor is in, such as `model.layers.3`, at whatever step: its name up to the first number."""
-    found = _LAYER.fullmatch(_STEP.sub("", info.name, count=1))
+    """The layer a tensor is in, such as `model.layers.3`: its name up to the first number."""
+    found = _LAYER.fullmatch(_name(info))
     return found[1] if found else OUTSIDE
 
 
 def kind_of(info: Named) -> str:
     """What a tensor is in every layer, such as `mlp.down_proj` or `mlp.experts.*.w1`: its module after the layer."""
-    module = _PARAMETER.sub("", _STEP.sub("", info.name, count=1))
+    module = _PARAMETER.sub("", _name(info))
     found = _LAYER.fullmatch(module)
     return _NUMBER.sub("*", found[2]) if found else module
+
+
+def _name(info: Named) -> str:
+    """What a tensor is called at every step and rank: the names of captured ones may begin with their file's."""
+    return f"{info.layer}.{info.role}" if info.layer else info.name
 
 
 GROUPINGS: dict[str, Callable[[Named], str]] = {"layer": layer_of, "role": lambda info: info.role, "kind": kind_of}

@@ -37,7 +37,8 @@ class LayerReport:
     empty).
 
     `shape` is that of the file; `recipe` is None for a tensor that is not quantized. `axis` is the one that blocks run
-    along; of a tensor that is kept the one along which it is (None: along any).
+    along; of a tensor that is kept the one along which it is (None: along any). `layer` is the module that it was
+    captured at (empty: it was not).
     """
 
     name: str
@@ -49,6 +50,7 @@ class LayerReport:
     recipe: Recipe | None
     metrics: Mapping[str, Value]
     axis: str | None = None
+    layer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +236,9 @@ def _array_name(step: Step, array: str, plans: Sequence[Plan]) -> str:
 
 
 def _layer(step: Step, metrics: Mapping[str, Value] | None = None, axis: str | None = None) -> LayerReport:
-    info, decision = step.tensor, decision_of(step)
+    info, word = step.tensor, decision_of(step)
     return LayerReport(
-        info.name, info.dtype, info.shape, info.role, decision, step.reason, step.recipe, metrics or {}, axis
+        info.name, info.dtype, info.shape, info.role, word, step.reason, step.recipe, metrics or {}, axis, info.layer
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import add
 
-from mxcli.files.captures import Capture
+from mxcli.files.captures import Capture, number_told
 from mxcli.flows.measuring import summed_formats
 from mxcli.flows.plan import Step
 from mxcli.numerics.estimates import Counted
@@ -39,12 +39,6 @@ class StepTotal:
     metrics: Metrics
 
 
-def captured_step(record: Capture | None) -> int | None:
-    """The step of training a tensor was captured at; None where its record has none."""
-    step = (record or {}).get("step")
-    return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
 class StepSums:
     """Sums of what is counted of captured tensors at each step, each once along an axis (None: the only one)."""
 
@@ -55,7 +49,7 @@ class StepSums:
     def add(self, step: Step, counted: Counted, axis: str | None = None) -> None:
         """Counts a measured tensor in, if its step is known."""
         assert step.recipe is not None
-        at = captured_step(self._captures.get(step.tensor.name))
+        at = number_told(self._captures.get(step.tensor.name), "step")
         if at is not None:
             _count(self._sums.setdefault((at, step.tensor.role, axis), {}), step.recipe.format, counted)
 

@@ -34,7 +34,8 @@ _NOTHING: Metrics = {"tensors": 0, **dict.fromkeys(METRICS)}
 class Tensor:
     """A tensor: what was decided and why, and its metrics under each recipe (none: it was not measured).
 
-    `best` is the recipe with the best SQNR (None: there is one recipe only, or none is best).
+    `best` is the recipe with the best SQNR (None: there is one recipe only, or none is best), `layer` the module that
+    it was captured at (empty: it was not).
     """
 
     name: str
@@ -45,6 +46,7 @@ class Tensor:
     reason: str
     metrics: tuple[Metrics, ...]
     best: int | None = None
+    layer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +171,12 @@ def _reported(rows: Sequence[LayerReport], along: Sequence[str]) -> Tensor:
         next((row.metrics for row in rows if row.axis == axis), _NOTHING) for axis in along
     ) or (layer.metrics,)  # fmt: skip
     best = best_of(metrics) if along else None
-    return Tensor(layer.name, layer.dtype, layer.shape, layer.role, layer.decision, layer.reason, metrics, best)
+    return _tensor(layer, layer.reason, metrics, best)
 
 
 def _kept(layer: LayerReport) -> Tensor:
     reason = layer.reason if layer.axis is None else f"{layer.axis}: {layer.reason}"
-    return Tensor(layer.name, layer.dtype, layer.shape, layer.role, layer.decision, reason, ())
+    return _tensor(layer, reason, ())
 
 
 def _groups(report: Report) -> dict[str, tuple[Metrics, ...]]:
@@ -185,6 +187,8 @@ def _groups(report: Report) -> dict[str, tuple[Metrics, ...]]:
 
 
 def _compared(layer: Compared) -> Tensor:
-    return Tensor(
-        layer.name, layer.dtype, layer.shape, layer.role, layer.decision, layer.reason, layer.metrics, layer.best
-    )
+    return _tensor(layer, layer.reason, layer.metrics, layer.best)
+
+
+def _tensor(row: LayerReport | Compared, reason: str, metrics: tuple[Metrics, ...], best: int | None = None) -> Tensor:
+    return Tensor(row.name, row.dtype, row.shape, row.role, row.decision, reason, metrics, best, row.layer)

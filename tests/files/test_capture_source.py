@@ -96,3 +96,34 @@ def test_the_same_stem_twice_is_refused(tmp_path: Path) -> None:
         torch.save({"fc.activation": torch.ones(2, 2)}, tmp_path / f"a.{ending}")
     with pytest.raises(InputError, match=r"'a/fc\.activation' is in a\.pt and a\.pth; keep one of them"):
         open_checkpoint(tmp_path)
+
+
+def test_how_a_capture_is_named_changes_nothing(model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own name and the folders below the source tell step and rank; those above may be called anything."""
+    root = model({f"rank-7/iter_5/{name}.safetensors": capture(BOTH) for name in ("c", "step-3")})
+    plain, stepped = {"role": "gradient", "layer": "fc"}, {"role": "gradient", "layer": "fc", "step": 3}
+    monkeypatch.chdir(root / "rank-7" / "iter_5")
+    for folder in (root / "rank-7" / "iter_5", Path("."), Path("../iter_5"), Path("../../rank-7/iter_5")):
+        assert open_checkpoint(folder / "c.safetensors").captures["fc.gradient"] == plain
+        assert open_checkpoint(folder / "step-3.safetensors").captures["fc.gradient"] == stepped
+        both = open_checkpoint(folder).captures
+        assert (both["c/fc.gradient"], both["step-3/fc.gradient"]) == (plain, stepped)
+    for source in (root / "rank-7", ".."):
+        assert open_checkpoint(source).captures["iter_5/c/fc.gradient"] == {**plain, "step": 5}
+    for source in (root, "../.."):
+        assert open_checkpoint(source).captures["rank-7/iter_5/c/fc.gradient"] == {**plain, "step": 5, "rank": 7}
+
+
+def test_how_long_the_model_is(model: Callable[..., Path]) -> None:
+    """Each rank of a pipeline may know its own part."""
+    parts = (["h.0.a", "h.0.b"], ["h.0.b", "h.1.a"])
+    files: dict[str, bytes] = {}
+    for rank, layers in enumerate(parts):
+        entry = {"version": 1, "tensors": {"h.0.a.x": {"role": "activation"}}, "layers_of_model": layers}
+        tensors = {"h.0.a.x": ("F32", [2, 2], bytes(16))}
+        files[f"rank-{rank}.safetensors"] = safetensors_bytes(tensors, {"mxcli.capture": json.dumps(entry)})
+    root = model(files)
+    assert open_checkpoint(root).layers_of_model == ("h.0.a", "h.0.b", "h.1.a")
+    assert open_checkpoint(root / "rank-1.safetensors").layers_of_model == ("h.0.b", "h.1.a")
+    untold = model({"c.safetensors": capture(BOTH)}) / "c.safetensors"
+    assert open_checkpoint(untold).layers_of_model == ()

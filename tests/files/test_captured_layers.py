@@ -66,6 +66,16 @@ def test_layers_are_in_the_order_of_the_source_then_step_then_rank() -> None:
     assert found[1].place == "b, step 2, rank 1"
 
 
+def test_tensors_of_one_place_and_role_are_records_of_their_own() -> None:
+    """In time that grows with their number, though each looks for its place."""
+    records = {f"{at}.{role}": {"role": role, "layer": "fc"} for at in range(4000) for role in ("activation", "weight")}
+    found = captured_layers({name: info(name, 4, 4) for name in records}, records)
+    assert len(found) == 4000
+    assert [each.name for each in (found[3999].activation, found[3999].weight) if each] == [
+        *("3999.activation", "3999.weight"),
+    ]
+
+
 def test_pairs_that_fit() -> None:
     check_pairs(
         WHERE,

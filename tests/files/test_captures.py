@@ -141,3 +141,13 @@ def test_odd_names_are_names(model: Callable[..., Path], name: str) -> None:
 def test_an_expert_without_tokens_is_no_fault_of_the_file(model: Callable[..., Path]) -> None:
     content = _capture({"e.x": {"role": "activation", "tokens": 0}}, tensors={"e.x": zeros("F32", 0, 8)})
     assert open_checkpoint(model({"a.safetensors": content})).captures["e.x"]["role"] == "activation"
+
+
+@pytest.mark.parametrize("layers", ["h.0.a", ["h.0.a", 1], [""], {"h": 12}, 12, None])
+def test_layers_of_the_model_are_names(model: Callable[..., Path], layers: object) -> None:
+    entry = json.dumps({"version": 1, "tensors": {X: {"role": "activation"}}, "layers_of_model": layers})
+    root = model({"a.safetensors": safetensors_bytes(TENSORS, {"mxcli.capture": entry})})
+    with pytest.raises(InputError) as caught:
+        open_checkpoint(root)
+    where = f"{root / 'a.safetensors'}: mxcli.capture"
+    assert str(caught.value) == f"{where}: layers_of_model must be a list of names of modules."

@@ -232,9 +232,48 @@ def test_a_model_beside_dumps_is_refused(tmp_path: Path) -> None:
         ("rank_3/iter_7/a.pt", {"step": 7, "rank": 3}),
         ("a/Iteration12_rank1.npz", {"step": 12, "rank": 1}),
         ("a/footstep3/b.pt", {}),
-        ("step_9/a/b/c.pt", {}),
+        ("step_9/a/b/c.pt", {"step": 9}),
         ("a/step.pt", {}),
     ],
 )
 def test_steps_and_ranks_in_paths(path: str, told: dict[str, int]) -> None:
     assert told_by(Path(path)) == told
+
+
+@pytest.mark.parametrize("above", ["", "rank_1/iter_000005/"])
+def test_how_a_dump_is_named_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, above: str) -> None:
+    """A step of a dump is known by the two folders that it lies in, from wherever they are named."""
+    folder = dump_tensors(tmp_path) / "tensor_dumps" / "rank_1" / "iter_000005"
+    monkeypatch.chdir(folder.parents[1] if above else folder)
+    file = "layers_2_mlp_fc1_weight.pt"
+    record = {"role": "weight", "layer": "layers_2_mlp_fc1", "step": 5, "rank": 1}
+    for source in (folder / file, f"{above}{file}", f"{above}../iter_000005/{file}"):
+        assert open_checkpoint(source).captures == {"layers_2_mlp_fc1.weight": record}
+    for source in (folder, above or ".", f"{above}../iter_000005"):
+        assert open_checkpoint(source).captures["layers_2_mlp_fc1.weight"] == record
+
+
+def test_a_layer_is_named_by_its_folder_from_within_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "fc"
+    folder.mkdir()
+    for name, shape in (("x", (4, 8)), ("dy", (4, 16))):
+        np.save(folder / f"{name}.npy", np.ones(shape, "f4"))
+    monkeypatch.chdir(folder)
+    for source in (folder, ".", "../fc"):
+        assert list(open_checkpoint(source).tensors) == ["fc.dy", "fc.x"]
+
+
+def test_dumps_of_two_kinds_of_file_are_refused(tmp_path: Path) -> None:
+    """To read the files of one kind would leave out the steps of the other."""
+    for path in ("rank_0/iter_1", "rank_0/iter_2", "rank_0/iter_10"):
+        (tmp_path / path).mkdir(parents=True)
+    torch.save({"fc.activation": ones(4, 8)}, tmp_path / "rank_0/iter_1/a.pt")
+    np.savez(tmp_path / "rank_0/iter_2/b.npz", **{"fc.activation": np.ones((4, 8), "f4")})
+    torch.save({"fc.activation": ones(4, 8)}, tmp_path / "rank_0/iter_10/c.pt")
+    with pytest.raises(InputError) as caught:
+        open_checkpoint(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: 2 files (rank_0/iter_1/a.pt, rank_0/iter_10/c.pt) are pytorch and rank_0/iter_2/b.npz is numpy; "
+        "captures are read of one kind: keep each in directories of its own, or give one file."
+    )
+    assert list(open_checkpoint(tmp_path / "rank_0/iter_2").captures) == ["fc.activation"]

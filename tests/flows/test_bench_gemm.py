@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tiny_models import bf16, noise, safetensors_bytes, write_model
 
 from mxcli.errors import EnvironmentFailure, InputError, LimitError, UsageError
 from mxcli.files.checkpoint import open_checkpoint
+from mxcli.flows import gemm_operands
 from mxcli.flows.bench_gemm import GemmSettings, Peak, run_gemm_bench
 from mxcli.flows.gemm_engine import open_engine
 from mxcli.flows.gemm_kernels import GEMM_KERNELS, Product, named_kernels
@@ -123,6 +125,18 @@ def test_operands_of_several_steps_are_those_of_one(tmp_path: Path) -> None:
     x, _ = own.operands(shape, open_engine("cpu"))
     assert x.view(torch.int16).numpy().tolist() == noise(16, 384, seed=1)[1].view("<i2").tolist()
     assert own.steps == (0, 1, 2)
+
+
+def test_captures_are_gathered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = Mock(wraps=gemm_operands.captured_layers)
+    monkeypatch.setattr(gemm_operands, "captured_layers", gathered)
+    model = open_checkpoint(MODEL)
+    own = Values(DISTRIBUTIONS["normal"], 0, model, open_checkpoint(CAPTURES))
+    shapes = layer_shapes(model, [16, 32], ["fprop", "dgrad", "wgrad"])
+    own.check(shapes)
+    assert {name for each in shapes for name in own.own_data(each)} == {"X", "W", "dY"}
+    assert own.steps == (1100,)
+    assert gathered.call_count == 1
 
 
 def test_tokens_beyond_those_captured_repeat_them() -> None:

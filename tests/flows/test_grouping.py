@@ -11,8 +11,8 @@ from mxcli.files.tensors import TensorInfo
 from mxcli.flows.grouping import check_grouping, kind_of, labels, layer_of
 
 
-def info(name: str, role: str = "weight") -> TensorInfo:
-    return TensorInfo(name=name, dtype="F32", shape=(1, 32), role=role, file=Path("x"), offset=0, nbytes=128)
+def info(name: str, role: str = "weight", layer: str = "") -> TensorInfo:
+    return TensorInfo(name, "F32", (1, 32), role=role, file=Path("x"), offset=0, nbytes=128, layer=layer)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,22 @@ def test_roles_are_not_summed_into_each_other() -> None:
     captured = [info("h.0.a.activation", "activation"), info("h.0.a.gradient", "gradient")]
     assert list(labels("layer", captured).values()) == ["h.0 activation", "h.0 gradient"]
     assert list(labels("role", captured).values()) == ["activation", "gradient"]
+
+
+@pytest.mark.parametrize(
+    "file", ["step-000000", "step-000000-rank-1", "rank-1-iter-0", "rank_0/iter_000005", "dumps/run.7/step-3"]
+)
+@pytest.mark.parametrize(
+    ("module", "layer", "kind"),
+    [
+        ("model.layers.11.mlp.down_proj", "model.layers.11", "mlp.down_proj"),
+        ("lm_head", "outside layers", "lm_head"),
+        ("0", "0", "0"),
+    ],
+)
+def test_files_of_steps_and_ranks_are_no_layers(file: str, module: str, layer: str, kind: str) -> None:
+    found = info(f"{file}/{module}.input", "activation", module)
+    assert (layer_of(found), kind_of(found)) == (layer, kind)
 
 
 def test_an_unknown_grouping() -> None:

@@ -77,10 +77,13 @@ def test_tensors_without_a_step_are_in_no_series(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["layer", "kind"])
-def test_a_step_is_no_part_of_a_layer(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("spelling", ["step-{}", "rank-0-iter-{}", "{}_of_run.5"])
+def test_a_step_is_no_part_of_a_layer(tmp_path: Path, name: str, spelling: str) -> None:
     from mxcli.flows.grouping import labels
 
-    checkpoint = open_checkpoint(write_steps(tmp_path / "steps"))
+    for file in write_steps(tmp_path / "steps").iterdir():
+        file.rename(file.with_stem(spelling.format(file.stem.removeprefix("step-"))))
+    checkpoint = open_checkpoint(tmp_path / "steps")
     groups = set(labels(name, checkpoint.tensors.values()).values())
     wanted = {"layer": {f"model.layers.{at} {role}" for at in (0, 1) for role in ROLES},
               "kind": {f"mlp.down_proj {role}" for role in ROLES}}  # fmt: skip

@@ -115,7 +115,11 @@ def test_transforms_and_axes_are_named_where_they_differ() -> None:
 
 def test_a_format_by_itself_can_be_compared_with_its_transform_or_along_its_axes() -> None:
     """The common rules stand in only where nothing else differs."""
-    assert combine(["mxfp4"], axes=("row", "column")).names == ("mxfp4_e2m1 rceil row", "mxfp4_e2m1 rceil column")
+    found = combine(["mxfp4"], axes=("row", "column"))
+    assert found.names == ("mxfp4_e2m1 rceil row", "mxfp4_e2m1 rceil column")
+    assert found.without_axes == ("mxfp4_e2m1 rceil", "mxfp4_e2m1 rceil")
+    found = combine(["mxfp4"], hadamards=["none", "16"], axes=("row", "column"))
+    assert found.without_axes[1:3] == ("mxfp4_e2m1 rceil no-hadamard", "mxfp4_e2m1 rceil hadamard-16")
     assert combine(["mxfp4"], hadamards=["none", "32"]).names[1] == "mxfp4_e2m1 rceil hadamard-32"
     assert len(combine(["mxfp4"], hadamards=["32"]).names) == 4
     found = combine(["mxfp4"], hadamards=["16", "16", "none"])
@@ -128,6 +132,8 @@ def test_a_format_by_itself_can_be_compared_with_its_transform_or_along_its_axes
         ("17", "a Hadamard transform of 17: --hadamard takes 16, 32, 64, 128."),
         ("big", "unknown transform 'big': --hadamards takes none, 16, 32, 64, 128."),
         ("-16", "unknown transform '-16'"),
+        ("1600000000016", "unknown transform '1600000000016': --hadamards takes none, 16, 32, 64, 128."),
+        ("9" * 5000, "unknown transform '999"),
         ("\u0661\u0666", "unknown transform"),
     ],
 )

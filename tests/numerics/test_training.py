@@ -49,7 +49,7 @@ def test_a_step_of_zeros_leaves_a_delayed_scale_as_it_was() -> None:
 
 def test_names_separated_by_commas() -> None:
     assert [recipe.name for recipe in find_training(" mxfp8, NVFP4 ,mxfp8")] == ["mxfp8", "nvfp4"]
-    assert find_training("all") == list(TRAINING_RECIPES.values())
+    assert find_training("all") == find_training("mxfp4,all") == list(TRAINING_RECIPES.values())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_names_separated_by_commas() -> None:
     [
         ("mxfp8,nvfp5", "unknown training recipe 'nvfp5': .* Did you mean nvfp4"),
         (" , ", "no training recipe named: known are mxfp8"),
-        ("all,nvfp4", "unknown training recipe 'all'"),
+        ("all,nvfp5", "unknown training recipe 'nvfp5'"),
     ],
 )
 def test_names_that_mean_nothing(names: str, words: str) -> None:

@@ -64,6 +64,17 @@ def test_error_along_the_layers_is_the_lowest_of_a_kind() -> None:
     assert chart.lines == (Line("experts.*.w1", ((4, least),)),)
 
 
+def test_captures_of_ranks_are_lines_of_one_kind() -> None:
+    """The file that a tensor is in, which its name begins with where several hold it, is no tower of layers."""
+    modules = [f"model.layers.{at}.fc" for at in (0, 1)]
+    shown = study(0, names=[f"rank-{rank}-iter-7/{module}.weight" for rank in (0, 1) for module in modules])
+    measured = tuple(replace(one, layer=module) for one, module in zip(shown.measured, modules * 2, strict=True))
+    chart = charts(replace(shown, measured=measured))["sqnr_by_layer"]
+    assert isinstance(chart, LineChart)
+    least = [min(float(str(measured[at + 2 * rank].metrics[0]["sqnr_db"])) for rank in (0, 1)) for at in (0, 1)]
+    assert chart.lines == (Line("fc", ((0, least[0]), (1, least[1]))),)
+
+
 def test_many_kinds_are_told_apart_as_far_as_colours_go() -> None:
     shown = study(0, names=[f"layers.{layer}.kind_{at}.weight" for layer in range(2) for at in range(COLOURS + 90)])
     found = charts(shown)
