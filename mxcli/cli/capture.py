@@ -121,7 +121,8 @@ def capture(
     input, the gradient of the mean loss with respect to its output, and its weight go to a file per step, in a
     directory that is a source for the other verbs; its path is printed on stdout. Dropout is off. Values are what the
     device and number of threads compute. A run that was cut short is gone on with by --resume: with a learning rate it
-    computes the steps that are there once more. `mxcli.capture` does the same in a training loop of your own.
+    computes the steps that are there once more. --force replaces the files of another run one by one, and removes those
+    of later steps at the end. `mxcli.capture` does the same in a training loop of your own.
 
     \b
     Examples:
@@ -132,7 +133,7 @@ def capture(
     """
     where = machine(device, threads, max_memory)
     disk = None if max_disk is None else memory_size(max_disk, "--max-disk")
-    refuse_existing([json], force=force)
+    refuse_existing([json], force=force, sources=[model, None if text == _STDIN else text])
     if output is None:
         raise UsageError("missing option '-o/--output DIR': name the directory to write.")
     if text is None:
@@ -141,11 +142,11 @@ def capture(
         raise UsageError("--learning-rate with --forward-only: without gradients nothing is learned; leave one out.")
     from mxcli.flows.capturing.capture import known_roles
     from mxcli.flows.capturing.model import compute_device, stated_dtype
-    from mxcli.flows.capturing.plan import Asked, Place, plan_capture
+    from mxcli.flows.capturing.plan import CaptureFolder, CaptureRequest, plan_capture
     from mxcli.flows.capturing.run import capture_model
     from mxcli.output.capture import capture_json, capture_plan_json, capture_plan_text
 
-    asked = Asked(
+    asked = CaptureRequest(
         steps=steps,
         batch=batch,
         tokens=tokens,
@@ -165,7 +166,7 @@ def capture(
 
     checkpoint = open_checkpoint(model)
     _use_threads(where.threads)
-    place = Place(Path(output), force, resume, disk, where.max_memory)
+    place = CaptureFolder(Path(output), force, resume, disk, where.max_memory)
     plan = plan_capture(model, checkpoint, read, asked, place)
     talk.notes(plan.notes)
     if dry_run:

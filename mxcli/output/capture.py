@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from mxcli.errors import printable
 from mxcli.files.capture_writer import CapturedTensor, StepName
-from mxcli.flows.capturing.plan import Plan
-from mxcli.flows.capturing.run import Captured
+from mxcli.flows.capturing.plan import CapturePlan
+from mxcli.flows.capturing.run import CaptureRun
 from mxcli.output.export import json_text
 from mxcli.output.numbers import ABSENT, byte_size, counted, shape_text
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
 
 
-def capture_plan_text(plan: Plan, screen: Screen) -> str:
+def capture_plan_text(plan: CapturePlan, screen: Screen) -> str:
     """The layers with what of each goes to a step's file, and what that takes."""
     windows = plan.windows
     first, *lines = folded_lines(
@@ -48,7 +48,7 @@ def capture_plan_text(plan: Plan, screen: Screen) -> str:
     return "\n".join([bold(first, screen), *lines, "", *aligned(columns, rows, screen), "", *ending])
 
 
-def capture_plan_json(plan: Plan) -> str:
+def capture_plan_json(plan: CapturePlan) -> str:
     """The same as one JSON object."""
     return json_text(
         "capture.plan",
@@ -75,7 +75,7 @@ def capture_plan_json(plan: Plan) -> str:
     )
 
 
-def capture_json(captured: Captured) -> str:
+def capture_json(captured: CaptureRun) -> str:
     """What was recorded, as one JSON object."""
     plan = captured.plan
     return json_text(
@@ -98,7 +98,7 @@ def capture_json(captured: Captured) -> str:
     )
 
 
-def _asked(plan: Plan) -> dict[str, object]:
+def _asked(plan: CapturePlan) -> dict[str, object]:
     windows = plan.windows
     return {
         "source": plan.source,
@@ -120,6 +120,6 @@ def _bytes_by_role(tensors: Sequence[CapturedTensor], roles: Sequence[str]) -> M
     return {role: sum(tensor.nbytes for tensor in tensors if tensor.role == role) for role in roles}
 
 
-def _free(plan: Plan) -> int:
+def _free(plan: CapturePlan) -> int:
     folder = plan.place.folder.absolute()
     return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.is_dir())).free

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,10 @@ import pytest
 import torch
 from command_line import SAMPLE, environment, strict_json
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mxcli.cli import capture
+from mxcli.flows.capturing.layers import Layer
 
 transformers = pytest.importorskip("transformers")
 
@@ -269,7 +271,7 @@ def test_models_that_will_not_do(mxcli: Mxcli, tmp_path: Path, text: Path, monke
     )
     code, err = told(model_type="nothing-known")
     assert code == 3
-    assert err.startswith(f"error: {folder}: transformers cannot make a causal language model of it: ")
+    assert err.startswith(f"error: {folder}: transformers cannot read its config.json: ")
     (folder / "config.json").unlink()
     assert refusal(mxcli, "capture", folder, "-o", tmp_path / "out", "--text", text) == (
         3,
@@ -333,22 +335,25 @@ def test_a_killed_run_ends_with_the_same_bytes(mxcli: Mxcli, tmp_path: Path, tex
     assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
 
 
+@contextmanager
+def interrupting(*_: object) -> Iterator[Callable[[int, int, str], None]]:
+    """Progress that sends this process a signal after the first step."""
+
+    def show(done: int, total: int, name: str) -> None:
+        if name == "step 0":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+
+    yield show
+
+
 @pytest.mark.parametrize("rate", [(), ("--learning-rate", "0.05", "--dtype", "f32")])
 def test_a_signal_ends_a_run_after_the_step_and_resume_goes_on(
     mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, rate: tuple[str, ...]
 ) -> None:
-    @contextmanager
-    def progress(*_: object) -> Iterator[Callable[[int, int, str], None]]:
-        def show(done: int, total: int, name: str) -> None:
-            if name == "step 0":
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.05)
-
-        yield show
-
     asked = words(tmp_path / "cut", text, "--steps", "3", *rate)
     with monkeypatch.context() as patch:
-        patch.setattr(capture, "progress", progress)
+        patch.setattr(capture, "progress", interrupting)
         code, out, err = mxcli(*asked)
     assert (code, out) == (130, "")
     assert err.splitlines()[1:] == [
@@ -371,11 +376,217 @@ def test_a_run_is_gone_on_with_as_it_was(mxcli: Mxcli, tmp_path: Path, text: Pat
     first = tree(tmp_path / "out")
     assert refusal(mxcli, *asked, "--resume", "--seed", "1", "--sample-rows", "2") == (
         4,
-        f"error: {tmp_path / 'out'}: cannot be resumed: sample_rows was None and is 2; seed was 0 and is 1. Give the "
-        "same options, or another -o/--output.\n",
+        f"error: {tmp_path / 'out' / 'step-000000.safetensors'}: cannot be resumed: sample_rows was None and is 2; "
+        "seed was 0 and is 1. Give the same options, --force to replace what is there, or another -o/--output.\n",
     )
     assert mxcli(*asked, "--resume").code == 0
     assert tree(tmp_path / "out") == first
     assert mxcli(*asked, "--resume", "--steps", "2").code == 0
     assert sorted(tree(tmp_path / "out")) == ["step-000000.safetensors", "step-000001.safetensors"]
     assert tree(tmp_path / "out").items() >= first.items()
+
+
+def test_a_resumed_run_counts_what_is_there(
+    mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk with room for one more step, and on one that is full when all is there."""
+    asked = words(tmp_path / "out", text, "--roles", "activation", "--layers", "lm_head")
+    mxcli(*asked, "--steps", "2")
+    nbytes = 16 * 128 * 2
+
+    def disk(free: int) -> None:
+        monkeypatch.setattr("mxcli.flows.capturing.budget.shutil.disk_usage", lambda path: Disk(0, 0, free))
+
+    Disk = namedtuple("Disk", "total used free")
+    monkeypatch.setattr("mxcli.files.writer_partials.Partials.check_space", lambda self: None)
+    disk(0)
+    assert mxcli(*asked, "--steps", "2", "--resume").code == 0
+    disk(nbytes - 1)
+    assert refusal(mxcli, *asked, "--steps", "3", "--resume") == (
+        6,
+        f"error: {tmp_path / 'out'}: a step of 4,096 bytes would take 4,096 more bytes on the disk, and 4,095 are "
+        "available: record fewer rows (--sample-rows), fewer layers (--layers) or fewer roles (--roles), or fewer "
+        "steps (--steps), or free some space.\n",
+    )
+    disk(nbytes)
+    assert mxcli(*asked, "--steps", "3", "--resume").code == 0
+    first = (tmp_path / "out" / "step-000000.safetensors").stat().st_size
+    most = ("--max-disk", str(3 * first + nbytes))
+    assert mxcli(*asked, "--steps", "4", "--resume", *most).code == 0
+    assert len(tree(tmp_path / "out")) == 4
+
+
+def test_more_rows_than_a_step_has_are_no_more(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    asked = words(tmp_path / "out", text, "--roles", "activation", "--layers", "lm_head")
+    assert mxcli(*asked, "--sample-rows", "1000000000000").code == 0
+    assert len(load_file(tmp_path / "out" / "step-000000.safetensors")["lm_head.activation"]) == 16
+
+
+def test_what_is_forced_is_replaced_at_the_end(
+    mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that cannot be loaded loses nothing, and a run that is cut short no step that it did not make."""
+    few = ("--roles", "activation", "--layers", "lm_head")
+    asked = words(tmp_path / "out", text, *few, "--steps", "3")
+    mxcli(*asked)
+    shutil.copy(tmp_path / "out" / "step-000000.safetensors", tmp_path / "out" / "step-000000-rank-1.safetensors")
+    before = tree(tmp_path / "out")
+    other = words(tmp_path / "out", text, *few, "--steps", "2", "--seed", "1", "--force")
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
+        assert mxcli(*other).code == 3
+    assert tree(tmp_path / "out") == before
+    with monkeypatch.context() as patch:
+        patch.setattr(capture, "progress", interrupting)
+        assert mxcli(*other).code == 130
+    assert {name for name, data in tree(tmp_path / "out").items() if data != before[name]} == {
+        "step-000000.safetensors"
+    }
+    assert refusal(mxcli, *other[:-1], "--resume")[0] == 4
+    told = strict_json(mxcli(*other, "--resume", "--json").out)
+    assert [step["resumed"] for step in told["steps"]] == [True, False]
+    assert told["bytes"] == sum((tmp_path / "out" / f"step-00000{step}.safetensors").stat().st_size for step in (0, 1))
+    assert told["notes"][1] == (
+        f"{tmp_path / 'out'} holds captures that this command does not make, and that stay: "
+        "step-000000-rank-1.safetensors."
+    )
+    assert sorted(tree(tmp_path / "out")) == [
+        "step-000000-rank-1.safetensors",
+        "step-000000.safetensors",
+        "step-000001.safetensors",
+    ]
+    mxcli(*words(tmp_path / "whole", text, *few, "--steps", "2", "--seed", "1"))
+    assert tree(tmp_path / "out").items() >= tree(tmp_path / "whole").items()
+
+
+def test_steps_of_another_run_beyond_the_last_are_no_part_of_this(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    few = ("--roles", "activation", "--layers", "lm_head")
+    mxcli(*words(tmp_path / "out", text, *few, "--steps", "2", "--seed", "1"))
+    (tmp_path / "out" / "step-000000.safetensors").unlink()
+    asked = words(tmp_path / "out", text, *few, "--resume")
+    code, err = refusal(mxcli, *asked)
+    assert code == 4
+    assert err.startswith(
+        f"error: {tmp_path / 'out' / 'step-000001.safetensors'}: cannot be resumed: seed was 1 and is 0. "
+    )
+    assert mxcli(*asked, "--force").code == 0
+    assert list(tree(tmp_path / "out")) == ["step-000000.safetensors"]
+
+
+def test_a_file_names_all_linear_layers_of_the_model(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    mxcli(*words(tmp_path / "out", text, "--roles", "activation", "--layers", "*layers.1.mlp"))
+    with safe_open(tmp_path / "out" / "step-000000.safetensors", "pt") as file:
+        named = json.loads(file.metadata()["mxcli.capture"])["layers_of_model"]
+    assert len(named) == 29
+    assert named[:2] == ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"]
+    assert named[-1] == "lm_head"
+
+
+def altered(folder: Path, changes: dict[str, torch.Tensor]) -> Path:
+    """The sample with other tensors."""
+    shutil.copytree(SAMPLE, folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, **changes}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_weights_that_do_not_fit(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    few = ("-o", tmp_path / "out", "--text", text, "--tokens", "8", "--roles", "activation", "--layers", "lm_head")
+    more = altered(tmp_path / "more", {"extra.weight": torch.zeros(3), "another.weight": torch.zeros(3)})
+    told = strict_json(mxcli("capture", more, *few, "--json").out)
+    assert told["notes"][1:] == [
+        f"{more}: 2 of its tensors are no weights of a LlamaForCausalLM and are not used, such as another.weight."
+    ]
+    other = altered(tmp_path / "other", {"model.layers.0.mlp.up_proj.weight": torch.zeros(4, 4)})
+    code, err = refusal(mxcli, "capture", other, *few, "--force")
+    assert (code, err.splitlines()[-1]) == (
+        3,
+        f"error: {other}: model.layers.0.mlp.up_proj.weight is [4, 4], and a LlamaForCausalLM of its config.json needs "
+        "[384, 128] (1 of its weights have another shape); give the config.json that belongs to the weights.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "code", "sentence"),
+    [
+        (
+            "transformers.AutoModelForCausalLM.from_pretrained",
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+            6,
+            f"{SAMPLE}: out of memory to load 1,706,240 bytes of weights; free some, or take a smaller model.",
+        ),
+        (
+            "transformers.AutoModelForCausalLM.from_pretrained",
+            torch.OutOfMemoryError("CUDA out of memory."),
+            6,
+            f"{SAMPLE}: out of memory to load 1,706,240 bytes of weights; free some, or take a smaller model.",
+        ),
+        (
+            "transformers.AutoConfig.from_pretrained",
+            ImportError("needs the package tiktoken.\nInstall it."),
+            6,
+            f"{SAMPLE}: transformers cannot read its config.json here: needs the package tiktoken.",
+        ),
+        (
+            "transformers.AutoModelForCausalLM.from_pretrained",
+            OSError(24, "Too many open files", "model.safetensors"),
+            6,
+            "model.safetensors: Too many open files",
+        ),
+        (
+            "transformers.AutoModelForCausalLM.from_pretrained",
+            OSError("no file named model.safetensors."),
+            3,
+            f"{SAMPLE}: transformers cannot load 1,706,240 bytes of weights: no file named model.safetensors.",
+        ),
+        (
+            "mxcli.flows.capturing.model._own_dtype",
+            KeyError("ours"),
+            1,
+            "KeyError: 'ours'. This is a bug: please report it with the output of `mxcli doctor` and of this command "
+            "with --debug.",
+        ),
+        (
+            "torch.nn.functional.cross_entropy",
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+            6,
+            "cpu: out of memory for a step of 16 tokens; use fewer --tokens or a smaller --batch.",
+        ),
+    ],
+)
+def test_whose_fault_a_failure_is(
+    mxcli: Mxcli,
+    tmp_path: Path,
+    text: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    error: Exception,
+    code: int,
+    sentence: str,
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(name, failing)
+    found, err = refusal(mxcli, *words(tmp_path / "out", text, "--device", "cpu"))
+    assert (found, err) == (code, f"error: {sentence}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_experts_are_counted_when_they_come(
+    mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20,480 bytes 12,288 are of a layer of which nobody knows how many tokens it will see."""
+    monkeypatch.setattr(Layer, "is_routed", property(lambda layer: layer.name.endswith("down_proj")))
+    few = ("--roles", "activation", "--layers", "*layers.1.mlp")
+    note = "note: 1 layers are of experts, which see a part of the tokens: what they take is at most what is said.\n"
+    asked = words(tmp_path / "out", text, *few, "--max-disk", "8K")
+    code, out, err = mxcli(*asked, "--dry-run")
+    assert (code, err) == (0, NOTE + note)
+    assert "disk: 20.5 kB a step" in out
+    code, err = refusal(mxcli, *asked)
+    assert code == 6
+    assert err.startswith(
+        f"{note}error: {tmp_path / 'out'}: a step of 20,480 bytes would be 20,480 bytes on the disk, and 8,192 are "
+    )
+    assert not (tmp_path / "out").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,29 @@ def test_a_name_that_is_taken_meanwhile(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"step-000007\.safetensors: exists; give another directory"):
         file.finish({}, force=False)
     assert (tmp_path / "step-000007.safetensors").read_bytes() == b"precious"
+
+
+def test_a_name_that_is_taken_between_look_and_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = opened(tmp_path)
+    (tmp_path / "step-000007.safetensors").write_bytes(b"precious")
+    monkeypatch.setattr(os.path, "lexists", lambda path: False)
+    with pytest.raises(RefusedError, match=r"step-000007\.safetensors: exists; give another directory"):
+        file.finish({}, force=False)
+    assert (tmp_path / "step-000007.safetensors").read_bytes() == b"precious"
+    file.discard()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000007.safetensors"]
+
+
+def test_a_disk_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    assert opened(tmp_path).finish({}, force=False) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000007.safetensors"]
+    with pytest.raises(RefusedError, match=r"step-000007\.safetensors: exists"):
+        opened(tmp_path).finish({}, force=False)
+    assert opened(tmp_path).finish({}, force=True) > 0
 
 
 def test_two_runs_at_one_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -282,6 +283,14 @@ def test_what_else_a_file_says(tmp_path: Path) -> None:
     assert files(tmp_path) == ["step-000000.safetensors"]
 
 
+def test_all_layers_of_the_model_are_named(tmp_path: Path) -> None:
+    model = block()
+    with mxcli.capture(model, tmp_path, layers=["down"], about={"layers_of_model": "mine"}) as recorder:
+        model(torch.ones(1, 8)).sum().backward()
+        recorder.step()
+    assert described(tmp_path / "step-000000.safetensors")["layers_of_model"] == ["up", "down", "head", "idle"]
+
+
 def test_steps_that_are_asked_for(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
 
@@ -295,6 +304,8 @@ def test_steps_that_are_asked_for(tmp_path: Path) -> None:
 
     assert train(tmp_path / "a", steps=2) == ["step-000000", "step-000001"]
     assert train(tmp_path / "b", steps=[1, 4]) == ["step-000001", "step-000004"]
+    assert train(tmp_path / "e", steps=np.arange(2, 4)) == ["step-000002", "step-000003"]
+    assert train(tmp_path / "f", steps=np.int64(1)) == ["step-000000"]
     assert train(tmp_path / "c", first=1_000_000, steps=2) == ["step-1000000", "step-1000001"]
     assert train(tmp_path / "d", steps=1, rank=1) == ["step-000000-rank-1"]
 
@@ -417,6 +428,13 @@ def test_limits_are_foreseen(tmp_path: Path) -> None:
     [
         (lambda: mxcli.capture(nn.ReLU(), "x"), r"the model has no linear layers \(torch.nn.Linear or"),
         (lambda: mxcli.capture(nn.Linear(2, 2), "x", sample_rows=0), "sample_rows 0: keep one row at least"),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=0), "steps 0: record one step at least, or all with None"),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=-1), "steps -1: record one step at least"),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=[]), "steps is empty: record one step at least"),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=[0, -1]), "steps has -1: steps are whole numbers from 0"),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=range(5, -2, -1)), "steps has -1: steps are whole numbers"),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=True), "steps True: say how many, or which"),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=[1.5]), r"steps has 1\.5: steps are whole numbers from 0"),
     ],
 )
 def test_what_is_refused_at_once(fault: Any, sentence: str) -> None:

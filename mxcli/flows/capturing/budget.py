@@ -29,6 +29,20 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsThere:
+    """What the disk has already: complete steps and their bytes, bytes of the step that is being written, and those of
+    files that are replaced before the last step is written."""
+
+    steps: int = 0
+    nbytes: int = 0
+    begun: int = 0
+    replaced: int = 0
+
+
+_EMPTY = StepsThere()
+
+
+@dataclass(frozen=True, slots=True)
 class Size:
     """A step's bytes in its file, and in memory until it is written there."""
 
@@ -60,28 +74,51 @@ def size_of(tensors: Sequence[CapturedTensor]) -> Size:
     return Size(sum(nbytes for nbytes, _ in sizes), held + max((nbytes for nbytes, _ in sizes), default=0))
 
 
-def check_size(size: Size, limits: Limits, folder: Path, written: tuple[int, int] = (0, 0)) -> None:
-    """Raises EnvironmentFailure where steps of this size are more than the limits or the disk allow; `written` are the
-    steps that are there already, and their bytes."""
+class Growth:
+    """The size of a step as the rows of its layers come, `most` of each at most (None: all), of the types of their
+    weights."""
+
+    def __init__(self, layers: Sequence[Layer], roles: Sequence[str], most: int | None) -> None:
+        self._roles, self._most = [role for role in roles if role != WEIGHT], most
+        weights = [tensor.nbytes for tensor in expected(layers, [WEIGHT] if WEIGHT in roles else [], 0)]
+        self._weights, self._largest = sum(weights), max(weights, default=0)
+        self._rows = 0
+        self._held: dict[str, int] = {}
+
+    def came(self, layer: Layer, seen: int) -> Size:
+        """The size when that layer has seen so many tokens."""
+        rows = seen if self._most is None else min(seen, self._most)
+        sizes = [tensor.nbytes for tensor in expected([layer], self._roles, rows)]
+        self._rows += sum(sizes) - self._held.get(layer.name, 0)
+        self._held[layer.name] = sum(sizes)
+        self._largest = max(self._largest, *sizes, 0)
+        return Size(self._weights + self._rows, self._rows + self._largest)
+
+
+def check_size(size: Size, limits: Limits, folder: Path, there: StepsThere = _EMPTY) -> None:
+    """Raises EnvironmentFailure where steps of this size are more than the limits or the disk allow beside what is
+    there."""
     if limits.max_memory is not None and size.memory > limits.max_memory:
         raise EnvironmentFailure(
             f"{printable(folder)}: the rows of a step take {size.memory:,} bytes of memory, and {limits.max_memory:,} "
             f"are allowed (--max-memory): {_LESS}."
         )
-    steps, nbytes = written
-    left = 1 if limits.steps is None else max(limits.steps - steps, 1)
-    total = nbytes + left * size.disk
+    left = 1 if limits.steps is None else limits.steps - there.steps
+    if left < 1:
+        return
+    total = there.nbytes + left * size.disk
     of = f"{left:,} steps of {size.disk:,} bytes" if left > 1 else f"a step of {size.disk:,} bytes"
     if limits.max_disk is not None and total > limits.max_disk:
-        before = f" after {nbytes:,} bytes" if nbytes else ""
+        before = f" after {there.nbytes:,} bytes" if there.nbytes else ""
         raise EnvironmentFailure(
             f"{printable(folder)}: {of}{before} would be {total:,} bytes on the disk, and {limits.max_disk:,} are "
             f"allowed (--max-disk): {_LESS}, or fewer steps (--steps)."
         )
-    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
-    free = shutil.disk_usage(there).free
-    if left * size.disk > free:
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
+    free = shutil.disk_usage(existing).free
+    needed = max(size.disk, left * size.disk - there.replaced) - there.begun
+    if needed > free:
         raise EnvironmentFailure(
-            f"{printable(folder)}: {of} would be {left * size.disk:,} bytes on the disk, and {free:,} are available: "
+            f"{printable(folder)}: {of} would take {needed:,} more bytes on the disk, and {free:,} are available: "
             f"{_LESS}, or fewer steps (--steps), or free some space."
         )

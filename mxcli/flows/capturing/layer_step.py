@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxcli.errors import RefusedError, printable
+from mxcli.files.roles import ACTIVATION, GRADIENT
 from mxcli.flows.capturing.layers import DTYPES, Layer
-from mxcli.flows.capturing.rows import Choice, Rows
+from mxcli.flows.capturing.rows import Choice, Rows, TokenRows, copied
 
 if TYPE_CHECKING:
     import torch
@@ -19,41 +21,54 @@ OnRows = Callable[[int], None]
 """Told how many tokens a layer has seen, before their rows are taken."""
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call that a gradient may come to: the numbers of its tokens, and the rows to be taken when one does, where they
+    were not taken at once."""
+
+    first: int
+    tokens: int
+    waiting: TokenRows | None = None
+    has_gradient: bool = False
+
+
 class LayerStep:
-    """Rows of a layer's calls in a step, one call after another.
+    """Rows of a layer's calls in a step, one call after another; of what is not among the roles, no features.
 
     Calls that no gradient can come back to (under no_grad, such as a validation in between) count only in a step
     without any other. A call that a checkpointed segment repeats while gradients are computed is not counted again:
-    where the first was made without gradients, its rows are taken when their gradient comes, else it is left out.
+    where the first was made without gradients, the repetition counts in its place once a gradient comes to it, with
+    rows as they were when it was made; else it is left out.
     """
 
-    def __init__(self, layer: Layer, choice: Choice, on_rows: OnRows, *, gradients: bool) -> None:
+    def __init__(self, layer: Layer, choice: Choice, roles: Collection[str], on_rows: OnRows) -> None:
         self.layer = layer
-        self.seen = 0
-        self.calls_without_gradient = 0
-        self._wants_gradients, self._on_rows = gradients, on_rows
+        self._choice, self._roles, self._on_rows = choice, roles, on_rows
         self._inputs, self._gradients = Rows(choice), Rows(choice)
-        self._choice = choice
-        self._passed = 0
+        self._seen = self._passed = 0  # tokens of calls with gradients, and without as long as there are no others
+        self._next = self._end = 0  # the number of the next token, and of that after all that are counted
+        self._without = 0  # calls without gradients, less those whose repetition counts
         self._is_closed = False
 
     def called(self, x: torch.Tensor, output: torch.Tensor, *, repeated: bool) -> None:
         """Takes the input of a call, and the gradient when it comes; `repeated`: while gradients are computed."""
-        rows = self._rows(x, self.layer.inputs)
+        rows = self._rows(x, ACTIVATION, self.layer.inputs)
+        if not repeated:
+            self._next = self._end  # repetitions that no gradient came to were of calls that are counted already
+        if not output.requires_grad:
+            if not repeated:
+                self._pass(rows)
+            return
+        call = _Call(self._next, len(rows))
+        self._next += call.tokens
         if repeated:
-            if self._wants_gradients and output.requires_grad:
-                _tapped(output).register_hook(lambda gradient: self._both(rows, gradient))
-        elif output.requires_grad:
-            self._forget_passed()
-            first = self._take(rows)
-            came: list[bool] = []
-            if self._wants_gradients:
-                _tapped(output).register_hook(lambda gradient: self._gradient(first, gradient, came))
-        elif not self.got_gradients and self._passed == self.seen:
-            self._take(rows)
-            self._passed = self.seen
+            # A copy: by the time a gradient comes, the input may have been changed in place.
+            call.waiting = copied(self._choice, call.first, rows)
         else:
-            self.calls_without_gradient += 1
+            self._count(call)
+            self._put(self._inputs, copied(self._choice, call.first, rows))
+        if repeated or GRADIENT in self._roles:
+            _tapped(output).register_hook(lambda gradient: self._came(call, gradient))
 
     def close(self) -> None:
         """Nothing that comes later is taken."""
@@ -70,8 +85,13 @@ class LayerStep:
         return self._inputs.of(tokens), self._gradients.of(tokens)
 
     @property
+    def seen(self) -> int:
+        """Tokens that count, kept or not."""
+        return self._seen or self._passed
+
+    @property
     def got_gradients(self) -> bool:
-        """Whether any gradient came."""
+        """Whether any gradient came, and was to be recorded."""
         return len(self._gradients.tokens) > 0
 
     @property
@@ -79,36 +99,53 @@ class LayerStep:
         """Tokens held whose gradient never came, where it did for others."""
         return len(self._inputs.tokens) - len(self._gradients.tokens) if self.got_gradients else 0
 
-    def _take(self, rows: torch.Tensor) -> int:
-        first = self.seen
-        self.seen += len(rows)
-        self._on_rows(self.seen)
-        self._inputs.put(first, self._alike(rows, self._inputs))
-        return first
+    @property
+    def calls_without_gradient(self) -> int:
+        """Calls that no gradient could come to and that do not count."""
+        return 0 if self._passed else self._without
 
-    def _gradient(self, first: int, gradient: torch.Tensor, came: list[bool]) -> None:
-        if self._is_closed:
-            return
-        rows = self._alike(self._rows(gradient, self.layer.outputs), self._gradients)
-        if came:  # through the same call once more: what autograd would add up
-            self._gradients.increase(first, rows)
-        else:
-            self._gradients.put(first, rows)
-            came.append(True)
+    def _pass(self, rows: torch.Tensor) -> None:
+        """A call without gradients."""
+        self._without += 1
+        if not self._seen:
+            first = self._passed
+            self._passed += len(rows)
+            self._on_rows(self._passed)
+            self._put(self._inputs, copied(self._choice, first, rows))
 
-    def _both(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
-        if self._is_closed:
-            return
-        self._forget_passed()
-        self._gradient(self._take(rows), gradient, [])
-
-    def _forget_passed(self) -> None:
+    def _count(self, call: _Call) -> None:
         """A call with gradients: those without do not count in this step."""
         if self._passed:
-            self._inputs, self._passed, self.seen = Rows(self._choice), 0, 0
+            self._inputs, self._passed = Rows(self._choice), 0
+        self._seen += call.tokens
+        self._end = max(self._end, call.first + call.tokens)
+        self._on_rows(self._seen)
 
-    def _rows(self, x: Any, features: int) -> torch.Tensor:
-        """The rows of a tensor of any number of dimensions; raises RefusedError for what cannot be recorded."""
+    def _came(self, call: _Call, gradient: torch.Tensor) -> None:
+        if self._is_closed:
+            return
+        if call.waiting is not None:
+            self._count(call)
+            self._put(self._inputs, call.waiting)
+            call.waiting = None
+            self._without = max(self._without - 1, 0)
+        if GRADIENT not in self._roles:
+            return
+        rows = self._rows(gradient, GRADIENT, self.layer.outputs)
+        if call.has_gradient:  # through the same call once more: what autograd would add up
+            self._gradients.increase(call.first, self._alike(rows, self._gradients))
+        else:
+            self._put(self._gradients, copied(self._choice, call.first, rows))
+            call.has_gradient = True
+
+    def _put(self, held: Rows, came: TokenRows) -> None:
+        self._alike(came.rows, held)
+        held.put(came)
+
+    def _rows(self, x: Any, role: str, features: int) -> torch.Tensor:
+        """The rows of a tensor of any number of dimensions, without features where the role is not recorded; raises
+        RefusedError for what cannot be.
+        """
         if hasattr(x, "to_local") or str(getattr(x, "dtype", None)) not in DTYPES or x.shape[-1:] != (features,):
             shape = list(getattr(x, "shape", ()))
             raise RefusedError(
@@ -116,7 +153,8 @@ class LayerStep:
                 f"{shape} cannot be recorded, only whole tensors of floats with {features:,} features; leave the layer "
                 "out (--layers)."
             )
-        return x.detach().reshape(-1, features)
+        rows = x.detach().reshape(-1, features)
+        return rows if role in self._roles else rows[:, :0]
 
     def _alike(self, rows: torch.Tensor, held: Rows) -> torch.Tensor:
         """The rows; raises RefusedError where others of the step are of another type."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mxcli.errors import RefusedError, UsageError, printable, together
-from mxcli.files.roles import WEIGHT
+from mxcli.files.roles import WEIGHT, tags_of
 from mxcli.files.selection import matcher, suggestion
 from mxcli.files.tensors import TensorInfo
 
@@ -62,6 +62,11 @@ class Layer:
     dtype: str
     module: Any = field(repr=False, compare=False)
     turned: bool = False
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether it is of an expert, which sees only those of the tokens that are sent to it."""
+        return "expert" in tags_of(f"{self.name}.{WEIGHT}", WEIGHT)
 
     def weight(self) -> torch.Tensor:
         """[out, in], contiguous and in memory: the module's own bytes where they are that already.

@@ -72,14 +72,14 @@ def outline(checkpoint: Checkpoint, dtype: str | None) -> Outline:
         raise RefusedError(f"{shown}: is quantized already; capture the original, or what `mxcli dequantize` makes.")
     import torch
 
-    with _of_transformers(shown):
+    with _transformers(shown, f"read its {CONFIG}"):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
-        name = dtype or _own_dtype(config, checkpoint)
-        own = getattr(torch, _TORCH[name])
-        with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config, dtype=own, trust_remote_code=False)
+    name = dtype or _own_dtype(config, checkpoint)
+    own = getattr(torch, _TORCH[name])
+    with _transformers(shown, "make a causal language model of it"), torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config, dtype=own, trust_remote_code=False)
     settings = config.get_text_config()
     embeddings = empty.get_input_embeddings()
     return Outline(
@@ -92,36 +92,50 @@ def outline(checkpoint: Checkpoint, dtype: str | None) -> Outline:
     )
 
 
-def load(seen: Outline, device: str) -> Any:
-    """The model with its weights on a device, ready to be read from: dropout is off.
+def load(seen: Outline, device: str) -> tuple[Any, tuple[str, ...]]:
+    """The model with its weights on a device, ready to be read from: dropout is off; and what to say of them.
 
-    Raises InputError where weights are missing, which would be made up.
+    Raises InputError where weights are missing or of another shape, which would be made up, and EnvironmentFailure
+    where there is no memory for them.
     """
     import torch
 
-    with _of_transformers(printable(seen.folder)):
+    shown, kind = printable(seen.folder), type(seen.empty).__name__
+    dtype = getattr(torch, _TORCH[seen.dtype])
+    with _transformers(shown, f"load {seen.nbytes:,} bytes of weights"):
         from transformers import AutoModelForCausalLM
 
-        dtype = getattr(torch, _TORCH[seen.dtype])
-        model, told = AutoModelForCausalLM.from_pretrained(seen.folder, dtype=dtype, output_loading_info=True, **_LOCAL)
+        model, told = AutoModelForCausalLM.from_pretrained(
+            seen.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
+        )
+    if other := sorted(told["mismatched_keys"]):
+        name, *shapes = other[0]
+        there, needed = (list(shape) for shape in shapes)
+        raise InputError(
+            f"{shown}: {printable(name)} is {there}, and a {kind} of its {CONFIG} needs {needed} ({len(other):,} of "
+            f"its weights have another shape); give the {CONFIG} that belongs to the weights."
+        )
     if missing := sorted(told["missing_keys"]):
         raise InputError(
-            f"{printable(seen.folder)}: lacks {len(missing):,} weights of a {type(seen.empty).__name__}, such as "
-            f"{printable(missing[0])}; give a complete checkpoint."
+            f"{shown}: lacks {len(missing):,} weights of a {kind}, such as {printable(missing[0])}; give a complete "
+            "checkpoint."
         )
-    try:
-        return model.to(device).eval()
-    except torch.OutOfMemoryError as error:
-        raise EnvironmentFailure(
-            f"{device}: out of memory for {seen.nbytes:,} bytes of weights; use --device cpu."
-        ) from error
+    unused = sorted(told["unexpected_keys"])
+    notes = (
+        f"{shown}: {len(unused):,} of its tensors are no weights of a {kind} and are not used, such as "
+        f"{printable(unused[0])}."
+        if unused
+        else "",
+    )
+    with enough_memory(f"{device}: out of memory for {seen.nbytes:,} bytes of weights{elsewhere(device)}."):
+        return model.to(device).eval(), tuple(filter(None, notes))
 
 
 def tokenizer(seen: Outline) -> Encode | None:
     """What makes tokens of text, without special ones; None where the directory has no tokenizer."""
     if not any((seen.folder / name).is_file() for name in TOKENIZER_FILES):
         return None
-    with _of_transformers(printable(seen.folder)):
+    with _transformers(printable(seen.folder), "load its tokenizer"):
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(seen.folder, **_LOCAL)
@@ -168,21 +182,56 @@ def _own_dtype(config: Any, checkpoint: Checkpoint) -> str:
 
 
 @contextmanager
-def _of_transformers(shown: str) -> Iterator[None]:
-    """Silences transformers, and what it imports, but for errors, and says in one sentence what it cannot do."""
+def enough_memory(sentence: str) -> Iterator[None]:
+    """Turns what torch and the machine say of too little memory into an EnvironmentFailure of that sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise EnvironmentFailure(sentence) from error
+
+
+def elsewhere(device: str) -> str:
+    """The way out of a GPU that is too small."""
+    return "" if device == CPU else "; use --device cpu"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory; of the machine's, torch says so in words only."""
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+@contextmanager
+def _transformers(shown: str, task: str) -> Iterator[None]:
+    """Silences transformers, and what it imports, but for errors, and says in one sentence what it cannot do.
+
+    For its own calls only: a failure of ours is no fault of the input, nor is one of the machine, which has an errno.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with (
+            enough_memory(f"{shown}: out of memory to {task}; free some, or take a smaller model."),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             from transformers.utils import logging as own
 
             own.disable_progress_bar()
             yield
-    except (ValueError, KeyError, OSError, ImportError, RuntimeError, AttributeError, TypeError) as error:
-        first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        raise InputError(
-            f"{shown}: transformers cannot make a causal language model of it: {printable(first).rstrip('.')}."
-        ) from error
+    except ImportError as error:
+        raise EnvironmentFailure(f"{shown}: transformers cannot {task} here: {_first_line(error)}.") from error
+    except (ValueError, KeyError, OSError, RuntimeError, AttributeError, TypeError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise InputError(f"{shown}: transformers cannot {task}: {_first_line(error)}.") from error
     finally:
         logging.disable(before)
+
+
+def _first_line(error: Exception) -> str:
+    first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return printable(first).rstrip(".")

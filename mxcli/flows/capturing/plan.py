@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxcli.errors import EnvironmentFailure, RefusedError, printable
-from mxcli.files.capture_writer import CapturedTensor, StepName, described, step_files
+from mxcli.files.capture_writer import CapturedTensor, StepName, step_files
 from mxcli.files.captures import CAPTURED_ROLES
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.roles import GRADIENT
+from mxcli.files.roles import GRADIENT, WEIGHT
 from mxcli.files.tensors import DTYPES
 from mxcli.files.writer_place import check_place
-from mxcli.flows.capturing.budget import Limits, Size, check_size, expected, size_of
+from mxcli.flows.capturing.budget import Limits, Size, StepsThere, check_size, expected, size_of
+from mxcli.flows.capturing.kept import KeptStep, kept_steps, on_disk, others_note, own_step
 from mxcli.flows.capturing.layers import Layer, chosen_layers, linear_layers
 from mxcli.flows.capturing.model import Outline, encoder, outline
 from mxcli.flows.capturing.text import Text, Windows, tokens_of
@@ -33,7 +34,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CaptureRequest:
     """What to capture of a model: `tokens` in a window (None: as usual), the layers by selectors (None: all), and what
     of each. Gradients are left out with `forward_only`. With a learning rate every step changes the weights by it.
     `dtype` is what to compute in (None: what the model is of)."""
@@ -56,7 +57,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CaptureFolder:
     """Where captures go, and whether they may replace others or go on after them."""
 
     folder: Path
@@ -67,32 +68,37 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A run before the weights are loaded: its layers, the tensors of a step's file and their size, the memory it
-    needs, about, and the steps whose files an earlier run left, with their loss."""
+class CapturePlan:
+    """A run before the weights are loaded: its layers, the tensors of a step's file and their size, the most there may
+    be, the memory it needs besides, about, the steps that an earlier run left, and files of earlier runs that go when
+    all is there. `there` is what counts as written."""
 
     source: str
     model: Outline
     text: Text
-    asked: Asked
-    place: Place
+    asked: CaptureRequest
+    place: CaptureFolder
     windows: Windows
     ids: NDArray[np.int64]
     layers: tuple[Layer, ...]
     tensors: tuple[CapturedTensor, ...]
     size: Size
-    memory_bytes: int
+    other_bytes: int
     run: dict[str, object]
-    kept: dict[int, float | None]
+    kept: dict[int, KeptStep]
+    surplus: tuple[str, ...]
+    there: StepsThere
     notes: tuple[str, ...]
 
     @property
-    def names(self) -> list[str]:
-        """The files that there will be."""
-        return [str(StepName(step)) for step in range(self.windows.steps)]
+    def memory_bytes(self) -> int:
+        """The memory that all needs, about."""
+        return self.other_bytes + self.size.memory
 
 
-def plan_capture(source: str, checkpoint: Checkpoint, text: Text, asked: Asked, place: Place) -> Plan:
+def plan_capture(
+    source: str, checkpoint: Checkpoint, text: Text, asked: CaptureRequest, place: CaptureFolder
+) -> CapturePlan:
     """What would be captured, and what that takes; no weights are loaded.
 
     Raises what `outline`, `chosen_layers`, `tokens_of` and `check_size` do; RefusedError for an output that is in use,
@@ -107,19 +113,24 @@ def plan_capture(source: str, checkpoint: Checkpoint, text: Text, asked: Asked, 
     windows = Windows(asked.steps, asked.batch, _window_tokens(asked.tokens, seen))
     rows = min(windows.step_tokens, asked.sample_rows or windows.step_tokens)
     tensors = expected(layers, asked.recorded, rows)
-    size = size_of(tensors)
-    check_size(size, Limits(asked.steps, place.max_disk), place.folder)
-    need = _memory(asked, seen, windows, every, size)
+    encode, note = encoder(seen)
+    run = _run_record(checkpoint, seen, text, asked, windows, is_bytes=note is not None)
+    found = kept_steps(place.folder, run, force=place.force) if place.resume else {}
+    kept = {step: found[step] for step in range(asked.steps) if step in found}
+    there = on_disk(place.folder, names, kept)
+    certain = _certain(layers, tensors)
+    check_size(certain, Limits(asked.steps, place.max_disk), place.folder, there)
+    other = _other_memory(asked, seen, windows, every)
+    need = other + certain.memory
     if place.max_memory is not None and need > place.max_memory:
         raise EnvironmentFailure(
             f"{printable(source)}: needs about {need:,} bytes of memory, and --max-memory allows {place.max_memory:,}; "
             f"use --max-memory {-(-need // _MIB)}M or more, or less of --tokens, --batch or --sample-rows."
         )
-    encode, note = encoder(seen)
     ids = tokens_of(text, encode, windows, seen.vocabulary)
-    run = _run_record(checkpoint, seen, text, asked, windows, is_bytes=note is not None)
-    kept = _kept(place.folder, names, run) if place.resume else {}
-    return Plan(
+    notes = (note, _lost_updates(asked, seen), _routed(layers, asked), others_note(place.folder, earlier))
+    own = [name for name in earlier if own_step(name) is not None]
+    return CapturePlan(
         source,
         seen,
         text,
@@ -129,12 +140,20 @@ def plan_capture(source: str, checkpoint: Checkpoint, text: Text, asked: Asked, 
         ids,
         tuple(layers),
         tuple(tensors),
-        size,
-        need,
+        size_of(tensors),
+        other,
         run,
         kept,
-        tuple(note for note in (note, _lost_updates(asked, seen)) if note),
+        tuple(name for name in own if place.force and name not in names),
+        there,
+        tuple(each for each in notes if each),
     )
+
+
+def _certain(layers: Sequence[Layer], tensors: Sequence[CapturedTensor]) -> Size:
+    """The size without rows of experts, of which nobody knows beforehand how many there will be."""
+    routed = {layer.name for layer in layers if layer.is_routed}
+    return size_of([tensor for tensor in tensors if tensor.role == WEIGHT or tensor.layer not in routed])
 
 
 def _window_tokens(tokens: int | None, seen: Outline) -> int:
@@ -148,19 +167,20 @@ def _window_tokens(tokens: int | None, seen: Outline) -> int:
     return tokens
 
 
-def _memory(asked: Asked, seen: Outline, windows: Windows, layers: Sequence[Layer], size: Size) -> int:
-    """Weights, their gradients where they change, the rows of a step, and what is kept of a pass to go back through:
-    about the layers' inputs and outputs; and the logits, in binary32 too, with their gradients."""
+def _other_memory(asked: CaptureRequest, seen: Outline, windows: Windows, layers: Sequence[Layer]) -> int:
+    """Memory but for the rows of a step: weights, their gradients where they change, and what is kept of a pass to go
+    back through: about the inputs and outputs of layers that see all tokens; and the logits, in binary32 too, with
+    their gradients."""
     width = DTYPES[seen.dtype].storage_bytes
     weights = seen.nbytes * (2 if asked.learning_rate else 1)
-    passes = sum(layer.inputs + layer.outputs for layer in layers) * width
+    widths = [layer.inputs + layer.outputs for layer in layers if not layer.is_routed] or [0]
     logits = seen.vocabulary * (width + 8)
-    working = max(layer.inputs + layer.outputs for layer in layers) * width if asked.forward_only else passes
-    return LIBRARY_BYTES + weights + size.memory + windows.step_tokens * (working + logits)
+    working = (max(widths) if asked.forward_only else sum(widths)) * width
+    return LIBRARY_BYTES + weights + windows.step_tokens * (working + logits)
 
 
 def _run_record(
-    checkpoint: Checkpoint, seen: Outline, text: Text, asked: Asked, windows: Windows, *, is_bytes: bool
+    checkpoint: Checkpoint, seen: Outline, text: Text, asked: CaptureRequest, windows: Windows, *, is_bytes: bool
 ) -> dict[str, object]:
     """All that decides the bytes of a step's file, but the machine."""
     source = json.dumps([fingerprint(checkpoint), checkpoint.config], sort_keys=True)
@@ -183,33 +203,14 @@ def _run_record(
     }
 
 
-def _kept(folder: Path, names: Sequence[str], run: dict[str, object]) -> dict[int, float | None]:
-    """The steps whose files are there, with their loss; raises RefusedError where another run made them."""
-    found: dict[int, float | None] = {}
-    for step, name in enumerate(names):
-        if not (folder / name).is_file():
-            continue
-        told = described(folder / name)
-        before = told.get("run")
-        if not isinstance(before, dict):
-            raise RefusedError(f"{printable(folder / name)}: cannot be resumed: no run of this command made it.")
-        changes = [
-            f"{key} was {printable(before.get(key))} and is {printable(value)}"
-            for key, value in run.items()
-            if before.get(key) != value
-        ]
-        if changes:
-            raise RefusedError(
-                f"{printable(folder)}: cannot be resumed: {'; '.join(changes)}. Give the same options, or another "
-                "-o/--output."
-            )
-        loss = told.get("loss")
-        value = loss.get("value") if isinstance(loss, dict) else None
-        found[step] = value if isinstance(value, float) else None
-    return found
+def _routed(layers: Sequence[Layer], asked: CaptureRequest) -> str | None:
+    routed = sum(layer.is_routed for layer in layers)
+    if not routed or asked.recorded == (WEIGHT,):
+        return None
+    return f"{routed:,} layers are of experts, which see a part of the tokens: what they take is at most what is said."
 
 
-def _lost_updates(asked: Asked, seen: Outline) -> str | None:
+def _lost_updates(asked: CaptureRequest, seen: Outline) -> str | None:
     if not asked.learning_rate or DTYPES[seen.dtype].bits >= 32:
         return None
     return f"The weights are {seen.dtype}, in which small updates are lost; --dtype float32 keeps them."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from mxcli.files.capture_writer import CapturedTensor, CaptureFile, StepName, re
 from mxcli.files.captures import CAPTURED_ROLES
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
 from mxcli.files.tensors import Array
-from mxcli.flows.capturing.budget import Limits, check_size, expected, size_of
+from mxcli.flows.capturing.budget import Growth, Limits, StepsThere, check_size, expected
 from mxcli.flows.capturing.layer_step import LayerStep
 from mxcli.flows.capturing.layers import DTYPES, Layer
 from mxcli.flows.capturing.rows import Choice
@@ -26,7 +26,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Recording:
     """What to record: of each layer which roles, how many rows at most (None: all), chosen by the seed, and of which
     steps (None: all; a number: that many, from the first on)."""
 
@@ -38,12 +38,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where files go: a directory, under the names of a rank (`alone`: there is no other), within limits."""
+    """Where files go: a directory, under the names of a rank (`alone`: there is no other), within limits, to which
+    what is `there` already counts."""
 
     folder: Path
     rank: int = 0
     alone: bool = True
     limits: Limits = field(default_factory=Limits)
+    there: StepsThere = field(default_factory=StepsThere)
     force: bool = False
     about: Mapping[str, object] = field(default_factory=dict)
 
@@ -64,7 +66,7 @@ class Recorder:
     """Records the layers' rows of the current step, `number`, until `step` writes them; `files` were written, and
     `notes` say what a reader should know of them."""
 
-    def __init__(self, layers: Sequence[Layer], asked: Asked, target: Target) -> None:
+    def __init__(self, layers: Sequence[Layer], asked: Recording, target: Target) -> None:
         self.number = 0
         self.files: list[StepFile] = []
         self._layers, self._asked, self._target = tuple(layers), asked, target
@@ -73,9 +75,7 @@ class Recorder:
         self._file: CaptureFile | None = None
         self._weighed = set[str]()
         self._nonfinite: dict[str, int] = {}
-        self._foreseen = 0
-        if asked.sample_rows is not None:
-            check_size(size_of(expected(self._layers, asked.roles, asked.sample_rows)), target.limits, target.folder)
+        self._growth = self._empty()
 
     @property
     def notes(self) -> list[str]:
@@ -123,9 +123,7 @@ class Recorder:
             return
         if layer.name not in self._calls:
             choice = Choice(self._asked.sample_rows, self._asked.seed, self.number)
-            self._calls[layer.name] = LayerStep(
-                layer, choice, partial(self._foresee, layer), gradients=GRADIENT in self._asked.roles
-            )
+            self._calls[layer.name] = LayerStep(layer, choice, self._asked.roles, partial(self._foresee, layer))
         x = args[0] if args else next(iter(kwargs.values()))
         self._calls[layer.name].called(x, output, repeated=_in_backward())
 
@@ -136,24 +134,30 @@ class Recorder:
         return pending
 
     def _foresee(self, layer: Layer, seen: int) -> None:
-        """Before a layer's rows are taken: there is room for as many of all layers, and its weight is written."""
-        rows = min(seen, seen if self._asked.sample_rows is None else self._asked.sample_rows)
+        """Before a layer's rows are taken: there is room for them beside those of others, and its weight is written.
+
+        Not as many of every layer: experts see few of the tokens that other layers see.
+        """
         target = self._target
-        if rows > self._foreseen:
-            self._foreseen = rows
-            tensors = expected(self._layers, self._asked.roles, rows)
-            written = (len(self.files), sum(file.nbytes for file in self.files))
-            check_size(size_of(tensors), target.limits, target.folder, written)
+        begun = 0 if self._file is None else self._file.data_bytes
+        check_size(self._growth.came(layer, seen), target.limits, target.folder, self._there(begun))
         if self._file is None:
             name = StepName(self.number, target.rank, target.alone)
             if not target.force:
                 refuse_existing_steps(target.folder, [name])
-            tensors = expected(self._layers, self._asked.roles, rows)
-            self._file = CaptureFile(target.folder, name, tensors, target.about)
+            self._file = CaptureFile(target.folder, name, expected(self._layers, self._asked.roles, 0), target.about)
         if WEIGHT in self._asked.roles and layer.name not in self._weighed:
             # Now: the optimizer changes it before the step ends.
             self._weighed.add(layer.name)
             self._add(self._file, layer, WEIGHT, layer.weight(), None)
+
+    def _there(self, begun: int) -> StepsThere:
+        before = self._target.there
+        nbytes = before.nbytes + sum(file.nbytes for file in self.files)
+        return replace(before, steps=before.steps + len(self.files), nbytes=nbytes, begun=begun)
+
+    def _empty(self) -> Growth:
+        return Growth(self._layers, self._asked.roles, self._asked.sample_rows)
 
     def _written(self, file: CaptureFile, about: Mapping[str, object]) -> StepFile:
         tokens = []
@@ -207,7 +211,7 @@ class Recorder:
     def _drop(self) -> None:
         for call in self._calls.values():
             call.close()
-        self._calls, self._nonfinite, self._foreseen = {}, {}, 0
+        self._calls, self._nonfinite, self._growth = {}, {}, self._empty()
         self._weighed = set()
         if self._file is not None:
             self._file.discard()

@@ -43,6 +43,25 @@ def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return words
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of tokens [tokens, features], in memory: a copy, which nobody else changes."""
+
+    tokens: NDArray[np.int64]
+    rows: torch.Tensor
+
+
+def copied(choice: Choice, first: int, rows: torch.Tensor) -> TokenRows:
+    """What a choice keeps of rows [tokens, features] of the tokens counted from `first`."""
+    import torch
+
+    tokens = np.arange(first, first + len(rows))
+    best = choice.best(tokens)
+    if len(best) == len(tokens):
+        return TokenRows(tokens, rows.to("cpu", copy=True))
+    return TokenRows(tokens[best], rows[torch.from_numpy(best).to(rows.device)].to("cpu"))
+
+
 class Rows:
     """Rows of tokens, in memory, of which no more are held than the choice keeps; tokens may come in any order."""
 
@@ -56,24 +75,20 @@ class Rows:
         """Of the rows that came; None before any did."""
         return self._parts[0].dtype if self._parts else None
 
-    def put(self, first: int, rows: torch.Tensor) -> None:
-        """Add rows [tokens, features] of the tokens counted from `first`."""
+    def put(self, came: TokenRows) -> None:
+        """Add what `copied` by the same choice made of rows."""
         import torch
 
-        came = np.arange(first, first + len(rows))
-        if self._choice.most is None:
-            self._parts.append(rows.to("cpu", copy=True))
-            self.tokens = np.concatenate([self.tokens, came])
-            return
         held = len(self.tokens)
-        both = np.concatenate([self.tokens, came])
+        both = np.concatenate([self.tokens, came.tokens])
         best = self._choice.best(both)
-        new = torch.from_numpy(best[best >= held] - held)
-        if self._parts and not len(new):
+        if len(best) == len(both):
+            self._parts.append(came.rows)
+        elif len(new := best[best >= held]):
+            kept = torch.cat(self._parts)[torch.from_numpy(best[best < held])]
+            self._parts = [torch.cat([kept, came.rows[torch.from_numpy(new - held)]])]
+        else:
             return
-        kept = self._parts and self._parts[0][torch.from_numpy(best[best < held])]
-        taken = rows[new.to(rows.device)].to("cpu")
-        self._parts = [torch.cat([kept, taken]) if len(kept) else taken]
         self.tokens = both[best]
 
     def increase(self, first: int, rows: torch.Tensor) -> None:

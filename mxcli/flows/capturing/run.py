@@ -5,86 +5,101 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from mxcli.errors import EnvironmentFailure
-from mxcli.files.capture_writer import StepName, step_files
-from mxcli.flows.capturing.capture import capture
-from mxcli.flows.capturing.model import load
-from mxcli.flows.capturing.plan import Asked, Plan
+from mxcli.files.captures import MODEL_KEY
+from mxcli.flows.capturing.budget import Limits
+from mxcli.flows.capturing.capture import recording
+from mxcli.flows.capturing.layers import chosen_layers, linear_layers
+from mxcli.flows.capturing.model import elsewhere, enough_memory, load
+from mxcli.flows.capturing.plan import CapturePlan, CaptureRequest
+from mxcli.flows.capturing.recorder import Recorder, Recording, Target
 
 OnStep = Callable[[int, int, str], object]
 """Told the bytes of files that are there, those of all, and what was done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
-    """What is there: whether all of it, the steps that this run made, each step's loss in nats per token, the seconds
-    that this run's steps took, and notes."""
+class CaptureRun:
+    """What is there: whether all of it, the steps that this run made, each step's loss in nats per token, the bytes of
+    the files, the seconds that this run's steps took, and notes."""
 
-    plan: Plan
+    plan: CapturePlan
     complete: bool
     made: tuple[int, ...]
     losses: dict[int, float | None]
+    nbytes: int
     seconds: float
-    notes: tuple[str, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the files."""
-        folder = self.plan.place.folder
-        return sum((folder / str(StepName(step))).stat().st_size for step in self.losses)
+    notes: tuple[str, ...] = ()
 
 
 def capture_model(
-    plan: Plan, *, device: str, stop: Callable[[], bool] = lambda: False, on_step: OnStep = lambda *_: None
-) -> Captured:
+    plan: CapturePlan, *, device: str, stop: Callable[[], bool] = lambda: False, on_step: OnStep = lambda *_: None
+) -> CaptureRun:
     """Load the model, run it over the text, and write a file per step; ends before the next step when `stop` says so.
 
     Steps that are there are not run again, except that with a learning rate they are run for the weights after them.
+    Files of an earlier capture are replaced one by one, and those that this one lacks go when all of it is there.
     """
-    asked, folder, steps = plan.asked, plan.place.folder, plan.windows.steps
-    if len(plan.kept) == steps:
-        return Captured(plan, True, (), plan.kept, 0.0, ())
-    model = load(plan.model, device)
-    if plan.place.force and not plan.place.resume:
-        for name in step_files(folder):
-            (folder / name).unlink()
-    update = _prepare(model, asked)
-    losses, made = dict(plan.kept), list[int]()
-    about = {"model": plan.model.folder.resolve().name, "gradient_scale": 1.0, "run": plan.run}
-    done, total = 0, steps * plan.size.disk
-    began = time.monotonic()
-    with capture(
+    asked, steps, kept = plan.asked, plan.windows.steps, plan.kept
+    losses, made, notes = {step: each.loss for step, each in kept.items()}, list[int](), list[str]()
+    nbytes, seconds = sum(each.nbytes for each in kept.values()), 0.0
+    if len(kept) < steps:
+        model, told = load(plan.model, device)
+        update = _prepare(model, asked)
+        done, total = 0, steps * plan.size.disk
+        began = time.monotonic()
+        with _recording(model, plan) as recorder:
+            for step in range(steps):
+                if stop():
+                    break
+                recorder.at(step)
+                if step not in kept or asked.learning_rate:
+                    loss = _run_step(model, plan, step, device, update)
+                    if file := recorder.step(loss=_loss_record(loss), text=_text_record(plan, step)):
+                        losses[step] = loss
+                        made.append(step)
+                        nbytes += file.nbytes
+                done += plan.size.disk
+                on_step(done, total, f"step {step}")
+        seconds = time.monotonic() - began
+        notes = [*told, *recorder.notes]
+    is_complete = len(losses) == steps
+    if is_complete:
+        for name in plan.surplus:
+            (plan.place.folder / name).unlink(missing_ok=True)
+    return CaptureRun(plan, is_complete, tuple(made), dict(sorted(losses.items())), nbytes, seconds, tuple(notes))
+
+
+def _recording(model: Any, plan: CapturePlan) -> AbstractContextManager[Recorder]:
+    """What records the steps that are not there, within what the plan has left to them."""
+    asked, place = plan.asked, plan.place
+    every = linear_layers(model)
+    rows_memory = None if place.max_memory is None else place.max_memory - plan.other_bytes
+    target = Target(
+        place.folder,
+        limits=Limits(plan.windows.steps, place.max_disk, rows_memory),
+        there=plan.there,
+        force=place.force,
+        about={
+            "model": plan.model.folder.resolve().name,
+            "gradient_scale": 1.0,
+            "run": plan.run,
+            MODEL_KEY: [layer.name for layer in every],
+        },
+    )
+    steps = frozenset(range(plan.windows.steps)) - plan.kept.keys()
+    return recording(
         model,
-        folder,
-        layers=asked.layers,
-        roles=asked.recorded,
-        sample_rows=asked.sample_rows,
-        steps=frozenset(range(steps)) - plan.kept.keys(),
-        seed=asked.seed,
-        rank=0,
-        about=about,
-    ) as recorder:
-        for step in range(steps):
-            if stop():
-                break
-            recorder.at(step)
-            if step not in plan.kept or asked.learning_rate:
-                loss = _run_step(model, plan, step, device, update)
-                if recorder.step(loss=_loss_record(loss), text=_text_record(plan, step)):
-                    losses[step] = loss
-                    made.append(step)
-            done += plan.size.disk
-            on_step(done, total, f"step {step}")
-    seconds = time.monotonic() - began
-    return Captured(
-        plan, len(losses) == steps, tuple(made), dict(sorted(losses.items())), seconds, tuple(recorder.notes)
+        chosen_layers(every, asked.layers),
+        Recording(asked.recorded, asked.sample_rows, steps, asked.seed),
+        target,
     )
 
 
-def _prepare(model: Any, asked: Asked) -> Callable[[], None]:
+def _prepare(model: Any, asked: CaptureRequest) -> Callable[[], None]:
     """Have only those gradients computed that are needed; what changes the weights after a step."""
     import torch
 
@@ -105,23 +120,21 @@ def _prepare(model: Any, asked: Asked) -> Callable[[], None]:
     return lambda: None
 
 
-def _run_step(model: Any, plan: Plan, step: int, device: str, update: Callable[[], None]) -> float:
+def _run_step(model: Any, plan: CapturePlan, step: int, device: str, update: Callable[[], None]) -> float:
     """The mean cross-entropy of a step's windows, in nats per token."""
     import torch
 
     windows = torch.from_numpy(plan.windows.of_step(plan.ids, step)).to(device)
-    try:
+    with enough_memory(
+        f"{device}: out of memory for a step of {plan.windows.step_tokens:,} tokens; use fewer --tokens or a smaller "
+        f"--batch{elsewhere(device)}."
+    ):
         with torch.set_grad_enabled(not plan.asked.forward_only):
             logits = model(input_ids=windows[:, :-1], use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
         if not plan.asked.forward_only:
             loss.backward()
             update()
-    except torch.OutOfMemoryError as error:
-        raise EnvironmentFailure(
-            f"{device}: out of memory for a step of {plan.windows.step_tokens:,} tokens; use fewer --tokens or a "
-            "smaller --batch, or --device cpu."
-        ) from error
     return float(loss.detach())
 
 
@@ -130,6 +143,6 @@ def _loss_record(loss: float) -> dict[str, object]:
     return {"kind": "mean cross-entropy over the tokens", "unit": "nats", "value": value}
 
 
-def _text_record(plan: Plan, step: int) -> dict[str, object]:
+def _text_record(plan: CapturePlan, step: int) -> dict[str, object]:
     """Where in the text a step's tokens begin, counted in tokens."""
     return {"sha256": plan.text.sha256, "offset": step * plan.windows.step_tokens}

@@ -1,0 +1,162 @@
+"""What a layer's calls leave: calls that checkpointed segments repeat, inputs that are changed, roles left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import mxcli
+from mxcli.flows.capturing.layer_step import LayerStep
+from mxcli.flows.capturing.layers import linear_layers
+from mxcli.flows.capturing.rows import Choice, Rows, copied
+
+ROLES = [("activation", "gradient", "weight"), ("activation",), ("gradient",), ("weight",)]
+
+
+class Segment(nn.Module):
+    """y = b(a(x)), a in a segment that is checkpointed and zeroes the input of a after its call."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.a.weight.requires_grad_(False)
+        self.reentrant = reentrant
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        h = x * 1.0
+        y = self.a(h)
+        h.mul_(0)
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.reentrant is None:
+            return self.b(self.part(x))
+        return self.b(checkpoint(self.part, x, use_reentrant=self.reentrant))
+
+
+def train(model: nn.Module, *tokens: int) -> None:
+    """Micro-batches of so many tokens; all elements of the n-th token are n."""
+    for count in tokens:
+        x = torch.arange(1.0, count + 1)[:, None].expand(count, 4).requires_grad_()
+        model(x).sum().backward()
+
+
+@pytest.mark.parametrize("roles", ROLES)
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_every_token_counts_once(tmp_path: Path, reentrant: bool | None, roles: tuple[str, ...]) -> None:
+    """Whatever is recorded, over micro-batches, with and without a validation that is left out."""
+    model = Segment(reentrant)
+    with mxcli.capture(model, tmp_path, roles=roles) as recorder:
+        train(model, 3, 2)
+        one = recorder.step()
+        assert recorder.notes == []
+        train(model, 3, 2)
+        with torch.no_grad():
+            model(torch.ones(7, 4))
+        two = recorder.step()
+        assert recorder.notes == [
+            "2 of 2 layers were also called without gradients, which is not recorded: a, b (step 1)"
+        ]
+    assert one is not None
+    assert two is not None
+    for written in (one, two):
+        tensors = load_file(written.path)
+        assert sorted(tensors) == sorted(f"{layer}.{role}" for layer in "ab" for role in roles)
+        assert {len(rows) for name, rows in tensors.items() if not name.endswith("weight")} <= {5}
+        if "activation" in roles:
+            assert tensors["a.activation"][:, 0].tolist() == [1, 2, 3, 1, 2]
+
+
+@pytest.mark.parametrize("roles", ROLES[:2])
+def test_a_validation_before_the_step_is_told_of(tmp_path: Path, roles: tuple[str, ...]) -> None:
+    model = Segment(True)
+    with mxcli.capture(model, tmp_path, roles=roles) as recorder:
+        with torch.no_grad():
+            model(torch.full((7, 4), 9.0))
+        train(model, 3)
+        recorder.step()
+    assert load_file(tmp_path / "step-000000.safetensors")["a.activation"][:, 0].tolist() == [1, 2, 3]
+    assert recorder.notes == ["2 of 2 layers were also called without gradients, which is not recorded: a, b (step 0)"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_several_calls_in_a_segment_keep_their_order(tmp_path: Path, reentrant: bool) -> None:
+    """Gradients come back from the last call first."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(1, 1, bias=False)
+            self.a.weight.data.fill_(2.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(lambda x: self.a(self.a(x)), x, use_reentrant=reentrant)  # type: ignore[no-any-return]
+
+    model = Twice()
+    with mxcli.capture(model, tmp_path) as recorder:
+        for first in (1.0, 10.0):
+            model(torch.tensor([[first], [first + 1]], requires_grad=True)).sum().backward()
+        recorder.step()
+    captured = load_file(tmp_path / "step-000000.safetensors")
+    assert captured["a.activation"].flatten().tolist() == [1, 2, 2, 4, 10, 11, 20, 22]
+    assert captured["a.gradient"].flatten().tolist() == [2, 2, 1, 1, 2, 2, 1, 1]
+
+
+def test_sampled_tokens_are_the_same_beside_a_checkpointed_segment(tmp_path: Path) -> None:
+    model = Segment(True)
+    for layer in (model.a, model.b):
+        layer.weight.data = torch.eye(4)
+    with mxcli.capture(model, tmp_path, sample_rows=5) as recorder:
+        train(model, 20, 30)
+        written = recorder.step()
+    assert written is not None
+    assert (written.tokens, written.tokens_seen) == (5, 50)
+    captured = load_file(written.path)
+    assert torch.equal(captured["a.activation"], captured["b.activation"])
+
+
+def layer_step(roles: tuple[str, ...], most: int | None = None) -> tuple[LayerStep, nn.Module]:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    return LayerStep(linear_layers(model)[0], Choice(most, 0, 0), roles, lambda seen: None), model[0]
+
+
+@pytest.mark.parametrize(
+    ("roles", "shapes"),
+    [(("weight",), [(3, 0), None]), (("gradient",), [(3, 0), (3, 4)]), (("activation",), [(3, 4), None])],
+)
+def test_what_is_not_recorded_takes_no_memory(roles: tuple[str, ...], shapes: list[Any]) -> None:
+    step, module = layer_step(roles)
+    x = torch.ones(3, 4, requires_grad=True)
+    y = module(x)
+    step.called(x, y, repeated=False)
+    y.sum().backward()
+    assert [None if rows is None else tuple(rows.shape) for rows in step.kept()] == shapes
+    assert step.seen == 3
+
+
+def test_a_repeated_call_holds_a_copy_of_the_rows_that_are_kept() -> None:
+    rows = torch.arange(40.0).reshape(10, 4)
+    held = copied(Choice(2, 0, 0), 5, rows)
+    before = held.rows.clone()
+    rows.zero_()
+    assert held.rows.shape == (2, 4)
+    assert held.rows.untyped_storage().nbytes() == 32
+    assert torch.equal(held.rows, before)
+    assert before[:, 0].tolist() == [4 * (token - 5) for token in held.tokens]
+
+
+def test_rows_of_any_order_are_those_of_one_call() -> None:
+    choice, numbers = Choice(3, 1, 2), torch.arange(12.0)[:, None]
+    whole, parts = Rows(choice), Rows(choice)
+    whole.put(copied(choice, 0, numbers))
+    for first in (8, 0, 4):
+        parts.put(copied(choice, first, numbers[first : first + 4]))
+    kept = sorted(whole.tokens)
+    assert sorted(parts.tokens) == kept
+    assert parts.of(whole.tokens).flatten().tolist() == kept
