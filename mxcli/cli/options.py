@@ -334,7 +334,7 @@ ProductsOf = Annotated[
         "--products",
         metavar="CAPTURES",
         help="Instead of tensors measure the products of layers, Y = X W^T, dX = dY W and dW = dY^T X, with what was "
-        "captured in this file or directory.",
+        "captured in this file or directory: the first 1,024 tokens of each layer, step and rank.",
     ),
 ]
 ActivationFormat = Annotated[

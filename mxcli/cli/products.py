@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from mxcli.cli.arguments import STDOUT
 from mxcli.cli.forms import Forms
+from mxcli.cli.machine import Machine, open_backend
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import Talk, deliver, stdout_screen
 from mxcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from mxcli.backends import Backend
     from mxcli.files.checkpoint import Checkpoint
     from mxcli.files.tensors import TensorInfo
     from mxcli.flows.plan import Options, Plan
@@ -46,6 +46,8 @@ class Products:
                 rounding=usual.rounding,
                 dialect=usual.dialect,
                 nonfinite=options.nonfinite,
+                seed=options.seed or 0,
+                hadamard=options.hadamard,
             )
         return found
 
@@ -81,16 +83,19 @@ def stated_products(
 
 
 def deliver_products(
-    asked: Products, source: str, checkpoint: Checkpoint, plan: Plan, backend: Backend, forms: Forms, talk: Talk
+    asked: Products, source: str, checkpoint: Checkpoint, plan: Plan, where: Machine, forms: Forms, talk: Talk
 ) -> None:
     """Measures the products and writes them in every form that is asked for."""
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.products import report_products
+    from mxcli.flows.memory import check_memory
+    from mxcli.flows.products.planned import memory_to_multiply, plan_products
+    from mxcli.flows.products.report import report_products
     from mxcli.output.products import products_csv, products_json, products_text
 
-    recipes = asked.recipes(plan.options)
-    captures = open_checkpoint(asked.captures)
-    done, total = 0, sum(step.tensor.nbytes for step in plan.quantized)
+    planned = plan_products(checkpoint, open_checkpoint(asked.captures), plan, asked.recipes(plan.options))
+    backend = open_backend(where, talk)
+    check_memory(memory_to_multiply(planned), where.max_memory, backend.name)
+    done, total = 0, sum(layer.step.tensor.nbytes for layer in planned.layers)
     with progress("report", talk) as show:
 
         def on_layer(info: TensorInfo) -> None:
@@ -98,7 +103,7 @@ def deliver_products(
             done += info.nbytes
             show(done, total, info.name)
 
-        result = report_products(source, checkpoint, captures, plan, recipes, backend=backend, on_layer=on_layer)
+        result = report_products(source, planned, backend, on_layer=on_layer)
     talk.notes(result.notes)
     if forms.json is not None:
         deliver(products_json(result), forms.json)

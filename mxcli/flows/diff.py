@@ -20,10 +20,12 @@ from mxcli.flows.restoring import Restoring, StoredWeight, restoring, values_of
 from mxcli.flows.soundness.errors import Distance, distance, same_bytes
 from mxcli.flows.writing import Progress
 from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.hadamard import Hadamard
 
 EQUAL, ONLY_A, ONLY_B = "equal", "only in A", "only in B"
 CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor scale"
 SHAPE, FORMAT, DTYPE, VALUES = "shape", "format", "dtype", "values"
+AXIS, TRANSFORM = "axis", "transform"
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -62,10 +64,19 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class Treatment:
+    """Along which axis the blocks of a quantized weight run, and what it was transformed by first (None: nothing)."""
+
+    axis: str
+    hadamard: Hadamard | None
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """One tensor: what it is in either, in what it `differs` (nothing: equal), and by how much.
 
-    `blocks` are counts where both have the same format and shape; `distance` is that of B's values from A's, where
+    `blocks` are counts where both have the same format, axis, transform and shape: codes and scales of others tell
+    nothing of each other. `treatments` are known where both are quantized. `distance` is that of B's values from A's, where
     both have values of one shape and something differs, or is stored in another way.
     """
 
@@ -75,6 +86,7 @@ class Difference:
     differs: tuple[str, ...]
     blocks: BlockDifference | None = None
     distance: Distance | None = None
+    treatments: tuple[Treatment, Treatment] | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -142,7 +154,7 @@ def diff_sides(
         difference, pair = _difference(a, b, name, backend)
         found.append(difference)
         if pair is not None:
-            scales.add(name, *pair)
+            scales.add(name, *pair, differs=TENSOR_SCALE in difference.differs)
             if difference.blocks is not None and difference.blocks.scales:
                 row = pair[0].format.name
                 explained[row] = explained.get(row, NOTHING) + explanation(*pair)
@@ -158,17 +170,22 @@ class _Scales:
 
     def __init__(self) -> None:
         self._scales: dict[str, tuple[tuple[float, float | None], tuple[float, float | None]]] = {}
+        self._differing: set[str] = set()
 
-    def add(self, name: str, a: Quantized, b: Quantized) -> None:
-        """Takes down the tensor scales of a weight, if it has any."""
+    def add(self, name: str, a: Quantized, b: Quantized, *, differs: bool) -> None:
+        """Takes down the tensor scales of a weight, if it has any, and whether they differ."""
         if a.format.tensor_scale is not None:
             self._scales[name] = (a.tensor_encode, a.tensor_scale), (b.tensor_encode, b.tensor_scale)
+            self._differing |= {name} if differs else set()
 
     @property
     def fused_in_one(self) -> tuple[int, int]:
-        """Fused sets that share a tensor scale in A and not in B, and the reverse."""
+        """Fused sets that share a tensor scale in A and not in B, and the reverse: of those in which one differs, for
+        others are only spelled apart, as a number and its inverse are."""
         only = [0, 0]
         for members in fused_sets(self._scales).values():
+            if self._differing.isdisjoint(members):
+                continue
             shared = [len({self._scales[name][at] for name in members}) == 1 for at in (0, 1)]
             if shared[0] != shared[1]:
                 only[shared.index(True)] += 1
@@ -199,8 +216,11 @@ def _difference(a: Side, b: Side, name: str, backend: Backend) -> tuple[Differen
     if ours is None and theirs is None:
         return _plain_difference(a, b, infos[0], infos[1], first), None
     apart = _distance(a, b, name, backend)
-    if ours is None or theirs is None or ours.weight.format != theirs.weight.format or _turned(ours, theirs):
+    if ours is None or theirs is None:
         return replace(first, differs=(FORMAT,), distance=apart()), None
+    first = replace(first, treatments=(_treatment(ours), _treatment(theirs)))
+    if apart_in := _incomparable(ours, theirs):
+        return replace(first, differs=apart_in, distance=apart()), None
     pair = _quantized(a.checkpoint, ours), _quantized(b.checkpoint, theirs)
     blocks = block_difference(*pair)
     words = {CODES: blocks.codes, SCALES: blocks.scales, TENSOR_SCALE: blocks.tensor_scales}
@@ -209,9 +229,19 @@ def _difference(a: Side, b: Side, name: str, backend: Backend) -> tuple[Differen
     return replace(first, differs=differs, blocks=blocks, distance=measured), pair
 
 
-def _turned(ours: StoredWeight, theirs: StoredWeight) -> bool:
-    """Whether their blocks run along different dimensions."""
-    return ours.weight.axis != theirs.weight.axis
+def _treatment(stored: StoredWeight) -> Treatment:
+    return Treatment(stored.weight.axis, stored.weight.recipe.hadamard)
+
+
+def _incomparable(ours: StoredWeight, theirs: StoredWeight) -> tuple[str, ...]:
+    """In what two weights differ that makes their codes and scales tell nothing of each other."""
+    one, other = _treatment(ours), _treatment(theirs)
+    apart = {
+        FORMAT: ours.weight.format != theirs.weight.format,
+        AXIS: one.axis != other.axis,
+        TRANSFORM: one.hadamard != other.hadamard,
+    }
+    return tuple(word for word, differs in apart.items() if differs)
 
 
 def _plain_difference(a: Side, b: Side, ours: TensorInfo, theirs: TensorInfo, first: Difference) -> Difference:

@@ -25,7 +25,8 @@ class BlockDifference:
 
     `codes` differ, of which `zero_signs` in the sign of a zero only and `one_step` by one code; `blocks_in_codes` have
     a code that differs, `scales` differ. `steps` counts these by how much further the second is than the first: in
-    exponents, for 8-bit scales with a mantissa in codes. `tensor_scales` are both decode scales where they differ.
+    exponents, for 8-bit scales with a mantissa in codes; `nan_scales`, where one is NaN, are no steps from another.
+    `tensor_scales` are both decode scales where they differ.
     """
 
     elements: int
@@ -37,6 +38,7 @@ class BlockDifference:
     scales: int
     steps: Mapping[int, int]
     tensor_scales: tuple[float, float] | None
+    nan_scales: int = 0
 
     @property
     def is_none(self) -> bool:
@@ -63,7 +65,7 @@ def block_difference(a: Quantized, b: Quantized) -> BlockDifference:
         one_step += int(np.count_nonzero(steps == 1))
         found = blocks_of(differing, a.format.block)
         blocks_in_codes = 1 if whole else blocks_in_codes + int(np.count_nonzero(found))
-    steps_of_scales = _scale_steps(a, b)
+    steps_of_scales, nan_scales = _scale_steps(a, b)
     return BlockDifference(
         elements=int(np.prod(a.shape, dtype=np.int64)),
         blocks=a.scales.size,
@@ -71,9 +73,10 @@ def block_difference(a: Quantized, b: Quantized) -> BlockDifference:
         zero_signs=zero_signs,
         one_step=one_step,
         blocks_in_codes=blocks_in_codes,
-        scales=sum(steps_of_scales.values()),
+        scales=sum(steps_of_scales.values()) + nan_scales,
         steps=steps_of_scales,
         tensor_scales=_tensor_scales(a, b),
+        nan_scales=nan_scales,
     )
 
 
@@ -85,17 +88,21 @@ def _signed_ranks(q: Quantized) -> Array:
     return np.where(values < 0, -ranks, ranks)
 
 
-def _scale_steps(a: Quantized, b: Quantized) -> dict[int, int]:
+def _scale_steps(a: Quantized, b: Quantized) -> tuple[dict[int, int], int]:
+    """Scales that differ by the steps they do so, and how many of which one is NaN."""
     row = a.format.scale
     one, other = a.scales.reshape(-1), b.scales.reshape(-1)
+    bits = np.uint32 if row is FP32 else one.dtype
+    differing = one.view(bits) != other.view(bits)
+    one, other = one[differing], other[differing]
+    values = scale_values(row, one), scale_values(row, other)
+    known = ~(np.isnan(values[0]) | np.isnan(values[1]))
     if row is not FP32:
-        differing = one != other
-        steps = other[differing].astype(np.int64) - one[differing].astype(np.int64)
+        steps = other[known].astype(np.int64) - one[known].astype(np.int64)
     else:
-        differing = one.view(np.uint32) != other.view(np.uint32)
-        exponents = [np.frexp(scale_values(row, each[differing]))[1].astype(np.int64) for each in (one, other)]
+        exponents = [np.frexp(each[known])[1].astype(np.int64) for each in values]
         steps = exponents[1] - exponents[0]
-    return dict(sorted(Counter(steps.tolist()).items()))
+    return dict(sorted(Counter(steps.tolist()).items())), int(np.count_nonzero(~known))
 
 
 def _tensor_scales(a: Quantized, b: Quantized) -> tuple[float, float] | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 from mxcli.flows.gemm_shapes import DY, W, X
-from mxcli.flows.products import LayerProduct, ProductReport
+from mxcli.flows.products.report import LayerProduct, ProductReport
+from mxcli.flows.records import recipe_record
+from mxcli.numerics.recipe import Recipe
 from mxcli.output.export import csv_text, json_text
 from mxcli.output.numbers import counted, significant
 from mxcli.output.screen import Screen, bold, folded_lines
@@ -31,12 +33,7 @@ def products_text(report: ProductReport, screen: Screen, sort: str = "sqnr_db", 
     head = [
         f"{report.source} with {report.captures}: {counted(len(report.products), 'product')} of "
         f"{counted(len({product.layer for product in report.products}), 'layer')}",
-        *(
-            f"{name}: {recipe.format.name}, scale rounding {recipe.scale_rule.name}, element rounding "
-            f"{recipe.rounding.name}"
-            for name in (X, W, DY)
-            if (recipe := report.recipes.get(name)) is not None
-        ),
+        *(f"{name}: {_rules(recipe)}" for name in (X, W, DY) if (recipe := report.recipes.get(name)) is not None),
     ]
     lines = [line for text in head for line in folded_lines(text, screen)]
     ranked = _ranked(report.products, sort)
@@ -53,6 +50,16 @@ def products_text(report: ProductReport, screen: Screen, sort: str = "sqnr_db", 
     return "\n".join(lines)
 
 
+def _rules(recipe: Recipe) -> str:
+    """What an operand's codes follow from, with the seed of what is drawn and the transform before it."""
+    seed = f", seed {recipe.seed}" if recipe.rounding.is_random else ""
+    transform = f", Hadamard transform of {recipe.hadamard.size} before" if recipe.hadamard else ""
+    return (
+        f"{recipe.format.name}, scale rounding {recipe.scale_rule.name}, element rounding {recipe.rounding.name}"
+        f"{seed}{transform}"
+    )
+
+
 def products_json(report: ProductReport) -> str:
     """The same as one object."""
     return json_text(
@@ -60,15 +67,7 @@ def products_json(report: ProductReport) -> str:
         {
             "source": report.source,
             "captures": report.captures,
-            "rules": {
-                name: {
-                    "format": recipe.format.name,
-                    "scale_rounding": recipe.scale_rule.name,
-                    "rounding": recipe.rounding.name,
-                    "dialect": recipe.dialect.name,
-                }
-                for name, recipe in report.recipes.items()
-            },
+            "rules": {name: recipe_record(recipe) for name, recipe in report.recipes.items()},
             "notes": list(report.notes),
             "by_pass": {name: energies.metrics for name, energies in report.by_pass.items()},
             "products": [_record(product) for product in report.products],

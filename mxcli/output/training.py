@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from mxcli.flows.gemm_shapes import DY, OPERANDS, W, X
-from mxcli.flows.products import Energies
-from mxcli.flows.training import Sums, TrainingReport
-from mxcli.flows.training_products import Counts, TrainedProduct
+from mxcli.flows.products.energies import Energies
+from mxcli.flows.products.trained_products import Counts, TrainedProduct
+from mxcli.flows.products.training import Sums, TrainingReport
 from mxcli.numerics.measures import percent
 from mxcli.numerics.training import Operand, TrainingRecipe, rules_of
 from mxcli.output.export import csv_text, json_text

@@ -70,3 +70,26 @@ def test_captures_without_the_layers_are_refused(mxcli: Callable[..., Any]) -> N
 
 def test_formats_of_operands_need_products(mxcli: Callable[..., Any]) -> None:
     assert mxcli("report", SAMPLE, "--gradient-format", "mxfp8").code == 2
+
+
+def test_the_rules_tell_the_transform_and_the_seed(mxcli: Callable[..., Any]) -> None:
+    words = (*PRODUCTS, "--include", "*layers.1.*.down_proj", "--hadamard", "16", "--rounding", "stochastic", "--seed")
+    record = strict_json(mxcli(*words, "7", "--json").out)
+    for letter in ("X", "W", "dY"):
+        assert record["rules"][letter] == {
+            "format": "nvfp4", "scale_rounding": "te", "rounding": "stochastic", "dialect": "mxcli", "seed": 7,
+            "hadamard": {"size": 16, "seed": None, "signs": "+++-+------+-+--"},
+        }  # fmt: skip
+    assert record["by_pass"] != strict_json(mxcli(*words, "8", "--json").out)["by_pass"]
+    assert (
+        "X: nvfp4, scale rounding te, element rounding stochastic, seed 7, Hadamard transform of 16 before"
+        in mxcli(*words, "7").out
+    )
+
+
+def test_more_memory_than_is_allowed_is_refused(mxcli: Callable[..., Any]) -> None:
+    code, out, err = mxcli(*PRODUCTS, "--device", "cpu", "--max-memory", "64M")
+    assert (code, out) == (6, "")
+    assert "model.layers.0.mlp.down_proj: needs about 339,034,112 bytes of memory" in err
+    assert "and --max-memory allows 67,108,864" in err
+    assert mxcli(*PRODUCTS, "--device", "cpu", "--max-memory", "400M").code == 0

@@ -97,6 +97,12 @@ def test_several_steps_are_told_apart(mxcli: Callable[..., Any], tmp_path: Path)
             "--format, --html with --training",
         ),
         ((*TRAINING, "--draws", "4"), "--draws 4 is of stochastic rounding in training: add --training"),
+        (
+            (*TRAINING, "--training", "nvfp4", "--seed", "4294967295", "--draws", "2"),
+            "--seed 4294967295 with --draws 2: the last draw has seed 4294967296, and a seed is a whole number from 0 "
+            "to 4294967295",
+        ),
+        ((*TRAINING, "--training", "mxfp8", "--jsonl", "-", "--dry-run"), "--jsonl, --dry-run with --training"),
         (("report", SAMPLE, "--training", "mxfp8"), "samples/tiny-llama holds none: add --products CAPTURES"),
     ],
 )
@@ -123,3 +129,11 @@ def test_recipes_of_training_explain_themselves_beside_their_formats(mxcli: Call
     code, _, err = mxcli("explain", "training:nvfp5")
     assert code == 2
     assert "Did you mean training:nvfp4" in err
+
+
+def test_more_memory_than_is_allowed_is_refused(mxcli: Callable[..., Any]) -> None:
+    words = (*TRAINING, "--training", "mxfp8", "--device", "cpu", "--quiet", "--no-color")
+    code, out, err = mxcli(*words, "--max-memory", "64M")
+    assert (code, out) == (6, "")
+    assert "mlp.down_proj: needs about 3" in err
+    assert mxcli(*words, "--max-memory", "400M").code == 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planted import GATE, UP, Tensors, changed, quantized, source
+from planted import GATE, UP, Tensors, changed, quantized, source, untouched
 from tiny_models import bf16, llama, noise, write_model
 
 from mxcli.backends.cpu import Cpu
@@ -14,6 +14,8 @@ from mxcli.flows.dequantize import dequantize_checkpoint
 from mxcli.flows.diff import Diff, Difference, diff_sides, side_of
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options
+from mxcli.numerics.hadamard import hadamard_of
+from mxcli.output.difference import conclusion
 
 WEIGHTS = 7
 SAMPLES = Path(__file__).parents[1] / "data" / "layouts"
@@ -133,6 +135,68 @@ def test_tensor_scales_that_one_side_shares_are_told(tmp_path: Path) -> None:
     # The stored scale is a divisor, so the decode scale is halved.
     assert blocks.tensor_scales[1] / blocks.tensor_scales[0] == 0.5
     assert result.fused == (1, 0)
+
+
+def test_tensor_scales_that_are_only_spelled_apart_are_no_difference(tmp_path: Path) -> None:
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("nvfp4"))
+
+    def nudged(tensors: Tensors) -> None:
+        scale = tensors[f"{GATE}_global_scale"][1]
+        scale[:] = np.nextafter(scale, np.float32(np.inf))
+
+    result = diff(folder, changed(folder, tmp_path / "b", nudged))
+    assert (result.differing, result.fused) == ((), (0, 0))
+
+
+@pytest.mark.parametrize(("format", "ending"), [("nvfp4", "_scale"), ("fp8_e4m3_channel", "_scale"), ("mxfp8", "_scale")])
+def test_a_scale_that_is_nan_is_no_distance(tmp_path: Path, format: str, ending: str) -> None:
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options(format, layout="mxcli"))
+
+    def broken(tensors: Tensors) -> None:
+        scales = tensors[UP + ending][1].reshape(-1)
+        scales[0] = np.nan if scales.dtype == np.float32 else {"nvfp4": 0x7F, "mxfp8": 0xFF}[format]
+
+    blocks = named(diff(folder, changed(folder, tmp_path / "b", broken)), UP).blocks
+    assert blocks is not None
+    assert (blocks.scales, blocks.steps, blocks.nan_scales) == (1, {}, 1)
+
+
+SIGNS = ("+" * 16 + "-" * 16, "+-" * 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"hadamard_signs": None}, WEIGHTS),
+        ({"hadamard_signs": SIGNS[1]}, WEIGHTS),
+        ({"tensors": {UP: {"hadamard_signs": SIGNS[1]}}}, 1),
+        ({"tensors": {UP: {"hadamard_signs": None}}}, 1),
+    ],
+)
+def test_the_same_codes_after_another_transform_are_other_weights(
+    tmp_path: Path, change: dict[str, object], differs: int
+) -> None:
+    way = Options("nvfp4", layout="mxcli", hadamard=hadamard_of(SIGNS[0]))
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", way)
+    result = diff(folder, changed(folder, tmp_path / "b", untouched, **change))
+    assert result.counts == {"equal": 12 - differs, "transform": differs}
+    up = named(result, UP)
+    assert (up.differs, up.blocks) == (("transform",), None)
+    assert up.distance is not None
+    assert (up.distance.relative_error or 0) > 1
+    assert up.treatments is not None
+    assert up.treatments[0].hadamard == hadamard_of(SIGNS[0])
+
+
+def test_axes_and_transforms_are_named(tmp_path: Path) -> None:
+    turned = Options("mxfp8", layout="mxcli", axis="column", hadamard=hadamard_of(SIGNS[0]))
+    result = both(tmp_path, Options("mxfp8", layout="mxcli"), turned)
+    assert result.counts == {"equal": 5, "axis": WEIGHTS, "transform": WEIGHTS}
+    assert conclusion(result)[0].startswith(
+        "Axis: blocks along rows in A and along columns in B, of 7 weights: codes and scales are not compared; values "
+        "differ by up to 0.0"
+    )
+    assert conclusion(result)[1].startswith("Transform: none in A and hadamard-32 in B, of 7 weights: codes and scales")
 
 
 def test_formats_shapes_dtypes_and_missing_tensors_are_told(tmp_path: Path) -> None:

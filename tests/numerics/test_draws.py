@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from mxcli.errors import UsageError
-from mxcli.numerics.draws import Draw, Rows, Run, Sampling, check_seed, draw, stated_sampling, unit_rows
+from mxcli.numerics.draws import Draw, Rows, Run, Sampling, check_draws, check_seed, draw, stated_sampling, unit_rows
 from mxcli.numerics.formats import find_format
 from mxcli.numerics.samples import GROUPS
 
@@ -122,3 +122,16 @@ def test_a_seed_needs_something_to_choose() -> None:
     check_seed(3, is_drawn=True)
     with pytest.raises(UsageError, match="--seed 3 chooses what is drawn at random, and nothing is"):
         check_seed(3, is_drawn=False)
+
+
+def test_every_draw_needs_a_seed() -> None:
+    check_draws(4294967295)
+    check_draws(4294967294, 2)
+    for seed, draws, words in (
+        (-1, 1, "--seed -1: a seed is a whole number from 0 to 4294967295."),
+        (4294967296, 1, "--seed 4294967296: a seed is a whole number"),
+        (4294967295, 3, "--seed 4294967295 with --draws 3: the last draw has seed 4294967297, and a seed is a whole"),
+    ):
+        with pytest.raises(UsageError) as error:
+            check_draws(seed, draws)
+        assert str(error.value).startswith(words)

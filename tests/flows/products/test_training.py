@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny_models import bf16, floats, noise, read_raw, write_model
 
 import mxcli
@@ -17,15 +19,15 @@ from mxcli.errors import InputError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.selection import Rule
 from mxcli.flows.plan import Options, make_plan
-from mxcli.flows.training import TrainingReport, report_training
-from mxcli.flows.training_layers import TrainedModel, trained_model
-from mxcli.flows.training_products import Trial
+from mxcli.flows.products.trained_layers import TrainedModel, trained_model
+from mxcli.flows.products.trained_products import Trial
+from mxcli.flows.products.training import TrainingReport, report_training
 from mxcli.numerics.draws import stream_of
 from mxcli.numerics.hadamard import find_hadamard
 from mxcli.numerics.recipe import resolve
 from mxcli.numerics.training import TRAINING_RECIPES, High, Operand, TrainingRecipe
 
-SAMPLES = Path(__file__).parents[2] / "samples"
+SAMPLES = Path(__file__).parents[3] / "samples"
 MODEL, CAPTURES = SAMPLES / "tiny-llama", SAMPLES / "tiny-llama-captures.safetensors"
 LAYER = "model.layers.1.mlp.down_proj"
 SEED = 7
@@ -197,8 +199,14 @@ def test_rounding_scales_down_saturates_gradients_and_costs_every_product() -> N
 def test_order_and_threads_do_not_change_a_digit() -> None:
     model = model_of(MODEL, CAPTURES, "*layers.1")
     recipes = rows("nvfp4", "mxfp8")
-    one = trained(model, *recipes)
-    turned = trained(replace(model, layers=model.layers[::-1]), *recipes[::-1], threads=3)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = trained(model, *recipes, draws=2)
+        torch.set_num_threads(2)
+        turned = trained(replace(model, layers=model.layers[::-1]), *recipes[::-1], draws=2, threads=3)
+    finally:
+        torch.set_num_threads(before)
 
     def key(product: object) -> tuple[str, ...]:
         return product.layer, product.recipe, product.passes  # type: ignore[attr-defined]
@@ -219,13 +227,16 @@ def test_draws_average_out_what_is_drawn_and_nothing_else() -> None:
     assert each.noise == pytest.approx(alone["fprop"].noise, rel=0.05)
 
 
-def captured(folder: Path, tensors: dict[str, tuple[str, int | None, np.ndarray]]) -> Path:
+def captured(
+    folder: Path, tensors: dict[str, tuple[str, int | None, np.ndarray]], layers_of_model: Sequence[str] = ()
+) -> Path:
     """A capture of tensors `name: (role, step, values)` of layers called as their names begin."""
     records = {
         name: {"role": role, "layer": name.rpartition(".")[0], **({} if step is None else {"step": step})}
         for name, (role, step, _) in tensors.items()
     }
-    entry = json.dumps({"version": 1, "tensors": records})
+    more = {"layers_of_model": list(layers_of_model)} if layers_of_model else {}
+    entry = json.dumps({"version": 1, "tensors": records, **more})
     return write_model(folder, {n: bf16(x) for n, (*_, x) in tensors.items()}, metadata={"mxcli.capture": entry})
 
 
@@ -352,3 +363,53 @@ def test_a_tensor_that_is_not_finite_is_named(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", {"a.weight": noise(32, 64)})
     with pytest.raises(InputError, match=r"a\.x is not finite"):
         trained(model_of(source, captured(tmp_path / "x", {"a.x": ("activation", 1, x)})), *rows("mxfp8"))
+
+
+def layers(*names: str) -> dict[str, tuple[str, int | None, np.ndarray]]:
+    return {
+        f"{name}.{role}": (role, None, values(*shape))
+        for name in names
+        for role, shape in (("weight", (32, 64)), ("activation", (16, 64)), ("gradient", (16, 32)))
+    }
+
+
+def test_blocks_are_those_of_the_model_that_captures_tell_of(tmp_path: Path) -> None:
+    some = layers("h.0.fc", "h.5.fc", "h.11.fc")
+    alone = trained(model_of(captured(tmp_path / "x", some)), *rows("nvfp4"))
+    assert alone.high == {"nvfp4": ("h.11",)}
+    assert alone.notes[0].startswith("nvfp4: 1 of 3 blocks stay high")
+    assert alone.notes[1].startswith("Blocks were counted among the captured layers")
+    told = captured(tmp_path / "y", some, [*(f"h.{number}.fc" for number in range(16)), "lm_head"])
+    whole = trained(model_of(told), *rows("nvfp4"))
+    assert whole.high == {"nvfp4": ("h.13", "h.14", "h.15")}
+    assert whole.notes == (
+        "nvfp4: 3 of 16 blocks stay high (the last 15 % of blocks, rounded up: h.13, h.14, h.15); the products of 0 "
+        "layers there are exact.",
+    )
+
+
+def test_blocks_of_names_whose_dots_became_underscores(tmp_path: Path) -> None:
+    report = trained(model_of(captured(tmp_path / "x", layers("h_0_fc", "h_1_fc"))), *rows("nvfp4"))
+    assert {p.layer for p in report.products if p.high} == {"h_1_fc"}
+
+
+def test_the_history_is_that_of_all_tokens(tmp_path: Path) -> None:
+    """The largest value of the step before is in a token that no product uses."""
+    tensors = layers("h.0.fc")
+    far = values(1100, 64)
+    far[1090, 3] = 4.0
+    of_steps = {f"h.0.fc.{step}activation": ("activation", step, x) for step, x in enumerate((far, 2 * values(32, 64)))}
+    model = captured(tmp_path / "x", {"h.0.fc.weight": tensors["h.0.fc.weight"], **of_steps})
+    report = trained(model_of(model), replace(TRAINING_RECIPES["fp8_delayed"], high=High()))
+    assert {p.step: p.operands["X"].saturated for p in report.products} == {0: 0, 1: 0}
+
+
+def test_what_binary32_does_not_hold_is_named(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m", {"a.weight": noise(32, 64)})
+    x = np.ones((16, 64))
+    x[3, 4] = -1e39
+    with pytest.raises(InputError, match=r"a\.activation reaches 1e\+39"):
+        trained(model_of(source, write_model(tmp_path / "x", {"a.activation": ("F64", x)})), *rows("mxfp8"))
+    x[3, 4] = -3.4e38
+    with pytest.raises(InputError, match="X of a: under mxfp8_e4m3 the codes of its largest values stand for more"):
+        trained(model_of(source, write_model(tmp_path / "y", {"a.activation": ("F64", x)})), *rows("mxfp8"))

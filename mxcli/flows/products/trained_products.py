@@ -7,7 +7,7 @@ same on both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -15,18 +15,16 @@ from operator import add
 import numpy as np
 
 from mxcli.backends import Backend
+from mxcli.files.captured_layers import CapturedLayer
 from mxcli.files.tensors import Array
 from mxcli.flows.gemm_shapes import OPERANDS, PASSES, W
-from mxcli.flows.products import Energies
-from mxcli.flows.training_layers import TrainedLayer
-from mxcli.numerics.draws import stream_of
+from mxcli.flows.products.energies import Energies, energies, product
+from mxcli.flows.products.operands import scaled_back, side_of, stream
+from mxcli.flows.products.trained_layers import TrainedLayer
 from mxcli.numerics.formats import find_format
 from mxcli.numerics.measures import decibels, percent
 from mxcli.numerics.stats import Stats
 from mxcli.numerics.training import Operand, Pair, TrainingRecipe, delayed_amax, rules_of
-
-_PIECE = 1 << 22
-"""Elements of a product that are computed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +92,20 @@ class TrainedProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One operand of a product, [rows, k]: how it is quantized, the stream of its draws, and the amax that its scale is
-    made from where that is delayed."""
+    """One operand of a product, [rows, k]: what to call it, how it is quantized, the stream of its draws, and the amax
+    that its scale is made from where that is delayed."""
 
     letter: str
+    what: str
     plain: Array
     operand: Operand | None
     stream: int
     tensor_amax: float | None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether other draws give other values."""
+        return self.operand is not None and self.operand.is_random
 
 
 def products_of(
@@ -114,48 +118,59 @@ def products_of(
     """The products of one layer at one step on one rank, by recipe and pass.
 
     The layer stays high under the recipes that `high` names. `earlier` has the amax of each operand, by letter, at the
-    steps before.
+    steps before. Raises InputError where codes stand for more than binary32 holds.
     """
-    exact = {
-        passes: _product(_side(operands[a], turn_a), _side(operands[b], turn_b))
-        for passes, ((a, turn_a), (b, turn_b)) in OPERANDS.items()
-        if a in operands and b in operands
-    }
-    made: dict[tuple[str, Pair], _Measured] = {}
     place = layer.captured
+    passes_there = [passes for passes, pair in OPERANDS.items() if all(letter in operands for letter, _ in pair)]
+    made: dict[tuple[str, Pair], _Measured] = {}
+    for passes in passes_there:
+        # Recipes that differ in other products have this one in common.
+        pairs = dict.fromkeys(_pair(recipe, passes, high) for recipe in trial.recipes)
+        for pair, measured in _of_pass(place, passes, operands, pairs, trial, earlier):
+            made[passes, pair] = measured
     for recipe in trial.recipes:
-        stays = recipe.name in high
-        for passes, plain in exact.items():
-            pair = (None, None) if stays else recipe.pairs[passes]
-            # Recipes that differ in other products have this one in common.
-            if (passes, pair) not in made:
-                sides = [
-                    _Side(
-                        letter,
-                        _side(operands[letter], turned),
-                        how,
-                        stream_of(f"{place.layer}.{letter}.{passes}.{place.step}.{place.rank}"),
-                        _delayed(how, earlier.get(letter, ())),
-                    )
-                    for (letter, turned), how in zip(OPERANDS[passes], pair, strict=True)
-                ]
-                made[passes, pair] = _measured(plain, sides, trial)
-            sizes = PASSES[passes](layer.tokens, *operands[W].shape)
+        for passes in passes_there:
             yield TrainedProduct(
-                place.layer, place.step, place.rank, recipe.name, passes, sizes, stays, *made[passes, pair]
+                place.layer,
+                place.step,
+                place.rank,
+                recipe.name,
+                passes,
+                PASSES[passes](layer.tokens, *operands[W].shape),
+                recipe.name in high,
+                *made[passes, _pair(recipe, passes, high)],
             )
 
 
-def _product(a: Array, b: Array) -> Array:
-    """a @ b^T by torch, whose products, unlike numpy's, were the same with any number of threads when tried."""
-    import torch
+def _of_pass(
+    place: CapturedLayer,
+    passes: str,
+    operands: Mapping[str, Array],
+    pairs: Iterable[Pair],
+    trial: Trial,
+    earlier: Mapping[str, Sequence[float]],
+) -> Iterator[tuple[Pair, _Measured]]:
+    """One product with its operands quantized in each of several ways. It is done with before the next is begun, so
+    that one exact product is held at a time."""
+    plain = [side_of(operands[letter], turned) for letter, turned in OPERANDS[passes]]
+    exact = product(*plain)
+    for pair in pairs:
+        sides = [
+            _Side(
+                letter,
+                f"{letter} of {place.place}",
+                x,
+                how,
+                stream(place, letter, passes),
+                _delayed(how, earlier.get(letter, ())),
+            )
+            for (letter, _), x, how in zip(OPERANDS[passes], plain, pair, strict=True)
+        ]
+        yield pair, _measured(exact, sides, trial)
 
-    product: Array = (torch.from_numpy(a) @ torch.from_numpy(b).T).numpy()
-    return product
 
-
-def _side(x: Array, turned: bool) -> Array:
-    return np.ascontiguousarray(x.T if turned else x)
+def _pair(recipe: TrainingRecipe, passes: str, high: Collection[str]) -> Pair:
+    return (None, None) if recipe.name in high else recipe.pairs[passes]
 
 
 def _delayed(operand: Operand | None, earlier: Sequence[float]) -> float | None:
@@ -169,47 +184,53 @@ _Measured = tuple[Energies, Energies, Mapping[str, Counts]]
 
 
 def _measured(exact: Array, sides: Sequence[_Side], trial: Trial) -> _Measured:
-    """The energies of one draw on average and of the mean of all draws, and the counts of what was quantized."""
+    """The energies of one draw on average and of the mean of all draws, and the counts of what was quantized. One draw
+    is held at a time."""
     if all(side.operand is None for side in sides):
-        energies = _energies(exact, np.zeros_like(exact))
-        return energies, energies, {}
-    random = any(side.operand is not None and side.operand.is_random for side in sides)
-    draws = trial.draws if random else 1
+        none = energies(exact, np.zeros_like(exact))
+        return none, none, {}
+    draws = trial.draws if any(side.is_random for side in sides) else 1
     counts: dict[str, Counts] = {}
-    a, b = (_drawn(side, range(trial.seed, trial.seed + draws), counts, trial.backend) for side in sides)
-    each, mean = list[Energies](), list[Energies]()
-    height = max(1, _PIECE // max(1, exact.shape[0]))
-    for begin in range(0, exact.shape[1], height):
-        piece = slice(begin, begin + height)
-        plain = exact[:, piece]
-        offs = [_product(left, right[piece]) - plain for left, right in zip(a, b, strict=True)]
-        each += [_energies(plain, off) for off in offs]
-        mean.append(_energies(plain, reduce(add, offs) / draws))
-    total, averaged = reduce(add, each), reduce(add, mean)
+    fixed = {side.letter: _values(side, trial.seed, counts, trial.backend) for side in sides if not side.is_random}
+    found = list[Energies]()
+    summed: Array | None = None
+    for seed in range(trial.seed, trial.seed + draws):
+        off = _error(
+            exact,
+            (
+                fixed[each.letter] if each.letter in fixed else _values(each, seed, counts, trial.backend)
+                for each in sides
+            ),
+        )
+        found.append(energies(exact, off))
+        if summed is None:
+            summed = off
+        else:
+            summed += off
+        del off  # before the next one is made
+    if draws == 1:
+        return found[0], found[0], counts
+    assert summed is not None
+    summed /= draws
+    total = reduce(add, found)
     noise, cross, error = (value / draws for value in (total.noise, total.cross, total.error))
-    return Energies(exact.size, averaged.signal, noise, cross, error), averaged, counts
+    return Energies(exact.size, found[0].signal, noise, cross, error), energies(exact, summed), counts
 
 
-def _drawn(side: _Side, seeds: Sequence[int], counts: dict[str, Counts], backend: Backend) -> list[Array]:
-    """The operand as each draw has it, the same again and again where nothing is drawn."""
-    if side.operand is None:
-        return [side.plain] * len(seeds)
-    if not side.operand.is_random:
-        return [_quantized(side, side.operand, seeds[0], counts, backend)] * len(seeds)
-    return [_quantized(side, side.operand, seed, counts, backend) for seed in seeds]
+def _error(exact: Array, sides: Iterable[Array]) -> Array:
+    """The product of quantized sides, less the exact one."""
+    off = product(*sides)
+    off -= exact
+    return off
 
 
-def _quantized(side: _Side, operand: Operand, seed: int, counts: dict[str, Counts], backend: Backend) -> Array:
+def _values(side: _Side, seed: int, counts: dict[str, Counts], backend: Backend) -> Array:
     """The operand in binary64 as its codes stand for it, a transform undone; its counts are added."""
-    narrow, rules = side.plain.astype(np.float32), rules_of(operand, seed)
+    if side.operand is None:
+        return side.plain
+    narrow, rules = side.plain.astype(np.float32), rules_of(side.operand, seed)
     quantized = backend.quantize(narrow, "F32", rules, tensor_amax=side.tensor_amax, stream=side.stream)
     assert quantized.stats is not None
     counted = Counts.of(quantized.stats)
     counts[side.letter] = counts[side.letter] + counted if side.letter in counts else counted
-    values: Array = backend.dequantize(quantized).astype(np.float64)
-    return values
-
-
-def _energies(exact: Array, off: Array) -> Energies:
-    sums = (np.square(exact), np.square(off), exact * off, off)
-    return Energies(exact.size, *(float(each.sum()) for each in sums))
+    return scaled_back(quantized, backend, side.what)

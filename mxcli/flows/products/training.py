@@ -8,16 +8,13 @@ from functools import reduce
 from itertools import groupby
 from operator import add
 
-import numpy as np
-
 from mxcli.errors import InputError, printable, together
-from mxcli.flows.gemm_shapes import PASSES
-from mxcli.flows.products import Energies
-from mxcli.flows.training_layers import Stacks, TrainedLayer, TrainedModel, block_of, operands_of
-from mxcli.flows.training_products import Counts, TrainedProduct, Trial, products_of
-from mxcli.numerics.training import TrainingRecipe, high_blocks
-
-_Blocks = frozenset[tuple[str, int]]
+from mxcli.flows.gemm_shapes import PASSES, W
+from mxcli.flows.products.blocks import high_notes, shown
+from mxcli.flows.products.energies import Energies
+from mxcli.flows.products.operands import amaxes_of, tokens_of, weight_of
+from mxcli.flows.products.trained_layers import TrainedLayer, TrainedModel
+from mxcli.flows.products.trained_products import Counts, TrainedProduct, Trial, products_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +68,29 @@ def report_training(
     Raises InputError naming every layer with too few tokens for a transform.
     """
     _check_tokens(model, trial)
-    high = {recipe.name: _high(recipe, model.stacks) for recipe in trial.recipes}
+    high = {recipe.name: model.blocks.high(recipe) for recipe in trial.recipes}
+    remembers = any(recipe.history for recipe in trial.recipes)
     products: list[TrainedProduct] = []
     for name, of_layer in groupby(model.layers, key=lambda one: one.name):
-        stays = {recipe for recipe, blocks in high.items() if block_of(name) in blocks}
+        stays = {recipe for recipe, blocks in high.items() if model.blocks.of.get(name) in blocks}
         earlier: dict[str, list[float]] = {}
         for _, of_step in groupby(of_layer, key=lambda one: one.captured.step):
             amaxes: dict[str, float] = {}
             for layer in of_step:
-                operands = operands_of(model.captures, layer)
+                tokens = tokens_of(model.captures, layer.captured, layer.tokens)
+                operands = {W: weight_of(layer.weight), **tokens}
                 products += products_of(layer, operands, trial, stays, earlier)
-                for letter, x in operands.items():
-                    largest = trial.backend.amax(x.astype(np.float32), "F32").value
-                    amaxes[letter] = max(amaxes.get(letter, 0.0), largest)
+                if remembers:
+                    found = amaxes_of(model.captures, layer.captured, layer.weight, trial.backend)
+                    amaxes |= {letter: max(amax, amaxes.get(letter, 0.0)) for letter, amax in found.items()}
                 on_layer(layer)
             # Ranks share the history of a tensor, as in data-parallel training.
             for letter, amax in amaxes.items():
                 earlier.setdefault(letter, []).append(amax)
-    notes = [*model.notes, *_high_notes(trial, high, model), *_history_notes(trial, model)]
-    shown = {name: tuple(f"{stack}{number}" for stack, number in sorted(blocks)) for name, blocks in high.items()}
-    return TrainingReport(source, str(model.captures.where), trial, tuple(products), shown, tuple(notes))
+    there = list(dict.fromkeys(layer.name for layer in model.layers))
+    notes = [*model.notes, *high_notes(trial.recipes, model.blocks, there), *_history_notes(trial, model)]
+    kept = {name: shown(blocks) for name, blocks in high.items()}
+    return TrainingReport(source, str(model.captures.where), trial, tuple(products), kept, tuple(notes))
 
 
 def _summed(products: Sequence[TrainedProduct]) -> Sums:
@@ -109,13 +109,6 @@ def _summed(products: Sequence[TrainedProduct]) -> Sums:
     )
 
 
-def _high(recipe: TrainingRecipe, stacks: Stacks) -> _Blocks:
-    """The blocks that stay high under a recipe, in every stack of the model."""
-    return frozenset(
-        (stack, numbers[at]) for stack, numbers in stacks.items() for at in high_blocks(recipe.high, len(numbers))
-    )
-
-
 def _check_tokens(model: TrainedModel, trial: Trial) -> None:
     problems = [
         f"{printable(model.captures.where)}: {layer.captured.place} has {layer.tokens:,} tokens; "
@@ -126,23 +119,6 @@ def _check_tokens(model: TrainedModel, trial: Trial) -> None:
     ]
     if problems:
         raise together(InputError, "Tokens that Hadamard transforms do not divide", problems)
-
-
-def _high_notes(trial: Trial, high: Mapping[str, _Blocks], model: TrainedModel) -> Iterator[str]:
-    """A sentence about each set of blocks that recipes keep high."""
-    blocks = sum(map(len, model.stacks.values()))
-    names: dict[_Blocks, list[TrainingRecipe]] = {}
-    for recipe in trial.recipes:
-        if high[recipe.name]:
-            names.setdefault(high[recipe.name], []).append(recipe)
-    for kept, those in names.items():
-        layers = len({layer.name for layer in model.layers if block_of(layer.name) in kept})
-        shown = ", ".join(f"{stack}{number}" for stack, number in sorted(kept)[:3])
-        yield (
-            f"{', '.join(recipe.name for recipe in those)}: {len(kept):,} of {blocks:,} blocks stay high "
-            f"({those[0].high.words}: {printable(shown)}{', …' if len(kept) > 3 else ''}); the products of "
-            f"{layers:,} layer{'' if layers == 1 else 's'} there are exact."
-        )
 
 
 def _history_notes(trial: Trial, model: TrainedModel) -> Iterator[str]:

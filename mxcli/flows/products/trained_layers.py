@@ -3,46 +3,20 @@ the weight, and the blocks of the model that they are in."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from mxcli.errors import InputError, printable
 from mxcli.files.captured_layers import CapturedLayer, by_layer, captured_layers, check_layers
-from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import COLUMN
 from mxcli.files.roles import WEIGHT, role_of
-from mxcli.files.tensors import Array, TensorInfo
-from mxcli.flows.gemm_shapes import DY, W, X
-from mxcli.flows.output_error import binary64
+from mxcli.files.tensors import TensorInfo
+from mxcli.flows.memory import Need
 from mxcli.flows.plan import Plan
-from mxcli.numerics.training import TRAINING_RECIPES
-
-MOST_TOKENS = 1024
-"""Captured tokens that are used of a layer, the first ones: blocks and transforms of wgrad run along them."""
-_TRANSFORMS = sorted({1, *(recipe.transform for recipe in TRAINING_RECIPES.values())}, reverse=True)
-_BLOCK = re.compile(r"(^|.*?\.)(\d+)\.")
-
-Stacks = Mapping[str, tuple[int, ...]]
-"""Numbers of the blocks of a model, in order, by what stands before the number in the names of its layers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A weight, the source that holds it, and the step it is of (None: not told); `turned` says that it is stored
-    [in, out]."""
-
-    source: Checkpoint
-    info: TensorInfo
-    step: int | None = None
-    turned: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[out, in]."""
-        return self.info.shape[::-1] if self.turned else self.info.shape
+from mxcli.flows.products.blocks import Blocks, blocks_of
+from mxcli.flows.products.memory import Extent, memory_of_products
+from mxcli.flows.products.operands import Weight, places_text, shortened, used_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +44,7 @@ class TrainedModel:
 
     captures: Checkpoint
     layers: tuple[TrainedLayer, ...]
-    stacks: Stacks
+    blocks: Blocks
     notes: tuple[str, ...]
 
 
@@ -88,7 +62,7 @@ def trained_model(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> T
     own = by_layer(found, WEIGHT)
     held = [each for each in found if each.activation or each.gradient]
     layers = [
-        TrainedLayer(each, weight, _used(each.tokens))
+        TrainedLayer(each, weight, used_tokens(each.tokens))
         for each in held
         if each.layer in stored
         if (weight := _own(captures, each, own.get(each.layer, [])) or stored[each.layer])
@@ -97,30 +71,17 @@ def trained_model(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> T
         raise InputError(_nothing(captures, held))
     places = {name: at for at, name in enumerate(order)}
     layers.sort(key=lambda each: places[each.name])
-    notes = [*_left_out(held, layers), *_shortened(layers), *_other_weights(layers)]
-    return TrainedModel(captures, tuple(layers), _stacks(order), tuple(notes))
+    notes = [
+        *_left_out(held, layers),
+        *shortened([(each.captured, each.tokens) for each in layers]),
+        *_other_weights(layers),
+    ]
+    return TrainedModel(captures, tuple(layers), _blocks(checkpoint, captures, order), tuple(notes))
 
 
-def operands_of(captures: Checkpoint, layer: TrainedLayer) -> dict[str, Array]:
-    """W [out, in], X [tokens, in] and dY [tokens, out] in binary64, as far as they are there; raises InputError where
-    one is not finite."""
-    infos = {X: layer.captured.activation, DY: layer.captured.gradient}
-    weight = binary64(np.array(read(layer.weight.source, layer.weight.info)), layer.weight.info.dtype)
-    operands = {W: weight.T if layer.weight.turned else weight}
-    for name, info in infos.items():
-        if info is not None:
-            operands[name] = binary64(read(captures, info), info.dtype).reshape(-1, info.shape[-1])[: layer.tokens]
-    for name, x in operands.items():
-        if not np.isfinite(x).all():
-            info = infos.get(name) or layer.weight.info
-            raise InputError(f"{printable(info.file)}: {printable(info.name)} is not finite: capture another step.")
-    return operands
-
-
-def block_of(layer: str) -> tuple[str, int] | None:
-    """The stack and the number of the block that a layer is in; None: it is in none."""
-    match = _BLOCK.match(layer)
-    return (match[1], int(match[2])) if match else None
+def memory_to_train(model: TrainedModel, draws: int) -> Need:
+    """What the products of its layers need, under any recipes."""
+    return memory_of_products((_extent(layer) for layer in model.layers), draws)
 
 
 def _stored(checkpoint: Checkpoint, plan: Plan, found: Sequence[CapturedLayer]) -> tuple[list[str], dict[str, Weight]]:
@@ -147,26 +108,23 @@ def _is_linear(layer: str, info: TensorInfo) -> bool:
 def _own(captures: Checkpoint, place: CapturedLayer, weights: Sequence[CapturedLayer]) -> Weight | None:
     """The weight that was captured of a layer there, else on another rank, else last before."""
     before = [each for each in weights if each.step is None or place.step is None or each.step <= place.step]
-    best = max(before, key=lambda each: (_number(each.step), each.rank == place.rank), default=None)
+    latest = [each for each in before if each.step == before[-1].step]  # as steps ascend
+    best = next((each for each in latest if each.rank == place.rank), latest[0] if latest else None)
     return Weight(captures, best.weight, best.step) if best and best.weight else None
 
 
-def _number(step: int | None) -> int:
-    return -1 if step is None else step
+def _blocks(checkpoint: Checkpoint, captures: Checkpoint, order: Sequence[str]) -> Blocks:
+    """The blocks of the model: a checkpoint has all its layers, of captures some may say which there are."""
+    if not checkpoint.captures:
+        return blocks_of(order)
+    stated = checkpoint.layers_of_model or captures.layers_of_model
+    return blocks_of(stated or order, is_whole=bool(stated))
 
 
-def _used(tokens: int) -> int:
-    most = min(tokens, MOST_TOKENS)
-    return most - most % next(size for size in _TRANSFORMS if size <= max(1, most))
-
-
-def _stacks(layers: Iterable[str]) -> Stacks:
-    found: dict[str, set[int]] = {}
-    for layer in layers:
-        block = block_of(layer)
-        if block is not None:
-            found.setdefault(block[0], set()).add(block[1])
-    return {stack: tuple(sorted(numbers)) for stack, numbers in found.items()}
+def _extent(layer: TrainedLayer) -> Extent:
+    outputs, inputs = layer.weight.shape
+    infos = (layer.weight.info, layer.captured.activation, layer.captured.gradient)
+    return Extent(layer.name, layer.tokens, outputs, inputs, max(info.nbytes for info in infos if info))
 
 
 def _nothing(captures: Checkpoint, held: Sequence[CapturedLayer]) -> str:
@@ -195,25 +153,10 @@ def _left_out(held: Sequence[CapturedLayer], layers: Sequence[TrainedLayer]) -> 
         )
 
 
-def _places(layers: Sequence[TrainedLayer]) -> str:
-    return f"{len(layers):,} place{'s' if len(layers) > 1 else ''}"
-
-
-def _shortened(layers: Sequence[TrainedLayer]) -> Iterator[str]:
-    shorter = [one for one in layers if one.tokens < one.captured.tokens]
-    if shorter:
-        first = shorter[0]
-        yield (
-            f"The first tokens alone are used at {_places(shorter)}, {first.tokens:,} of "
-            f"{first.captured.tokens:,} at {first.captured.place}: {MOST_TOKENS:,} at most, and a multiple of what "
-            "Hadamard transforms take."
-        )
-
-
 def _other_weights(layers: Sequence[TrainedLayer]) -> Iterator[str]:
     other = [one for one in layers if one.weight.step is not None and one.weight.step != one.captured.step]
     if other:
         yield (
-            f"At {_places(other)} the weight is that of another step, {other[0].weight.step} at "
+            f"At {places_text(len(other))} the weight is that of another step, {other[0].weight.step} at "
             f"{other[0].captured.place}: none was captured there."
         )
