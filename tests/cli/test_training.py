@@ -137,3 +137,25 @@ def test_more_memory_than_is_allowed_is_refused(mxcli: Callable[..., Any]) -> No
     assert (code, out) == (6, "")
     assert "mlp.down_proj: needs about 3" in err
     assert mxcli(*words, "--max-memory", "400M").code == 0
+
+
+def test_captured_tensors_can_be_left_out(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    """Selectors take captured tensors too: without the gradient of a step, of which one value is infinite, what else
+    there is of that step has its products."""
+    for step in range(2):
+        x = np.random.default_rng(step).standard_normal((32, 64)).astype(np.float32)
+        gradient = x[:, :32].copy()
+        gradient[0, 0] = np.inf if step else 0
+        tensors = {"fc.activation": x, "fc.gradient": gradient, "fc.weight": x[:, ::-1].copy()}
+        records = {name: {"role": name[3:], "layer": "fc", "step": step} for name in tensors}
+        described = json.dumps({"version": 1, "tensors": records})
+        save_file(tensors, tmp_path / f"step-{step}.safetensors", {"mxcli.capture": described})
+    words = ("report", tmp_path, "--training", "mxfp8")
+    code, _, err = mxcli(*words)
+    assert code == 3
+    assert "step-1/fc.gradient is not finite" in err
+    left = strict_json(mxcli(*words, "--exclude", "step-1/fc.gradient", "--json").out)
+    assert [(each["step"], each["pass"]) for each in left["products"]] == [
+        *((0, passes) for passes in ("fprop", "dgrad", "wgrad")),
+        (1, "fprop"),
+    ]

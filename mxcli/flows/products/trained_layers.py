@@ -3,7 +3,7 @@ the weight, and the blocks of the model that they are in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mxcli.errors import InputError, printable
@@ -56,7 +56,7 @@ def trained_model(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> T
     of a recipe do not hang on those beside it. Raises InputError naming everything that does not fit, or where
     nothing is left.
     """
-    found = captured_layers(captures.tensors, captures.captures)
+    found = captured_layers(_selected(checkpoint, captures, plan), captures.captures)
     order, stored = _stored(checkpoint, plan, found)
     check_layers(captures.where, found, {name: weight.shape for name, weight in stored.items()})
     own = by_layer(found, WEIGHT)
@@ -77,6 +77,14 @@ def trained_model(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> T
         *_other_weights(layers),
     ]
     return TrainedModel(captures, tuple(layers), _blocks(checkpoint, captures, order), tuple(notes))
+
+
+def _selected(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> Mapping[str, TensorInfo]:
+    """The captured tensors, of SOURCE itself only those that were not excluded; weights are judged as layers."""
+    if captures is not checkpoint:
+        return captures.tensors
+    taken = {step.tensor.name for step in plan.quantized}
+    return {name: info for name, info in captures.tensors.items() if info.role == WEIGHT or name in taken}
 
 
 def memory_to_train(model: TrainedModel, draws: int) -> Need:
