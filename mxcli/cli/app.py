@@ -33,7 +33,7 @@ from mxcli.cli.arguments import normalized
 from mxcli.cli.streams import INTERRUPTED, silence, tell
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, UsageError, printable
 
-_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS}
 
 app = typer.Typer(
     name="mxcli",

@@ -85,7 +85,7 @@ def quantize(
     check_device(device)
     if json == csv == STDOUT:
         raise UsageError("--json and --csv both ask for stdout: give one of them a FILE.")
-    refuse_existing([json, csv], force=force)
+    refuse_existing([json, csv], force=force, sources=[])
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     found = find_device(device, lambda note: talk.notes([note]))
     asked = _Asked(listed_words(format or ""), scale_rounding, dialect, size, rounds, listed_words(peers))

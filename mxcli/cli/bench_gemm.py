@@ -11,7 +11,7 @@ from mxcli.backends import CPU, check_device, find_device, open_timed_device
 from mxcli.cli import options
 from mxcli.cli.arguments import STDOUT
 from mxcli.cli.bench import Rounds, listed_words
-from mxcli.cli.streams import deliver, refuse_existing, stdout_screen, talk_on_stderr
+from mxcli.cli.streams import deliver, on_disk, refuse_existing, stdout_screen, talk_on_stderr
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def gemm(
         raise UsageError(f"--plot '{printable(plot)}': its name must end in .png or .svg.")
     if rounds < 1:
         raise UsageError(f"--rounds {rounds} is not a positive number.")
-    refuse_existing([json, csv, plot], force=force)
+    refuse_existing([json, csv, plot], force=force, sources=[source, captures])
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     names = listed_words(kernel)
     kernels = named_kernels(names)
@@ -171,7 +171,8 @@ def gemm(
     if csv is not None:
         deliver(csv_text(row_records(report), RECORD_NAMES), csv)
     if plot is not None:
-        plot_rates(report, Path(plot))
+        with on_disk(Path(plot)):
+            plot_rates(report, Path(plot))
     if STDOUT not in (json, csv):
         deliver(gemm_text(report, stdout_screen(no_color=no_color)))
     talk.notes(_notes(report, values))

@@ -41,7 +41,7 @@ def dequantize(
     """
     where = machine(device, threads, max_memory)
     how = writing.asked(force=force, resume=resume, max_shard_size=max_shard_size, shard_range=shard_range)
-    refuse_existing([json], force=force)
+    refuse_existing([json], force=force, sources=[source])
     if output is None:
         raise UsageError("missing option '-o/--output DIR': name the directory to write.")
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)

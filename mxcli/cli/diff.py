@@ -40,9 +40,10 @@ def diff(
 ) -> None:
     """Compare two checkpoints, tensor by tensor.
 
-    Of weights in the same format codes and scales are compared, whatever the layouts; others by the values they stand
-    for. For power-of-two scales the two rules that explain the difference are named, as far as codes and scales tell.
-    Nothing differs: exit code 0; something does: 5. The text shows twenty tensors, or --top; JSON and CSV have all.
+    Of weights in the same format, along the same axis and after the same transform codes and scales are compared,
+    whatever the layouts; others by the values they stand for. For power-of-two scales the two rules that explain the
+    difference are named, as far as codes and scales tell. Nothing differs: exit code 0; something does: 5. The text
+    shows twenty tensors, or --top; JSON and CSV have all.
 
     \b
     Examples:
@@ -53,12 +54,13 @@ def diff(
     """
     forms = Forms(json, None, csv, "name", top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
-    check_forms(forms, force=force)
+    check_forms(forms, force=force, sources=[a, b])
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.diff import diff_sides, memory_to_diff, side_of
     from mxcli.flows.memory import check_memory
-    from mxcli.output.difference import difference_csv, difference_json, difference_text, outcome
+    from mxcli.output.difference import difference_csv, difference_json, difference_text
+    from mxcli.output.difference_words import failure_sentence
 
     sides = side_of(a, open_checkpoint(a)), side_of(b, open_checkpoint(b))
     backend = open_backend(where, talk)
@@ -73,4 +75,4 @@ def diff(
         text=lambda screen: difference_text(result, screen, top),
     )
     if result.differing:
-        raise LimitError(outcome(result).removesuffix("."))
+        raise LimitError(failure_sentence(result))

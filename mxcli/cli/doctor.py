@@ -25,7 +25,7 @@ def doctor(
     from mxcli.output.doctor import doctor_record, doctor_text
     from mxcli.output.export import json_text
 
-    refuse_existing([json], force=force)
+    refuse_existing([json], force=force, sources=[])
     diagnosis = examine()
     if json is not None:
         deliver(json_text("doctor", doctor_record(diagnosis)), json)
@@ -38,7 +38,7 @@ def print_version(json: str | None) -> None:
     from mxcli.flows.doctor import PACKAGES, own_version, package_version
     from mxcli.output.export import json_text
 
-    refuse_existing([json], force=False)
+    refuse_existing([json], force=False, sources=[])
     version = own_version()
     if json is not None:
         import platform

@@ -47,7 +47,7 @@ def formats(
 
     if markdown == json == STDOUT:
         raise UsageError("--markdown and --json both ask for stdout: give one of them a FILE.")
-    refuse_existing([json, markdown], force=force)
+    refuse_existing([json, markdown], force=force, sources=[])
     rows = [find_format(name)] if name else list(FORMATS.values())
     screen = stdout_screen(no_color=no_color, wide=wide)
     if json is not None:

@@ -37,10 +37,15 @@ class Forms:
 
 
 def check_forms(
-    forms: Forms, *, force: bool, beside: Iterable[str | None] = (), sorts: Collection[str] | None = None
+    forms: Forms,
+    *,
+    force: bool,
+    sources: Iterable[str | None],
+    beside: Iterable[str | None] = (),
+    sorts: Collection[str] | None = None,
 ) -> None:
-    """Before any work: raises if two forms ask for stdout, a file exists, or the table cannot be so sorted: by one of
-    `sorts`, else by a metric or name."""
+    """Before any work: raises if two forms ask for stdout, a file exists or belongs to one of the `sources`, or the
+    table cannot be so sorted: by one of `sorts`, else by a metric or name."""
     asked = {"--json": forms.json, "--jsonl": forms.jsonl, "--csv": forms.csv, "--markdown": forms.markdown}
     taking = [option for option, file in asked.items() if file == STDOUT]
     if len(taking) > 1:
@@ -52,7 +57,7 @@ def check_forms(
     ]
     if twice:
         raise UsageError(f"{printable(twice[0])} is named for two things: give each its own file.")
-    refuse_existing([*asked.values(), *beside], force=force)
+    refuse_existing([*asked.values(), *beside], force=force, sources=sources)
 
 
 def check_dry_run(

@@ -26,7 +26,7 @@ def inspect(
       mxcli inspect samples/tiny-llama-captures.safetensors
       mxcli inspect samples/tiny-llama --json | jq '.by_role'
     """
-    refuse_existing([json], force=force)
+    refuse_existing([json], force=force, sources=[source])
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.inspect import inspect_checkpoint
     from mxcli.output.export import json_text

@@ -31,7 +31,7 @@ def merge(
       mxcli quantize samples/tiny-llama --format nvfp4 -o shared --max-shard-size 200K --shard-range 2/2
       mxcli merge shared
     """
-    refuse_existing([json], force=force)
+    refuse_existing([json], force=force, sources=[folder])
     from mxcli.flows.merge import merge_shares
     from mxcli.output.export import json_text
 

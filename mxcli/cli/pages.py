@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mxcli.cli.arguments import STDOUT, repeatable
-from mxcli.cli.streams import deliver, refuse_existing
+from mxcli.cli.streams import deliver, on_disk, refuse_existing, refuse_source
 from mxcli.errors import InputError, RefusedError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ class Pages:
     plots: str | None
 
 
-def check_pages(pages: Pages, *, force: bool, dry_run: bool = False) -> None:
-    """Before any work: raises if what would be written exists (without `force`) or has nowhere to lie, and where
-    nothing will be measured that it could show."""
+def check_pages(pages: Pages, *, force: bool, sources: Sequence[str | None], dry_run: bool = False) -> None:
+    """Before any work: raises if what would be written exists (without `force`), belongs to one of the `sources` or
+    has nowhere to lie, and where nothing will be measured that it could show."""
     if dry_run and (pages.html or pages.plots):
         raise UsageError("--dry-run measures nothing, so there is no --html and no --plots.")
     if pages.html == STDOUT:
         raise UsageError("--html takes a file, not stdout: name one, such as report.html.")
-    refuse_existing([pages.html], force=force)
+    refuse_existing([pages.html], force=force, sources=sources)
     if pages.plots is None:
         return
     folder, shown = Path(pages.plots), printable(pages.plots)
@@ -42,6 +42,7 @@ def check_pages(pages: Pages, *, force: bool, dry_run: bool = False) -> None:
         raise InputError(f"{shown}: its directory does not exist; create it first.")
     if folder.exists() and not folder.is_dir():
         raise RefusedError(f"{shown}: a file; --plots takes a directory.")
+    refuse_source(folder.iterdir() if folder.is_dir() else (), [source for source in sources if source])
     if folder.is_dir() and not force and any(folder.iterdir()):
         raise RefusedError(f"{shown}: not empty; use --force to replace the plots in it, or another name.")
 
@@ -70,8 +71,10 @@ def deliver_pages(
         from mxcli.output.plots import write_plots
 
         folder = Path(pages.plots)
-        folder.mkdir(exist_ok=True)
-        write_plots(study_charts(made), folder)
+        charts = study_charts(made)
+        with on_disk(folder):
+            folder.mkdir(exist_ok=True)
+            write_plots(charts, folder)
 
 
 def study_of(report: Report, checkpoint: Checkpoint, plans: Sequence[Plan]) -> Study:

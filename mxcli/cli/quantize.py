@@ -91,7 +91,7 @@ def quantize(
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color)
     where = machine(device, threads, max_memory)
     how = writing.asked(force=force, resume=resume, max_shard_size=max_shard_size, shard_range=shard_range)
-    check_forms(forms, force=force, beside=[save_recipe])
+    check_forms(forms, force=force, sources=[source, recipe, captures], beside=[save_recipe])
     _check_output(output, dry_run=dry_run)
     check_dry_run(forms, dry_run=dry_run)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
@@ -211,11 +211,15 @@ def _deliver_plan(
 ) -> None:
     """The plan, after whatever would refuse the output has had its say."""
     from mxcli.files.writer_place import check_place
+    from mxcli.files.writer_progress import progress_path, read_progress, refuse_unfinished
     from mxcli.output.plan import output_files, plan_json, plan_text
 
     if site.folder is not None:
         names = output_files(checkpoint, arrangement)
-        check_place(Path(site.folder), checkpoint, names, force=how.force, resume=how.resume)
+        folder = Path(site.folder)
+        check_place(folder, checkpoint, names, force=how.force, resume=how.resume)
+        if not (how.force or how.resume):
+            refuse_unfinished(folder, how.share, read_progress(progress_path(folder, how.share)))
     if forms.json is not None:
         deliver(plan_json(result, checkpoint, arrangement, site), forms.json)
     if not forms.takes_stdout:

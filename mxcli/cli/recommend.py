@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from mxcli.cli.arguments import listed
 from mxcli.cli.forms import Forms, check_dry_run, check_forms, deliver_forms, deliver_plan, ended
 from mxcli.cli.machine import found_device, machine, open_backend
 from mxcli.cli.progress import progress
-from mxcli.cli.streams import deliver, refuse_existing, talk_on_stderr
+from mxcli.cli.streams import deliver, on_disk, refuse_existing, talk_on_stderr
 from mxcli.errors import InputError, UsageError, printable
 
 SORTS = ("harm", "sqnr_db", "bits_per_element", "elements", "name")
@@ -102,8 +103,9 @@ def recommend(
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
     check_dry_run(forms, dry_run=dry_run, beside={"--save-recipe": save_recipe, "--configs": configs})
-    check_forms(forms, force=force, beside=[save_recipe], sorts=SORTS)
-    _check_configs(configs, force=force)
+    read = [source, recipe, captures]
+    check_forms(forms, force=force, sources=read, beside=[save_recipe], sorts=SORTS)
+    _check_configs(configs, force=force, sources=read)
     talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
     names = listed(formats, "--formats")
     rules, content = recipes.rules_for_formats(
@@ -189,7 +191,8 @@ def recommend(
         comments = [f"mxcli recommend {printable(source)}", *conclusion(result)]
         deliver(recipe_text(result.recipe, comments), save_recipe)
     for name, text in files.items():
-        Path(str(configs)).mkdir(parents=True, exist_ok=True)
+        with on_disk(Path(str(configs))):
+            Path(str(configs)).mkdir(parents=True, exist_ok=True)
         deliver(text, str(Path(str(configs)) / name))
     written = [file for file in (save_recipe, *(str(Path(str(configs)) / name) for name in files)) if file]
     ending = f"written: {', '.join(map(printable, written))}" if written else ""
@@ -202,13 +205,13 @@ def recommend(
     )
 
 
-def _check_configs(folder: str | None, *, force: bool) -> None:
+def _check_configs(folder: str | None, *, force: bool, sources: Sequence[str | None]) -> None:
     if folder is None:
         return
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise UsageError(f"--configs {printable(folder)}: no directory; name one to write to.")
     if path.is_dir():
-        refuse_existing([str(path / name) for name in CONFIG_FILES], force=force)
+        refuse_existing([str(path / name) for name in CONFIG_FILES], force=force, sources=sources)
     elif not path.parent.is_dir():
         raise InputError(f"{printable(folder)}: the directory around it does not exist; create it first.")

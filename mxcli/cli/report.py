@@ -22,7 +22,7 @@ from mxcli.cli.pages import Pages, check_pages, deliver_pages, study_of
 from mxcli.cli.products import deliver_products, sorts_of, stated_products
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import INTERRUPTED, talk_on_stderr
-from mxcli.cli.training import Draws, TrainingOf, deliver_training, stated_training
+from mxcli.cli.training import Draws, Training, TrainingOf, deliver_training, stated_training
 from mxcli.errors import UsageError, printable
 from mxcli.numerics.draws import check_seed, stated_sampling
 from mxcli.numerics.hadamard import stated_hadamard
@@ -95,15 +95,16 @@ def report(
     """
     forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
-    trained = stated_training(context, training, draws)
+    trained = stated_training(context, Training(training, source, selectors, requantize, products, seed, draws))
     if trained is not None:
         talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
         deliver_training(trained, where, forms, talk, force=force)
         return
     check_dry_run(forms, dry_run=dry_run, limits=bool(fail_on), beside={"--per-block": per_block})
-    check_forms(forms, force=force, beside=[per_block], sorts=sorts_of(products))
+    read = [source, recipe, products]
+    check_forms(forms, force=force, sources=read, beside=[per_block], sorts=sorts_of(products))
     pages = Pages(html, plots)
-    check_pages(pages, force=force, dry_run=dry_run)
+    check_pages(pages, force=force, sources=read, dry_run=dry_run)
     limits = stated_limits(fail_on)
     sampling = stated_sampling(sample, seed)
     if sampling is not None and per_block is not None:
@@ -171,10 +172,10 @@ def report(
             forms, json=lambda: report_plan_json(planned), text=lambda screen: report_plan_text(planned, screen)
         )
         return
-    backend = open_backend(where, talk)
     if wanted is not None:
-        deliver_products(wanted, source, checkpoint, plans[0], backend, forms, talk)
+        deliver_products(wanted, source, checkpoint, plans[0], where, forms, talk)
         return
+    backend = open_backend(where, talk)
     check_memory(need, where.max_memory, backend.name)
     total, done = sum(sizes.values()), 0
     with progress("report", talk) as show:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,7 +14,7 @@ from types import FrameType
 import typer
 
 from mxcli.cli.arguments import STDOUT
-from mxcli.errors import InputError, RefusedError, UsageError, printable
+from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable
 from mxcli.output.screen import Screen, detect, spelled
 
 INTERRUPTED = 130
@@ -81,8 +81,10 @@ def deliver(text: str, file: str = STDOUT, *, verbatim: bool = False) -> None:
         raise typer.Exit(BROKEN_PIPE) from None
 
 
-def refuse_existing(files: Iterable[str | None], *, force: bool) -> None:
-    """Before any work: raises for a file that exists (without `force`) or has no directory to lie in."""
+def refuse_existing(files: Iterable[str | None], *, force: bool, sources: Iterable[str | None]) -> None:
+    """Before any work: raises for a file that belongs to one of the `sources`, exists (without `force`) or has no
+    directory to lie in."""
+    named = tuple(source for source in sources if source)
     for file in files:
         if file is None or file == STDOUT:
             continue
@@ -93,8 +95,33 @@ def refuse_existing(files: Iterable[str | None], *, force: bool) -> None:
             raise InputError(f"{printable(file)}: its directory does not exist; create it first.")
         if path.is_dir():
             raise RefusedError(f"{printable(file)}: a directory; name a file in it.")
+        refuse_source([path], named)
         if path.is_file() and not force:
             raise RefusedError(f"{printable(file)}: exists; use --force to replace it, or another name.")
+
+
+def refuse_source(files: Iterable[Path], sources: Sequence[str]) -> None:
+    """Raises RefusedError for a file that belongs to one of the sources: no --force lets it be written."""
+    if not sources:
+        return
+    from mxcli.files.source_files import source_of
+
+    for file in files:
+        if source := source_of(file, sources):
+            raise RefusedError(
+                f"{printable(file)}: belongs to the source {printable(source)}; give another name, the source is never "
+                "written to."
+            )
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """Turns an error of writing there into EnvironmentFailure."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or printable(error)
+        raise EnvironmentFailure(f"{printable(path)}: cannot be written: {why}.") from error
 
 
 def silence(descriptor: int) -> None:
@@ -134,11 +161,13 @@ def _write(path: Path, text: str) -> None:
     """Replaces the file as a whole; what is no regular file, such as a pipe, is written to."""
     replaces = path.is_file() or not path.exists()
     target = path.with_name(path.name + ".partial") if replaces else path
-    try:
-        target.write_text(text + "\n", encoding="utf-8")
-        if replaces:
-            target.replace(path)
-    except OSError as error:
-        if replaces:
-            target.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with on_disk(path):
+        try:
+            target.write_text(text + "\n", encoding="utf-8")
+            if replaces:
+                target.replace(path)
+        except OSError:
+            if replaces:
+                with suppress(OSError):
+                    target.unlink(missing_ok=True)
+            raise

@@ -62,7 +62,7 @@ def verify(
     """
     forms = Forms(json, None, csv, "name", top, wide, no_color, markdown)
     where = machine(device, threads, max_memory)
-    check_forms(forms, force=force)
+    check_forms(forms, force=force, sources=[source, against])
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.memory import check_memory

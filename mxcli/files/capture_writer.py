@@ -7,7 +7,8 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,7 +128,7 @@ class CaptureFile:
             CapturedTensor(each.layer, each.role, each.dtype, (LARGEST, LARGEST), LARGEST, LARGEST) for each in expected
         ]
         self._header_bytes = len(_header(largest, name, about, LARGEST)) + STEP_BYTES
-        with self._partials.on_disk():
+        with self._on_disk():
             self._file.seek(self._header_bytes)
 
     @property
@@ -141,7 +142,7 @@ class CaptureFile:
             raise ValueError(f"{tensor.name}: {data.nbytes} bytes given, {tensor.nbytes} described")
         flat = data.reshape(-1).view("u1")
         self._partials.needed_bytes = max(self._partials.needed_bytes, self._data_bytes + tensor.nbytes)
-        with self._partials.on_disk():
+        with self._on_disk():
             for start in range(0, data.nbytes, CHUNK_BYTES):
                 self._file.write(flat[start : start + CHUNK_BYTES].data)
         self._tensors.append(tensor)
@@ -164,7 +165,7 @@ class CaptureFile:
                 "say less."
             )
         text = header[8:] + b" " * (self._header_bytes - len(header))
-        with self._partials.on_disk():
+        with self._on_disk():
             self._file.seek(0)
             self._file.write(struct.pack("<Q", len(text)) + text)
             self._file.flush()
@@ -186,8 +187,23 @@ class CaptureFile:
         """Remove what was written, if it was not finished."""
         if not self._file.closed:
             ours = [str(self._name)] if self._is_ours() else []
-            self._file.close()
+            with suppress(OSError):  # it closes all the same when what is in its buffer cannot be written any more
+                self._file.close()
             self._partials.remove(ours)
+
+    @contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """Turn errors of the disk into EnvironmentFailure."""
+        with self._partials.on_disk():
+            try:
+                yield
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                raise EnvironmentFailure(
+                    f"{printable(self._path)}: files may not become that large here; record less of a step, or raise "
+                    "the limit (ulimit -f)."
+                ) from error
 
     def _is_ours(self) -> bool:
         """Whether nobody else has made a file of that partial name meanwhile."""

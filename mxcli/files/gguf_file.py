@@ -19,6 +19,7 @@ from mxcli.files.plain import foreign_content, read_head
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, FileContents, TensorInfo, byte_count
 
+GGUF_NAMES = "Names of GGUF files, which are llama.cpp's, are not matched with those of other sources."
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 100_000_000

@@ -20,7 +20,16 @@ from mxcli.files.tensors import Array
 from mxcli.files.writer_draft import RECORDED, UNCOMPARED, Draft, differences, names_in
 from mxcli.files.writer_partials import Partials, sync_folder
 from mxcli.files.writer_place import Place, stays_inside
-from mxcli.files.writer_progress import COMPLETE, ENTRIES, MEMO, Line, ProgressRecord, progress_path, refuse_other_runs
+from mxcli.files.writer_progress import (
+    COMPLETE,
+    ENTRIES,
+    MEMO,
+    Line,
+    ProgressRecord,
+    progress_path,
+    refuse_other_runs,
+    refuse_unfinished,
+)
 from mxcli.files.writer_shards import Shard, ShardFile
 
 SYNC_BYTES, SYNC_SECONDS = 1 << 28, 5.0
@@ -47,8 +56,9 @@ class Output:
         self._waiting_bytes, self._synced_at = 0, time.monotonic()
 
     def __enter__(self) -> Output:
-        """Take the directory; raises RefusedError where another run has it or the one to resume made something else,
-        and EnvironmentFailure if the disk cannot hold the output."""
+        """Take the directory; raises RefusedError where another run has it, the one to resume made something else or
+        one that is not to be resumed finished something (without `force`), and EnvironmentFailure if the disk cannot
+        hold the output."""
         try:
             self._take()
         except BaseException:
@@ -168,13 +178,15 @@ class Output:
         elif (folder / RECORD).exists() and not self._force:
             raise RefusedError(f"{shown}: was written by another run meanwhile; --force replaces it.")
         else:
+            if not self._force:
+                refuse_unfinished(folder, self._draft.share, self._record.told)
             self._begin(earlier)
 
     def _go_on(self, earlier: Line) -> None:
         changes = differences(earlier, json.loads(json.dumps(self._draft.header)))
         shown = printable(self._place.folder)
         if changes:
-            ending = "Give the same options and source, or leave --resume out to begin anew."
+            ending = "Give the same options and source, or --force without --resume to begin anew."
             one = [f"{shown}: cannot be resumed: {changes[0]}. {ending}"]
             headline = f"{shown}: cannot be resumed with other options or another source than before"
             raise together(RefusedError, headline, one if len(changes) == 1 else changes)

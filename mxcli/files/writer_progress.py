@@ -60,6 +60,11 @@ class Told:
         """The lines of finished tensors by the name of the first that was written of each."""
         return {line[ENTRIES][0]: line for line in self.lines if line.get(ENTRIES)}
 
+    @property
+    def holds_work(self) -> bool:
+        """Whether anything is finished that a run which begins anew would throw away."""
+        return bool(self.done or self.latest(COMPLETE) or self.latest(PUBLISHING))
+
 
 def progress_path(folder: Path, share: Share | None) -> Path:
     """Where the record of a run lies, or of one share of it."""
@@ -170,6 +175,18 @@ def refuse_other_runs(folder: Path, share: Share | None, *, force: bool) -> None
             record.remove()
         finally:
             record.close()
+
+
+def refuse_unfinished(folder: Path, share: Share | None, told: Told) -> None:
+    """Raises RefusedError where a run that begins anew would throw away what an earlier one of the same share finished,
+    as its record `told`."""
+    if not told.holds_work:
+        return
+    whose = "an unfinished run" if share is None else f"share {share}, of which something is finished"
+    raise RefusedError(
+        f"{printable(folder)}: holds {whose}: --resume goes on with it if the options are the same, --force "
+        "begins anew."
+    )
 
 
 def _left_by(other: Share | None) -> str:

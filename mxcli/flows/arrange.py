@@ -107,7 +107,8 @@ def arrange(
     tasks = _whole_modules(tasks, chosen)
     if not any(task.pieces for task in tasks):
         infos, reasons = [task.step.tensor for task in tasks], [task.step.reason for task in tasks]
-        raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
+        refused = chosen is not OWN and any(step.recipe for step in plan.steps)
+        raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons, in_other_layout=refused))
     units: dict[Path, list[Unit]] = {}
     for task in tasks:
         units.setdefault(task.step.tensor.file, []).extend(task.units)

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from mxcli.backends import Backend
 from mxcli.errors import UsageError, printable
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import Entry
 from mxcli.files.model_files import CONFIG
+from mxcli.files.reading import as_floats
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.doctor import own_version
 from mxcli.flows.fingerprint import fingerprint
@@ -20,6 +23,8 @@ from mxcli.flows.sharding import Unit, shards_of
 from mxcli.flows.writing import Job, Manner, Outcome, Work, write_checkpoint
 
 DTYPES = ("BF16", "F16", "F32", "F64")
+_PIECE = 1 << 20
+"""Elements looked at together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ def dequantize_checkpoint(
         units.setdefault(info.file, []).append((Entry(info.name, info.dtype, info.shape),))
     dtypes = seen.dtypes
     notes = tuple(restoring_notes(seen))
+    broken: dict[str, int] = {}
     record: dict[str, object] = {
         "schema": "mxcli.dequantized/1",
         "version": own_version(),
@@ -76,12 +82,14 @@ def dequantize_checkpoint(
     }
     work = Work(
         shards=shards_of(plain, units, max_shard_bytes),
-        jobs=tuple(_job(plain, info) for info in plain.tensors.values()),
+        jobs=tuple(_job(plain, info, broken if info.name in dtypes else None) for info in plain.tensors.values()),
         configs={CONFIG: plain.config} if plain.config else {},
         record=record,
+        finish=lambda record: {**record, "notes": [*notes, *_not_finite_notes(plain, broken)]},
     )
     outcome = write_checkpoint(checkpoint, Path(output), work, manner)
-    return Restored(Path(output), seen.layout.name, dtypes, notes, outcome)
+    told = (*notes, *_not_finite_notes(plain, broken))
+    return Restored(Path(output), seen.layout.name, dtypes, told, outcome)
 
 
 def _restoring(checkpoint: Checkpoint, dtype: str | None) -> Restoring:
@@ -90,8 +98,37 @@ def _restoring(checkpoint: Checkpoint, dtype: str | None) -> Restoring:
     return restoring(checkpoint, dtype)
 
 
-def _job(plain: Checkpoint, info: TensorInfo) -> Job:
-    def make() -> Iterator[tuple[str, Array]]:
-        yield info.name, read(plain, info)
+def _job(plain: Checkpoint, info: TensorInfo, broken: dict[str, int] | None) -> Job:
+    """The job for a tensor; of a weight that is scaled back `broken` is told how many values are not finite."""
 
-    return Job(info.name, info.nbytes, (info.name,), make, (info,))
+    def make() -> Iterator[tuple[str, Array]]:
+        x = read(plain, info)
+        if broken is not None:
+            broken[info.name] = _not_finite(x, info.dtype)
+        yield info.name, x
+
+    def recall(count: object) -> None:
+        if broken is not None and isinstance(count, int):
+            broken[info.name] = count
+
+    remember = (lambda: None) if broken is None else (lambda: broken.get(info.name, 0))
+    return Job(info.name, info.nbytes, (info.name,), make, (info,), remember, recall)
+
+
+def _not_finite(x: Array, dtype: str) -> int:
+    flat = x.reshape(-1)
+    pieces = (as_floats(flat[begin : begin + _PIECE], dtype) for begin in range(0, flat.size, _PIECE))
+    return sum(int(np.count_nonzero(~np.isfinite(piece))) for piece in pieces)
+
+
+def _not_finite_notes(plain: Checkpoint, broken: Mapping[str, int]) -> list[str]:
+    """What is said of weights with values that no model computes with."""
+    names = [name for name in plain.tensors if broken.get(name)]
+    if not names:
+        return []
+    more = ", …" if len(names) > 1 else ""
+    holds = "holds" if len(names) == 1 else "hold"
+    return [
+        f"{len(names):,} of {len(broken):,} weights {holds} NaN or infinities, {sum(broken.values()):,} values in all "
+        f"('{printable(names[0])}'{more}): `mxcli verify` tells which scales or codes are to blame."
+    ]

@@ -76,8 +76,8 @@ class Difference:
     """One tensor: what it is in either, in what it `differs` (nothing: equal), and by how much.
 
     `blocks` are counts where both have the same format, axis, transform and shape: codes and scales of others tell
-    nothing of each other. `treatments` are known where both are quantized. `distance` is that of B's values from A's, where
-    both have values of one shape and something differs, or is stored in another way.
+    nothing of each other. `treatments` are known where both are quantized. `distance` is that of B's values from A's,
+    where both have values of one shape and something differs, or is stored in another way.
     """
 
     name: str
@@ -96,9 +96,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """One side as headlines show it."""
+    """One side as headlines show it; `kind` is that of its files."""
 
     name: str
+    kind: str
     layout: str | None
     total: Total
     by_dtype: Mapping[str, Total]
@@ -282,7 +283,9 @@ def _values(side: Side, name: str, backend: Backend) -> tuple[Array | None, str]
 
 def _summed(side: Side) -> Summed:
     infos = side.checkpoint.tensors.values()
-    return Summed(side.name, side.layout, Total.of(infos), totals_by(lambda info: info.dtype, infos))
+    return Summed(
+        side.name, side.checkpoint.kind, side.layout, Total.of(infos), totals_by(lambda info: info.dtype, infos)
+    )
 
 
 def _size(side: Side, name: str) -> int:

@@ -153,8 +153,8 @@ def not_finite(step: Step, counted: Counted) -> list[str]:
         part, where = "", f", the first at {place}"
     under = f"under the {step.recipe.hadamard.name} transform " if step.recipe.hadamard else ""
     return [
-        f"{printable(step.tensor.name)}: {stats.nan + stats.infinite:,} of {stats.elements:,} values {part}{under}are NaN "
-        f"or infinite{where}. Use --nonfinite saturate or nan-block to measure it all the same."
+        f"{printable(step.tensor.name)}: {stats.nan + stats.infinite:,} of {stats.elements:,} values {part}{under}are "
+        f"NaN or infinite{where}. Use --nonfinite saturate or nan-block to measure it all the same."
     ]
 
 

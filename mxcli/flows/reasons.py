@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mxcli.errors import printable
-from mxcli.files.layouts import LAYOUTS, layout_of_dialect
+from mxcli.files.layouts import LAYOUTS, OWN, layout_of_dialect
 from mxcli.files.selection import Choice
 from mxcli.files.tensors import DTYPES, TensorInfo
 from mxcli.numerics.formats import BlockFormat
@@ -74,14 +74,19 @@ def requantized(layout: str) -> str:
 def transformed(hadamard: Hadamard) -> str:
     """What is said of a measurement under a transform."""
     return (
-        f"Under the {hadamard.name} transform everything is measured of transformed values: SQNR, relative error, cosine "
-        "and shrunk_percent are those of the values too; amax, bias, largest errors and non-finite counts are not."
+        f"Under the {hadamard.name} transform everything is measured of transformed values: SQNR, relative error, "
+        "cosine and shrunk_percent are those of the values too; amax, bias, largest errors and non-finite counts are "
+        "not."
     )
 
 
-def nothing_to_quantize(where: object, infos: Sequence[TensorInfo], reasons: Sequence[str]) -> str:
-    """The refusal of a source of which every tensor is kept."""
+def nothing_to_quantize(
+    where: object, infos: Sequence[TensorInfo], reasons: Sequence[str], *, in_other_layout: bool = False
+) -> str:
+    """The refusal of a source of which every tensor is kept; `in_other_layout` says that some are for the layout alone,
+    so that another holds them."""
     if all(info.role == "lora" for info in infos):
         return f"{printable(where)}: a LoRA adapter, no model by itself; merge it into its model and quantize that."
     listed = "; ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common(3))
-    return f"{printable(where)}: nothing to quantize among {len(infos):,} tensors ({listed}). Name some with --include."
+    way_out = f"Use another --layout, such as {OWN.name}" if in_other_layout else "Name some with --include"
+    return f"{printable(where)}: nothing to quantize among {len(infos):,} tensors ({listed}). {way_out}."

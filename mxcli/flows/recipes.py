@@ -19,6 +19,7 @@ Keys are the names of the options, `as` included, and `seed`, `hadamard` and `ha
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -174,7 +175,7 @@ class _Reading:
             if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
                 found[key] = value
             elif value is not None:
-                self.problem((key,), f"'{key}' takes a whole number from 0 on, not {printable(value)}.")
+                self.problem((key,), f"'{key}' takes a whole number from 0 on, not {_spelled(value)}.")
         named: dict[str, object] = {SEED: found[SEED]} if SEED in found else {}
         try:
             hadamard = stated_hadamard(found.get(HADAMARD), found.get(HADAMARD_SEED))
@@ -229,7 +230,7 @@ class _Reading:
                     self.checked((*path, key), _CHECKS["dialect" if key == "as" else key], value)
             keep = table.get(KEEP, False)
             if keep is not True and KEEP in table:
-                self.problem((*path, KEEP), f"'{KEEP}' is true or left out, not {printable(keep)}.")
+                self.problem((*path, KEEP), f"'{KEEP}' is true or left out, not {_spelled(keep)}.")
             rules = [key for key, value in values.items() if value is not None]
             if keep and rules:
                 self.problem(
@@ -257,7 +258,7 @@ class _Reading:
             if isinstance(each, str):
                 yield each, line_of((*path, place), self.lines)
             else:
-                self.problem((*path, place), f"'{path[-1]}' takes selectors in quotes, not {printable(each)}.")
+                self.problem((*path, place), f"'{path[-1]}' takes selectors in quotes, not {_spelled(each)}.")
 
     def known(self, path: Place, table: Mapping[str, object], keys: tuple[str, ...]) -> None:
         for key in table:
@@ -269,7 +270,7 @@ class _Reading:
         value = table.get(str(path[-1]))
         if value is None or isinstance(value, str):
             return value
-        self.problem(path, f"'{path[-1]}' takes a name in quotes, not {printable(value)}.")
+        self.problem(path, f"'{path[-1]}' takes a name in quotes, not {_spelled(value)}.")
         return None
 
     def checked(self, path: Place, check: Callable[..., object], value: object) -> None:
@@ -280,6 +281,11 @@ class _Reading:
 
     def problem(self, path: Place, words: str) -> None:
         self.problems.append((line_of(path, self.lines), words))
+
+
+def _spelled(value: object) -> str:
+    """A value about as the recipe spells it: text in quotes, true and false in lower case."""
+    return printable(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _one_of(key: str, known: tuple[str, ...]) -> Callable[[str], None]:

@@ -10,9 +10,13 @@ from typing import Any
 from mxcli.backends import Backend
 from mxcli.errors import UsageError, printable
 from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.directory import GGUF
+from mxcli.files.gguf_file import GGUF_NAMES
+from mxcli.files.layouts import ROW, Weight
 from mxcli.files.model_files import RECORD
 from mxcli.flows.fused import fused_sets
 from mxcli.flows.inspect import Total, totals_by
+from mxcli.flows.magnitudes import largest
 from mxcli.flows.memory import Need, need_of
 from mxcli.flows.restoring import StoredWeight
 from mxcli.flows.soundness.blocks import SLAB_ELEMENTS
@@ -21,6 +25,7 @@ from mxcli.flows.soundness.facts import Summary, facts_of, summary_of
 from mxcli.flows.soundness.finding import PROBLEM, Check, Result
 from mxcli.flows.soundness.of_config import skipped_ignored
 from mxcli.flows.soundness.of_devices import DEVICE_CHECKS
+from mxcli.flows.soundness.of_record import RECORD_CHECKS, stated_recipes
 from mxcli.flows.soundness.of_sets import SET_CHECKS, Together
 from mxcli.flows.soundness.of_source import PAIR_CHECKS, SOURCE_CHECKS, Beside, pair_of
 from mxcli.flows.soundness.of_values import WEIGHT_CHECKS
@@ -105,8 +110,16 @@ def checked_originals(source: Checkpoint, subject: Subject) -> Originals:
         raise UsageError(
             f"--against {printable(source.where)}: has none of the tensors of {printable(subject.checkpoint.where)} "
             f"('{printable(next(iter(subject.seen.tensors)))}', …): give the checkpoint that it was made from."
+            f"{_names_apart(source, subject.checkpoint)}"
         )
     return originals
+
+
+def _names_apart(source: Checkpoint, checkpoint: Checkpoint) -> str:
+    """A hint where that cannot help, since GGUF files have names of their own."""
+    if (source.kind == GGUF) == (checkpoint.kind == GGUF):
+        return ""
+    return f" {GGUF_NAMES}"
 
 
 def verify_subject(
@@ -121,7 +134,7 @@ def verify_subject(
     """Makes every check on a checkpoint that the user calls `name`; `originals` are of the source called `against`."""
     findings = Findings()
     findings.look(CHECKPOINT_CHECKS, subject)
-    tracer, weights = Tracer(backend, _producer(subject)), []
+    tracer, weights = Tracer(backend, _producer(subject), stated=stated_recipes(subject)), []
     amaxes = _Amaxes(backend, originals, subject.weights)
     total, done = sum(stored.nbytes for stored in subject.weights.values()), 0
     for stored in subject.weights.values():
@@ -156,6 +169,7 @@ class _Amaxes:
 
     def __init__(self, backend: Backend, originals: Originals | None, weights: Mapping[str, StoredWeight]) -> None:
         self._backend, self._originals = backend, originals
+        self._weights = weights
         self._sets = {name: members for members in fused_sets(weights).values() for name in members}
         self._known: dict[str, float] = {}
 
@@ -171,11 +185,13 @@ class _Amaxes:
     def _one(self, name: str) -> float:
         if name not in self._known:
             original = None if self._originals is None else self._originals.by_name.get(name)
-            self._known[name] = 0.0 if original is None else self._amax(original)
+            self._known[name] = 0.0 if original is None else self._amax(original, self._weights[name].weight)
         return self._known[name]
 
-    def _amax(self, original: Original) -> float:
-        return float(self._backend.amax(original.read(), original.info.dtype).value)
+    def _amax(self, original: Original, weight: Weight) -> float:
+        hadamard = weight.recipe.hadamard
+        way = (ROW if hadamard is None else weight.axis, hadamard)  # a transform alone makes the axis matter
+        return float(largest(self._backend, [(original.info.dtype, original.read())], way))
 
 
 def _verified(
@@ -258,6 +274,8 @@ def _skip(findings: Findings, subject: Subject, originals: Originals | None) -> 
         findings.skip(_named(*_IGNORE_CHECKS), why)
     if not subject.recorded_files:
         findings.skip(_named("recorded_file"), f"no {RECORD} beside it names files")
+    if not subject.recorded_tensors:
+        findings.skip(RECORD_CHECKS, f"no {RECORD} beside it names tensors")
     if subject.checkpoint.index is None:
         findings.skip(_named("weight_map", "total_size"), "it has no index")
 

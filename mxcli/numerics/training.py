@@ -216,9 +216,9 @@ TRAINING_RECIPES: dict[str, TrainingRecipe] = {
             (_E5M2_DELAYED, _E4M3_DELAYED),
             (_E5M2_DELAYED, _E4M3_DELAYED),
             High(),
-            "one FP32 scale per tensor from the largest amax of the 1,024 steps before, and 1 before the first step, so "
-            "that what has grown since saturates: E4M3 for weights and activations, E5M2 for gradients; no block stays "
-            "high",
+            "one FP32 scale per tensor from the largest amax of the 1,024 steps before, and 1 before the first step, "
+            "so that what has grown since saturates: E4M3 for weights and activations, E5M2 for gradients; no block "
+            "stays high",
             "Stable and scalable FP8 Deep Learning Training on Blackwell (GTC 2025); Transformer Engine 2.15, "
             "DelayedScaling (amax_history_len 1024, amax_compute_algo max, margin 0)",
         ),

@@ -211,7 +211,9 @@ def verify_schema() -> Schema:
         "equal_blocks": _COUNT,
         "blocks_tried": _COUNT,
         "tensor_scale_equal": {"type": "boolean"},
+        "draws_unknown": {"type": "boolean", "description": "said to be rounded at random, and by which seed is not"},
     }
+    drawn: Schema = {"seed": _COUNT, "hadamard": {"type": "object"}}
     check = {"name": _TEXT, "severity": severity, "meaning": _TEXT, "how": _TEXT, "findings": _COUNT}
     finding = {"check": _TEXT, "severity": severity, **dict.fromkeys(("where", "value", "need", "way_out"), _TEXT)}
     weight = {
@@ -222,7 +224,7 @@ def verify_schema() -> Schema:
         "amax": _NUMBER,
         "tensor_scale": _NUMBER,
         **errors,
-        "bytes_of": {"anyOf": [_object(made), {"type": "null"}]},
+        "bytes_of": {"anyOf": [_object({**made, **drawn}, optional=frozenset(drawn)), {"type": "null"}]},
     }
     return _document(
         "verify",
@@ -252,7 +254,12 @@ def diff_schema() -> Schema:
         "scale_steps": {**_mapping(_COUNT), "description": "scales by how many steps those of B are above those of A"},
         **dict.fromkeys(("tensor_scale_a", "tensor_scale_b"), _NUMBER),
     }
+    of_blocks["nan_scales"] = {**_COUNT, "description": "scales that differ and of which one is NaN"}
     of_values: Schema = dict.fromkeys(("relative_difference", "max_abs_difference"), _NUMBER)
+    of_ways: Schema = {
+        **dict.fromkeys(("axis_a", "axis_b"), _AXIS),
+        **dict.fromkeys(("hadamard_signs_a", "hadamard_signs_b"), _TEXT_OR_NONE),
+    }
     tensor = {
         "name": _TEXT,
         "in_a": _TEXT_OR_NONE,
@@ -262,6 +269,7 @@ def diff_schema() -> Schema:
         "differs": {**_list(_TEXT), "description": "in what; empty where nothing differs"},
         **of_blocks,
         **of_values,
+        **of_ways,
     }
     side = {"source": _TEXT, "layout": _TEXT_OR_NONE, "elements": _COUNT, "bytes": _COUNT, "by_dtype": _mapping(_TOTAL)}
     pair = {"a": _TEXT, "b": _TEXT}
@@ -281,7 +289,7 @@ def diff_schema() -> Schema:
             "counts": _mapping(_COUNT),
             "conclusion": _list(_TEXT),
             "rules": _list(_object(rule)),
-            "tensors": _list(_object(tensor, optional=frozenset(of_blocks) | frozenset(of_values))),
+            "tensors": _list(_object(tensor, optional=frozenset((*of_blocks, *of_values, *of_ways)))),
         },
     )
 

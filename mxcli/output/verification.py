@@ -13,6 +13,7 @@ from mxcli.flows.soundness.errors import Distance
 from mxcli.flows.soundness.finding import NOTE, PROBLEM, SEVERITIES, WARNING, Finding, Result
 from mxcli.flows.soundness.origin import Origin
 from mxcli.flows.verify import Verification, Verified
+from mxcli.numerics.recipe import Recipe
 from mxcli.output.export import csv_text, json_text
 from mxcli.output.inspection import source_line
 from mxcli.output.numbers import counted, shape_text, significant
@@ -195,6 +196,8 @@ def _error_cells(distance: Distance) -> list[str]:
 
 def _short_origin(origin: Origin) -> str:
     whose = f"{origin.recipe.scale_rule.name} as {origin.recipe.dialect.name}"
+    if origin.draws_unknown:
+        return "draws not known"
     return whose if origin.exact else f"{_share(origin.equal_blocks, origin.blocks)} of blocks {whose}"
 
 
@@ -217,10 +220,16 @@ def _origin_sentences(result: Verification) -> Iterator[str]:
         )
         yield (
             f"Bytes: {which.replace('1 weight have', '1 weight has')} those of scale rounding "
-            f"{recipe.scale_rule.name}, element rounding {recipe.rounding.name}, as {recipe.dialect.name} "
+            f"{recipe.scale_rule.name}, element rounding {_rounding(recipe)}, as {recipe.dialect.name} "
             f"({recipe.format.name})."
         )
-    rest = [origin for origin in traced if not origin.exact]
+    drawn = sum(1 for origin in traced if origin.draws_unknown)
+    if drawn:
+        yield (
+            f"Bytes: {drawn:,} of {counted(every, 'weight')} {'is' if drawn == 1 else 'are'} said to be of stochastic "
+            "rounding, whose draws are not known: no seed is recorded."
+        )
+    rest = [origin for origin in traced if not origin.exact and not origin.draws_unknown]
     if rest:
         near = Counter(origin.recipe for origin in rest).most_common(1)[0][0]
         mine = [origin for origin in rest if origin.recipe == near]
@@ -230,6 +239,12 @@ def _origin_sentences(result: Verification) -> Iterator[str]:
             f"rule known here; nearest is mostly {near.scale_rule.name} as {near.dialect.name}, with "
             f"{_share(equal, blocks)} of the blocks tried."
         )
+
+
+def _rounding(recipe: Recipe) -> str:
+    """How elements were rounded, and after which transform."""
+    seed = f" (seed {recipe.seed})" if recipe.rounding.is_random else ""
+    return f"{recipe.rounding.name}{seed}{f' after {recipe.hadamard.name}' if recipe.hadamard else ''}"
 
 
 def _check_record(result: Result) -> dict[str, object]:
@@ -298,4 +313,5 @@ def _origin_record(origin: Origin | None) -> dict[str, object] | None:
         "equal_blocks": origin.equal_blocks,
         "blocks_tried": origin.blocks,
         "tensor_scale_equal": origin.tensor_scale,
+        "draws_unknown": origin.draws_unknown,
     }

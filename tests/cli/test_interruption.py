@@ -155,6 +155,15 @@ def test_other_options_are_not_resumed(
     )
     assert (code, out) == (4, "")
     assert f"error: {tmp_path / 'out'}: cannot be resumed: options dialect was none and is modelopt." in err
+    before = tree(tmp_path / "out")
+    for more in ((), ("--dry-run",), ("--as", "modelopt")):
+        code, out, err = mxcli("quantize", SAMPLE, "--format", "nvfp4", "-o", tmp_path / "out", "-q", *more)
+        assert (code, out) == (4, "")
+        assert err == (
+            f"error: {tmp_path / 'out'}: holds an unfinished run: --resume goes on with it if the options are the "
+            "same, --force begins anew.\n"
+        )
+    assert tree(tmp_path / "out") == before
 
 
 def test_shares_are_merged(mxcli: Callable[..., Any], tmp_path: Path) -> None:

@@ -48,6 +48,28 @@ def test_what_was_added_is_read(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("limit", [1 << 10, 32 << 10])
+def test_a_limit_of_files_that_shows_only_at_the_end(tmp_path: Path, limit: int) -> None:
+    """Whether the limit is below what the header needs, or among the rows; what is in a buffer cannot be written."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    rows = CapturedTensor("a", "activation", "F32", (5000, 3), 5000, 9000)
+    file = opened(tmp_path / "out")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(EnvironmentFailure) as raised:  # noqa: PT012 - either may fail
+            file.add(rows, np.zeros((5000, 3), np.float32))
+            file.finish({}, force=False)
+        file.discard()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(raised.value) == (
+        f"{tmp_path / 'out' / 'step-000007.safetensors'}: files may not become that large here; record less of a step, "
+        "or raise the limit (ulimit -f)."
+    )
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

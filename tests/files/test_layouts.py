@@ -6,6 +6,7 @@ import pytest
 
 from mxcli.errors import InputError, UsageError
 from mxcli.files.layouts import COLUMN, LAYOUTS, Layout, OnDisk, Weight, find_layout
+from mxcli.files.layouts.layout import Misfits
 from mxcli.files.tensors import TensorInfo
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.recipe import resolve
@@ -289,6 +290,32 @@ def test_targets_by_pattern_come_before_targets_by_class() -> None:
     config["quantization_config"]["config_groups"]["b"]["targets"] = ["re:("]
     with pytest.raises(InputError, match=r"the target 're:\(' is no regular expression"):
         CT.weights(OnDisk(in_file(CT, weights[:1]), config))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "told"),
+    [
+        ("a.weight", "column", "its entry in the 'tensors' of its quantization_config is \"column\", not an object."),
+        ("a.weight", [], "its entry in the 'tensors' of its quantization_config is [], not an object."),
+        (
+            "a.weight",
+            {"axes": "column"},
+            "its entry in the 'tensors' of its quantization_config has axes, and may have",
+        ),
+        ("a.weight", {"axis": "diagonal"}, "axis diagonal of its quantization_config makes no sense."),
+        ("a.weight", {"rounding": "stochastik"}, "half-toward-zero, stochastic. Did you mean stochastic?"),
+        ("b.weight", {}, "has an entry in the 'tensors' of its quantization_config, and is no quantized weight here."),
+    ],
+)
+def test_exceptions_of_our_own_layout_that_say_nothing_are_misfits(name: str, own: object, told: str) -> None:
+    weights = [weight("mxint8", (4, 64)), weight("mxint8", (4, 64), name="c.weight")]
+    settings = {**OWN.settings(weights, []), "tensors": {name: own}}
+    with pytest.raises(Misfits) as misfits:
+        OWN.weights(OnDisk(in_file(OWN, weights), {"quantization_config": settings}))
+    assert list(misfits.value.faults) == [name]
+    assert told in misfits.value.faults[name]
+    assert not misfits.value.faults[name].endswith("..")
+    assert [each.name for each in misfits.value.sound] == [each for each in ("a.weight", "c.weight") if each != name]
 
 
 def test_a_future_version_of_our_own_layout_is_an_error() -> None:

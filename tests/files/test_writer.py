@@ -165,10 +165,19 @@ def test_a_refusal_keeps_nothing_as_it_could_not_be_resumed(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_resume_what_an_earlier_run_left_is_replaced(tmp_path: Path) -> None:
+def test_what_an_earlier_run_finished_is_replaced_by_force_alone(tmp_path: Path) -> None:
     begun(tmp_path, TWO, None)
     (tmp_path / "other.partial").write_text("not ours")
-    with Output(Place(tmp_path), Draft((Shard("t", ()),))) as output:
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for other in (TWO, Draft((Shard("t", ()),))):
+        with pytest.raises(RefusedError) as refused, Output(Place(tmp_path), other):
+            pass
+        assert str(refused.value) == (
+            f"{tmp_path}: holds an unfinished run: --resume goes on with it if the options are the same, --force "
+            "begins anew."
+        )
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with Output(Place(tmp_path), Draft((Shard("t", ()),)), force=True) as output:
         assert output.kept == {}
         output.begin_shard(Shard("t", ()))
         output.end_shard()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import LLAMA, bf16, floats, llama, noise, read_raw, tree, write_model
@@ -232,6 +233,25 @@ def test_a_missing_scale_is_an_input_error_before_anything_is_written(tmp_path: 
     with pytest.raises(InputError, match=r"a\.weight_global_scale is missing"):
         restored(write_model(tmp_path / "cut", kept, config), tmp_path / "d")
     assert not (tmp_path / "d").exists()
+
+
+def test_weights_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m", {f"{name}.weight": noise(32, 64) for name in "abc"}, LLAMA)
+    quantized(source, tmp_path / "q", Options("nvfp4"))
+    path = tmp_path / "q" / "model.safetensors"
+    tensors = load_file(path)
+    for name in "ac":
+        tensors[f"{name}.weight_scale"].view(torch.uint8)[0, 0] = 0x7F
+    save_file(tensors, path)
+    told = (
+        "2 of 3 weights hold NaN or infinities, 32 values in all ('a.weight', …): `mxcli verify` tells which scales or "
+        "codes are to blame."
+    )
+    for dtype in ("BF16", "F16", "F32", "F64"):
+        out = tmp_path / dtype
+        found = dequantize_checkpoint(open_checkpoint(tmp_path / "q"), out, backend=Cpu(), dtype=dtype)
+        assert found.notes == (told,)
+        assert json.loads((out / "mxcli.json").read_text())["notes"] == [told]
 
 
 def test_requantizing_what_came_back_changes_nothing(tmp_path: Path) -> None:

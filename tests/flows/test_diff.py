@@ -15,7 +15,7 @@ from mxcli.flows.diff import Diff, Difference, diff_sides, side_of
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options
 from mxcli.numerics.hadamard import hadamard_of
-from mxcli.output.difference import conclusion
+from mxcli.output.difference_words import conclusion
 
 WEIGHTS = 7
 SAMPLES = Path(__file__).parents[1] / "data" / "layouts"
@@ -148,7 +148,9 @@ def test_tensor_scales_that_are_only_spelled_apart_are_no_difference(tmp_path: P
     assert (result.differing, result.fused) == ((), (0, 0))
 
 
-@pytest.mark.parametrize(("format", "ending"), [("nvfp4", "_scale"), ("fp8_e4m3_channel", "_scale"), ("mxfp8", "_scale")])
+@pytest.mark.parametrize(
+    ("format", "ending"), [("nvfp4", "_scale"), ("fp8_e4m3_channel", "_scale"), ("mxfp8", "_scale")]
+)
 def test_a_scale_that_is_nan_is_no_distance(tmp_path: Path, format: str, ending: str) -> None:
     folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options(format, layout="mxcli"))
 

@@ -14,17 +14,21 @@ from tiny_models import LLAMA, llama, tree, write_model
 
 from mxcli.backends import cpu
 from mxcli.backends.cpu import Cpu
-from mxcli.errors import InputError, RefusedError
+from mxcli.errors import InputError, RefusedError, UsageError
 from mxcli.files.checkpoint import open_checkpoint, read
 from mxcli.files.layouts import LAYOUTS, Weight
 from mxcli.flows.arrange import arrange
 from mxcli.flows.dequantize import dequantize_checkpoint
+from mxcli.flows.diff import diff_sides, side_of
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.quantize import Written, quantize_checkpoint
 from mxcli.flows.restoring import open_floats, restoring
+from mxcli.flows.soundness.subject import subject_of
+from mxcli.flows.verify import checked_originals
 from mxcli.flows.writing import Manner
 from mxcli.numerics.recipe import resolve
+from mxcli.output.difference_words import failure_sentence
 
 gguf = pytest.importorskip("gguf")
 
@@ -57,6 +61,18 @@ def test_the_packages_mxfp4_decodes_bit_for_bit(tmp_path: Path) -> None:
     theirs = load_file(DATA / "gguf-mxfp4" / "dequantized.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+def test_that_names_are_not_matched_with_other_sources_is_said(tmp_path: Path) -> None:
+    content = load_file(DATA / "gguf-nvfp4" / "model.safetensors")["fc2.weight"].tobytes()
+    (tmp_path / "a.gguf").write_bytes(gguf_bytes([("blk.0.ffn_up.weight", (128, 64), NVFP4, content)]))
+    made_from = open_checkpoint(write_model(tmp_path / "m", llama(), LLAMA))
+    told = "Names of GGUF files, which are llama.cpp's, are not matched with those of other sources."
+    with pytest.raises(UsageError) as refused:
+        checked_originals(made_from, subject_of(open_checkpoint(tmp_path / "a.gguf")))
+    assert str(refused.value).endswith(f"give the checkpoint that it was made from. {told}")
+    result = diff_sides(side_of("a", open_checkpoint(tmp_path / "a.gguf")), side_of("m", made_from), backend=Cpu())
+    assert failure_sentence(result) == f"{told} a and m differ in 13 of 13 tensors: only in A 1, only in B 12"
 
 
 def test_nvfp4_decodes_bit_for_bit_with_and_without_its_tensor_scale(tmp_path: Path) -> None:

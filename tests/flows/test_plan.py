@@ -9,6 +9,7 @@ from tiny_models import LLAMA, bf16, layer, llama, noise, write_model
 from mxcli.errors import RefusedError, UsageError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.selection import Rule
+from mxcli.flows.arrange import arrange
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options, Plan, make_plan
 from mxcli.numerics.formats import FORMATS
@@ -126,9 +127,15 @@ def test_a_lora_adapter_is_no_model(tmp_path: Path) -> None:
         plan_of(tmp_path / "m", tensors, Options("mxfp4"), None)
 
 
-def test_nothing_to_quantize_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match=r"nothing to quantize among 1 tensors \(1 kept: norm"):
+def test_nothing_to_quantize_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(
+        RefusedError, match=r"nothing to quantize among 1 tensors \(1 kept: norm.*Name some with --incl"
+    ):
         plan_of(tmp_path / "m", {"model.norm.weight": noise(64)}, Options("mxfp4"))
+    turned = Options("mxfp4", axis="column", layout="compressed-tensors")
+    source = open_checkpoint(write_model(tmp_path / "n", {"a.weight": noise(64, 64)}, LLAMA))
+    with pytest.raises(RefusedError, match=r"\[out, in\] only\)\. Use another --layout, such as mxcli\."):
+        arrange(source, make_plan(source, turned))
 
 
 @pytest.mark.parametrize(

@@ -224,12 +224,15 @@ def test_resuming_with_other_options_is_refused(tmp_path: Path, source: Path) ->
         quantized(source, tmp_path / "out", "mxfp8", resume=True)
     assert str(refused.value) == (
         f"{tmp_path / 'out'}: cannot be resumed: options format was nvfp4 and is mxfp8. Give the same options and "
-        "source, or leave --resume out to begin anew."
+        "source, or --force without --resume to begin anew."
     )
     with pytest.raises(RefusedError, match=r"was divided into 2 files and is into 8 \(--max-shard-size\)"):
         quantized(source, tmp_path / "out", size=SIZE, resume=True)
     assert tree(tmp_path / "out") == before
-    quantized(source, tmp_path / "out", "mxfp8")
+    with pytest.raises(RefusedError, match="holds an unfinished run: --resume goes on with it"):
+        quantized(source, tmp_path / "out", "mxfp8")
+    assert tree(tmp_path / "out") == before
+    quantized(source, tmp_path / "out", "mxfp8", force=True)
     quantized(source, tmp_path / "whole", "mxfp8")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
@@ -380,13 +383,21 @@ def test_what_cannot_be_merged_is_told_at_once(tmp_path: Path, source: Path) -> 
     )
     for number in (2, 4):
         quantized(source, out, size=SIZE, share=Share(number, 4))
-    quantized(source, out, "mxfp8", size=SIZE, share=Share(3, 4))
+    quantized(source, out, "mxfp8", size=SIZE, share=Share(3, 4), force=True)
     with pytest.raises(RefusedError) as refused:
         merge_shares(out)
     assert str(refused.value) == (
         "share 3/4 is not of the same output as share 1: options format was nvfp4 and is mxfp8."
     )
-    quantized(source, out, size=SIZE, share=Share(3, 4))
+    before = tree(out)
+    with pytest.raises(RefusedError) as refused:
+        quantized(source, out, size=SIZE, share=Share(3, 4))
+    assert str(refused.value) == (
+        f"{out}: holds share 3/4, of which something is finished: --resume goes on with it if the options are the "
+        "same, --force begins anew."
+    )
+    assert tree(out) == before
+    quantized(source, out, size=SIZE, share=Share(3, 4), force=True)
     name = "model-00002-of-00008.safetensors.partial"
     content = (out / name).read_bytes()
     for damage in (content[:-1], b"x" + content[1:]):

@@ -14,13 +14,18 @@ from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError, RefusedError, UsageError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.layouts import LAYOUTS, layout_of_dialect
+from mxcli.files.model_files import RECORD
 from mxcli.flows.overrides import Override
 from mxcli.flows.plan import Options, make_plan
 from mxcli.flows.report import make_report
 from mxcli.flows.soundness.finding import PROBLEM, SEVERITIES
 from mxcli.flows.soundness.tables import CHECKS
+from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.hadamard import Hadamard, find_hadamard
+from mxcli.output.verification import conclusion
 
 SAMPLES = Path(__file__).parents[1] / "data" / "layouts"
+SIGNS = find_hadamard(16)
 FOLDERS = sorted(folder.name for folder in SAMPLES.iterdir() if folder.is_dir() and folder.name != "llama64-original")
 SOURCES = {
     "ct-fp8-block": "ct-block.safetensors",
@@ -116,6 +121,86 @@ def test_our_own_output_is_sound_and_its_errors_are_those_of_the_report(
         assert each.distance.relative_error == pytest.approx(expected[each.name]["relative_error"], rel=1e-6)
         assert each.distance.max_abs_error == pytest.approx(expected[each.name]["max_abs_error"], rel=1e-6)
         assert (each.origin.exact, each.origin.recipe.scale_rule.name) == (True, rule)
+
+
+@pytest.mark.parametrize("row", FORMATS)
+def test_the_rule_of_every_format_is_found(tmp_path: Path, row: str) -> None:
+    model = write_model(tmp_path / "m", {UP: noise(32, 256, seed=4)}, LLAMA)
+    folder = quantized(model, tmp_path / "q", Options(row, layout="mxcli", on_indivisible="pad"))
+    (weight,) = verified(folder, model).weights
+    assert weight.origin is not None
+    assert (weight.origin.exact, weight.origin.recipe.rounding.name) == (True, "nearest-even")
+    (folder / RECORD).unlink()
+    assert verified(folder, model).weights[0].origin == weight.origin
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe"),
+    [
+        (Options("mxfp4", rounding="stochastic", seed=3), ("rceil", "stochastic", 3, None)),
+        (Options("nvfp4", rounding="stochastic", seed=3, layout="mxcli"), ("te", "stochastic", 3, None)),
+        (Options("mxfp8", rounding="half-away", layout="modelopt"), ("rceil", "half-away", 0, None)),
+        (Options("nvfp4", hadamard=SIGNS, axis="column", layout="mxcli"), ("te", "nearest-even", 0, SIGNS)),
+        (Options("mxfp8", hadamard=SIGNS, rounding="stochastic", layout="mxcli"), ("rceil", "stochastic", 0, SIGNS)),
+    ],
+)
+def test_what_the_record_says_of_the_rule_is_tried(
+    tmp_path: Path, options: Options, recipe: tuple[str, str, int, Hadamard | None]
+) -> None:
+    model = source(tmp_path / "m")
+    result = verified(quantized(model, tmp_path / "q", options), model)
+    assert found(result) == {}
+    made = [each.origin.recipe for each in result.weights if each.origin is not None and each.origin.exact]
+    assert [(each.scale_rule.name, each.rounding.name, each.seed, each.hadamard) for each in made] == [recipe] * 7
+
+
+def test_a_transform_is_known_without_the_record_and_draws_are_not(tmp_path: Path) -> None:
+    model = source(tmp_path / "m")
+    folder = quantized(model, tmp_path / "h", Options("nvfp4", hadamard=SIGNS, layout="mxcli"))
+    (folder / RECORD).unlink()
+    result = verified(folder, model)
+    assert conclusion(result)[0] == (
+        "Bytes: all 7 weights have those of scale rounding te, element rounding nearest-even after hadamard-16, as "
+        "mxcli (nvfp4)."
+    )
+    folder = quantized(model, tmp_path / "s", Options("mxfp8", rounding="stochastic", seed=3, layout="mxcli"))
+    assert conclusion(verified(folder, model))[0] == (
+        "Bytes: all 7 weights have those of scale rounding rceil, element rounding stochastic (seed 3), as mxcli "
+        "(mxfp8_e4m3)."
+    )
+    (folder / RECORD).unlink()
+    assert conclusion(verified(folder, model))[0] == (
+        "Bytes: 7 of 7 weights are said to be of stochastic rounding, whose draws are not known: no seed is recorded."
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "recorded"),
+    [
+        ({"hadamard_signs": None}, "transform none", "transform +++-+------+-+--"),
+        ({"hadamard_signs": "+" * 16}, f"transform {'+' * 16}", "transform +++-+------+-+--"),
+        ({"axis": "row"}, "axis row", "axis column"),
+        ({"scale_rounding": "floor"}, "scale_rounding floor", "scale_rounding rceil"),
+        ({"rounding": "half-away"}, "rounding half-away", "rounding nearest-even"),
+        ({"format": "mxfp6_e3m2"}, "format mxfp6_e3m2", "format mxfp6_e2m3"),
+    ],
+)
+def test_the_configuration_is_held_against_the_record(
+    tmp_path: Path, change: dict[str, object], value: str, recorded: str
+) -> None:
+    way = Options("mxfp6", axis="column", hadamard=SIGNS, layout="mxcli")
+    folder = quantized(write_model(tmp_path / "m", {UP: noise(64, 64)}, LLAMA), tmp_path / "q", way)
+    assert found(verified(folder)) == {}
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] |= change
+    config["quantization_config"]["tensors"] = {UP: {"axis": change.get("axis", "column")}}
+    path.write_text(json.dumps(config))
+    result = verified(folder)
+    assert found(result) == {"recorded_rules": [UP]}
+    assert values(result, "recorded_rules") == [value]
+    (finding,) = next(each.findings for each in result.results if each.name == "recorded_rules")
+    assert finding.need == f"what mxcli.json records: {recorded}"
 
 
 def test_a_source_that_is_quantized_stands_for_its_values(tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ def test_of_results_that_are_equally_good_the_smaller_format_is_best() -> None:
 def test_rounding_by_chance_is_not_called_worse_without_saying_what_it_is_for() -> None:
     drawn = replace(FLOOR, rule="floor stochastic", sqnr_db=(27.0, 28.0, 29.0), is_random=True)
     meant = (
-        "stochastic rounding is for sums: its errors have no bias but for what saturates and cancel there, which an SQNR "
-        "does not count"
+        "stochastic rounding is for sums: its errors have no bias but for what saturates and cancel there, which an "
+        "SQNR does not count"
     )
     assert conclusion([FLOOR, drawn]) == [f"Against floor, floor stochastic costs 3 dB on all 3 tensors ({meant})."]
     assert conclusion([drawn, FLOOR]) == [f"Against floor stochastic, floor gains 3 dB on all 3 tensors ({meant})."]

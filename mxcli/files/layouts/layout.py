@@ -142,7 +142,8 @@ class Layout:
     file it is written in. `dialects` are the names that files in this layout are recognised by, and `needs_config` says
     that without a configuration they cannot be read. With `model_scales` loaders hold binary32 scales in the dtype of
     the model; with `rotations` a Hadamard transform of the weights is stored too, so that it can be undone; with
-    `whole_stacks` loaders take all stacks of experts of a module or none. Formats in `input_scales` may be stored with
+    `names_rules` the configuration says by which rules each weight was made, and along which axis; with `whole_stacks`
+    loaders take all stacks of experts of a module or none. Formats in `input_scales` may be stored with
     a scale of the layer's inputs, and those in `needs_input_scales` must. `ignored` is what loaders are told to leave
     alone (None: they are told nothing), `hazards` what they get wrong in silence.
     """
@@ -166,6 +167,7 @@ class Layout:
     hazards: Callable[[OnDisk, Sequence[Weight]], list[Hazard]] = lambda disk, weights: []
     model_scales: bool = False
     rotations: bool = False
+    names_rules: bool = False
     needs_config: bool = False
     whole_stacks: bool = False
     input_scales: tuple[str, ...] = ()
@@ -223,7 +225,7 @@ def weights_of(names: Iterable[str], weight_of: Callable[[str], Weight | None]) 
         try:
             weight = weight_of(name)
         except ValueError as fault:
-            faults[name] = f"{fault}."
+            faults[name] = f"{fault}" if str(fault).endswith((".", "?")) else f"{fault}."
         else:
             found += [] if weight is None else [weight]
     if faults:

@@ -18,6 +18,7 @@ are of the tensor after a random Hadamard transform of such groups along that di
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -29,8 +30,8 @@ from mxcli.files.layouts.layout import (
     OnDisk,
     Weight,
     check_fit,
-    found_weights,
     scale_shape,
+    weights_of,
 )
 from mxcli.files.layouts.loaders import Ignored, exactly, listed
 from mxcli.files.layouts.parts import CODES, DECODE, ENCODE, SCALES
@@ -45,6 +46,8 @@ METHOD, VERSION = "mxcli", 1
 _CODES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "int8": "I8"}
 _SCALES = {"e8m0": "U8", "e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "fp32": "F32"}
 _SETTINGS = ("format", "scale_rounding", "rounding", "dialect", "nonfinite", "dtype")
+_EXCEPTIONS = (*_SETTINGS, "axis", "columns", "hadamard_signs")
+_SCALE = "_scale"
 
 
 def _codes_dtype(element: FloatFormat) -> str:
@@ -60,7 +63,7 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
     codes_shape = (*weight.shape[:-1], packed_columns(row, weight.shape[-1]))
     found = (
         Content(Entry(_codes_name(name, row), _codes_dtype(row.element), codes_shape), CODES),
-        Content(Entry(name + "_scale", _SCALES[row.scale.name], scale_shape(weight)), SCALES),
+        Content(Entry(name + _SCALE, _SCALES[row.scale.name], scale_shape(weight)), SCALES),
     )
     if row.tensor_scale is None:
         return found
@@ -124,13 +127,33 @@ def _weights(disk: OnDisk) -> list[Weight]:
         raise InputError("config.json: the 'tensors' of its quantization_config must be an object.")
 
     def weight_of(name: str) -> Weight | None:
-        own = exceptions.get(name, {})
         try:
-            return _weight(name, {**settings, **(own if isinstance(own, Mapping) else {})}, disk.tensors)
+            weight = _weight(name, {**settings, **_entry(exceptions.get(name, {}))}, disk.tensors)
         except UsageError as fault:
             raise ValueError(str(fault)) from fault
+        if weight is None and name in exceptions:
+            raise ValueError(
+                "has an entry in the 'tensors' of its quantization_config, and is no quantized weight here"
+            )
+        return weight
 
-    return found_weights(disk, "_scale", weight_of)
+    scaled = [name.removesuffix(_SCALE) for name in disk.tensors if name.endswith(_SCALE) and name != _SCALE]
+    return weights_of(dict.fromkeys((*scaled, *map(str, exceptions))), weight_of)
+
+
+def _entry(own: object) -> Mapping[str, object]:
+    """What is different of one weight; raises ValueError for what says nothing that is read, as a misspelled key."""
+    if not isinstance(own, Mapping):
+        raise ValueError(
+            f"its entry in the 'tensors' of its quantization_config is {printable(json.dumps(own))}, not an object"
+        )
+    unknown = [key for key in own if key not in _EXCEPTIONS]
+    if unknown:
+        raise ValueError(
+            f"its entry in the 'tensors' of its quantization_config has {', '.join(map(printable, unknown))}, and may "
+            f"have {', '.join(_EXCEPTIONS)}"
+        )
+    return own
 
 
 def _weight(name: str, settings: Mapping[str, object], tensors: Mapping[str, TensorInfo]) -> Weight | None:
@@ -178,6 +201,7 @@ OWN = Layout(
     weights=_weights,
     dialects=(METHOD,),
     rotations=True,
+    names_rules=True,
     needs_config=True,
     ignored=_ignored,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -15,10 +15,13 @@ from mxcli.files.layouts import COLUMN, quantized_from
 from mxcli.files.tensors import Array
 from mxcli.flows.restoring import StoredWeight
 from mxcli.flows.soundness.blocks import blocks_of
+from mxcli.flows.soundness.of_record import Stated
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.dialects import DIALECTS
+from mxcli.numerics.draws import stream_of
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.recipe import Recipe, resolve, scale_kind, scale_rules
+from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
 
 SAMPLED_ELEMENTS, LEAST_GROUPS = 1 << 17, 8
 """Of a weight rules are tried on so many elements first, in so many places or more."""
@@ -27,23 +30,27 @@ SAMPLED_ELEMENTS, LEAST_GROUPS = 1 << 17, 8
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The recipe whose bytes a weight has, or comes nearest to: then `equal_blocks` of `blocks` are the same, in the
-    sample that rules were tried on; `tensor_scale` is whether that is the same too."""
+    sample that rules were tried on; `tensor_scale` is whether that is the same too. `draws_unknown` says that it is
+    said to be rounded at random, and by which seed is not."""
 
     recipe: Recipe
     exact: bool
     equal_blocks: int
     blocks: int
     tensor_scale: bool = True
+    draws_unknown: bool = False
 
 
 @dataclass(slots=True)
 class Tracer:
-    """Finds origins: what was right before is tried first (with `only_found` alone), then the dialect `first`."""
+    """Finds origins: what is `stated` of a weight is tried first, then what was right before (with `only_found` that
+    alone), then the dialect `first`."""
 
     backend: Backend
     first: str
     found: list[Recipe] = field(default_factory=list)
     only_found: bool = False
+    stated: Mapping[str, Stated] = field(default_factory=dict)
 
     def origin(
         self, checkpoint: Checkpoint, stored: StoredWeight, x: Array, dtype: str, amaxes: Sequence[float]
@@ -55,16 +62,28 @@ class Tracer:
         q = quantized_from(stored.weight, arrays)
         if not q.packed.size:
             return None
-        return self._origin(q, np.ascontiguousarray(turned), dtype, amaxes, _directions(stored))
+        said = self.stated.get(stored.weight.name, Stated())
+        origin = self._origin(q, np.ascontiguousarray(turned), dtype, amaxes, stored, said.recipes)
+        unknown = origin is not None and said.draws_unknown and not origin.exact
+        return replace(origin, draws_unknown=True) if origin is not None and unknown else origin
 
     def _origin(
-        self, q: Quantized, x: Array, dtype: str, amaxes: Sequence[float], directions: frozenset[str]
+        self,
+        q: Quantized,
+        x: Array,
+        dtype: str,
+        amaxes: Sequence[float],
+        stored: StoredWeight,
+        said: Sequence[Recipe],
     ) -> Origin | None:
-        part, rows = _sample(q, x)
+        directions, stream = _directions(stored), stream_of(stored.weight.name)
+        sample = _sample(q, x)
         best: Origin | None = None
-        for recipe in self._recipes(q):
+        for recipe in self._recipes(q, said):
             amax, same = self._tensor_amax(q, recipe, amaxes, directions)
-            made = self.backend.quantize(rows, dtype, recipe, tensor_amax=amax, stats=False)
+            # What is drawn for an element goes by its place in the whole tensor.
+            part, rows = (q, x) if recipe.rounding.is_random else sample
+            made = self.backend.quantize(rows, dtype, recipe, tensor_amax=amax, stream=stream, stats=False)
             equal, blocks = equal_blocks(made, part)
             exact = equal == blocks and same and (part is q or self._whole(q, x, dtype, recipe, amax))
             origin = Origin(recipe, exact, equal, blocks, same)
@@ -76,11 +95,14 @@ class Tracer:
                 best = origin
         return best
 
-    def _recipes(self, q: Quantized) -> list[Recipe]:
-        known = [recipe for recipe in self.found if recipe.format == q.format]
+    def _recipes(self, q: Quantized, said: Sequence[Recipe]) -> list[Recipe]:
+        """What is tried, in order; all of it after the transform that codes are of."""
+        hadamard = q.recipe.hadamard
+        known = [recipe for recipe in self.found if recipe.format == q.format and recipe.hadamard == hadamard]
         if self.only_found:
             return known
-        return known + [recipe for recipe in candidates(q.format, self.first) if recipe not in known]
+        others = (replace(recipe, hadamard=hadamard) for recipe in candidates(q.format, self.first))
+        return list(dict.fromkeys((*said, *known, *others)))
 
     def _tensor_amax(
         self, q: Quantized, recipe: Recipe, amaxes: Sequence[float], directions: frozenset[str]
@@ -90,7 +112,8 @@ class Tracer:
             return None, True
         nothing = np.empty((1, 0), np.float32)
         for amax in amaxes:
-            made = self.backend.quantize(nothing, "F32", recipe, tensor_amax=amax, codes=False, stats=False)
+            untransformed = replace(recipe, hadamard=None)
+            made = self.backend.quantize(nothing, "F32", untransformed, tensor_amax=amax, codes=False, stats=False)
             stated = {"encode": (made.tensor_encode, q.tensor_encode), "decode": (made.tensor_scale, q.tensor_scale)}
             if all(np.float32(stated[way][0]) == np.float32(stated[way][1]) for way in directions):
                 return amax, True
@@ -104,10 +127,14 @@ class Tracer:
 @cache
 def candidates(row: BlockFormat, first: str) -> tuple[Recipe, ...]:
     """Every way to quantize to a format that has bytes of its own: what dialects do by themselves, `first` in front,
-    then each with every other rule."""
-    known = [name for name in (first, *DIALECTS) if DIALECTS[name].choice(scale_kind(row), row.element.name)]
+    then each with every other rule, then `first` with every other rounding that is not random."""
+    rules = scale_rules(row)
+    choices = {name: DIALECTS[name].choice(scale_kind(row), row.element.name) for name in (first, *DIALECTS)}
+    known = [name for name, choice in choices.items() if choice is not None]
+    # A dialect's own rule need not serve every element that the scale goes with.
+    plain = [name for name, choice in choices.items() if choice is not None and choice.rule in rules]
     unique: dict[bytes, Recipe] = {}
-    for recipe in (*(resolve(row, dialect=name) for name in known), *_ruled(row, known)):
+    for recipe in (*(resolve(row, dialect=name) for name in plain), *_ruled(row, known), *_rounded(row, known[:1])):
         unique.setdefault(bytes(kernel_recipe(recipe)), recipe)
     return tuple(unique.values())
 
@@ -116,6 +143,14 @@ def _ruled(row: BlockFormat, dialects: Sequence[str]) -> Iterator[Recipe]:
     for name in dialects:
         for rule in scale_rules(row):
             yield resolve(row, dialect=name, scale_rounding=rule)
+
+
+def _rounded(row: BlockFormat, dialects: Sequence[str]) -> Iterator[Recipe]:
+    for name in dialects:
+        for rule in scale_rules(row):
+            for rounding in ELEMENT_ROUNDINGS.values():
+                if not rounding.is_random:
+                    yield resolve(row, dialect=name, scale_rounding=rule, rounding=rounding.name)
 
 
 def equal_blocks(one: Quantized, other: Quantized) -> tuple[int, int]:

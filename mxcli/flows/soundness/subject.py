@@ -60,16 +60,31 @@ class Subject:
     @cached_property
     def recorded_files(self) -> dict[str, str | None]:
         """The files that our record beside them names, and their SHA-256 where it has one."""
-        path = self.checkpoint.root / RECORD
-        try:
-            record = read_json_object(path) if path.is_file() else {}
-        except InputError:
-            return {}
-        named, hashed = record.get("files"), record.get("sha256")
+        named, hashed = self._record.get("files"), self._record.get("sha256")
         hashes = {str(name): str(told) for name, told in hashed.items()} if isinstance(hashed, Mapping) else {}
         names = dict.fromkeys((*map(str, named if isinstance(named, list) else ()), *hashes))
         # What lies elsewhere is nobody's business here.
         return {name: hashes.get(name) for name in names if Path(name).name == name}
+
+    @cached_property
+    def recorded_tensors(self) -> dict[str, Mapping[str, object]]:
+        """What our record beside them says of each tensor that it calls quantized."""
+        tensors = self._record.get("tensors")
+        told = tensors if isinstance(tensors, Mapping) else {}
+        return {
+            str(name): each
+            for name, each in told.items()
+            if isinstance(each, Mapping) and each.get("decision") == "quantized"
+        }
+
+    @cached_property
+    def _record(self) -> Mapping[str, object]:
+        """Our record beside the checkpoint; empty where there is none that can be read."""
+        path = self.checkpoint.root / RECORD
+        try:
+            return read_json_object(path) if path.is_file() else {}
+        except InputError:
+            return {}
 
     @cached_property
     def ignored(self) -> Ignored | None:

@@ -9,11 +9,12 @@ from mxcli.flows.soundness.finding import SEVERITIES, Check, Finding, Result
 from mxcli.flows.soundness.of_config import CONFIG_CHECKS
 from mxcli.flows.soundness.of_devices import DEVICE_CHECKS
 from mxcli.flows.soundness.of_files import FILE_CHECKS
+from mxcli.flows.soundness.of_record import RECORD_CHECKS
 from mxcli.flows.soundness.of_sets import SET_CHECKS
 from mxcli.flows.soundness.of_source import PAIR_CHECKS, SOURCE_CHECKS
 from mxcli.flows.soundness.of_values import WEIGHT_CHECKS
 
-CHECKPOINT_CHECKS = (*FILE_CHECKS, *CONFIG_CHECKS, *DEVICE_CHECKS)
+CHECKPOINT_CHECKS = (*FILE_CHECKS, *RECORD_CHECKS, *CONFIG_CHECKS, *DEVICE_CHECKS)
 CHECKS: tuple[Check[Any], ...] = (*CHECKPOINT_CHECKS, *WEIGHT_CHECKS, *SET_CHECKS, *SOURCE_CHECKS, *PAIR_CHECKS)
 
 
