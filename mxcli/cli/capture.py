@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +15,13 @@ from mxcli.cli.arguments import STDOUT, listed
 from mxcli.cli.machine import machine, memory_size
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import INTERRUPTED, deliver, refuse_existing, stdout_screen, talk_on_stderr, tell
-from mxcli.errors import InputError, UsageError, printable
+from mxcli.errors import EnvironmentFailure, InputError, UsageError, printable
 
 if TYPE_CHECKING:
     from mxcli.flows.capturing.text import Text
 
 _STDIN = "-"
+_THREADS_A_PROCESSOR = 16
 
 ModelDirectory = Annotated[
     str,
@@ -138,9 +141,15 @@ def capture(
         raise UsageError("missing option '-o/--output DIR': name the directory to write.")
     if text is None:
         raise UsageError("missing option '--text FILE': name the text that the model is to read, or - for stdin.")
+    if not text:
+        raise UsageError("--text '': names no file; give one, or - for stdin.")
     if forward_only and learning_rate:
         raise UsageError("--learning-rate with --forward-only: without gradients nothing is learned; leave one out.")
-    from mxcli.flows.capturing.capture import known_roles
+    if not math.isfinite(learning_rate):
+        raise UsageError(
+            f"--learning-rate {learning_rate}: give a finite number, or 0 to leave the weights as they are."
+        )
+    from mxcli.flows.capturing.asked import known_roles
     from mxcli.flows.capturing.model import compute_device, stated_dtype
     from mxcli.flows.capturing.plan import CaptureFolder, CaptureRequest, plan_capture
     from mxcli.flows.capturing.run import capture_model
@@ -158,6 +167,9 @@ def capture(
         learning_rate=learning_rate,
         dtype=stated_dtype(dtype),
     )
+    if not asked.recorded:
+        raise UsageError("--roles gradient with --forward-only: there would be nothing to record; leave one out.")
+    _check_threads(where.threads)
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     read = _read_text(text)
     if not Path(model).is_dir():
@@ -198,6 +210,16 @@ def _read_text(file: str) -> Text:
     if file == _STDIN:
         return stated_text("stdin", sys.stdin.buffer.read())
     return stated_text(file, Path(file).read_bytes())
+
+
+def _check_threads(threads: int | None) -> None:
+    """Raises EnvironmentFailure for more threads than the machine can start: torch dies of it without a word."""
+    most = _THREADS_A_PROCESSOR * (os.cpu_count() or 1)
+    if threads is not None and threads > most:
+        raise EnvironmentFailure(
+            f"--threads {threads}: more than {most}, {_THREADS_A_PROCESSOR} for each processor of this machine; ask "
+            "for fewer."
+        )
 
 
 def _use_threads(threads: int | None) -> None:

@@ -237,6 +237,11 @@ def test_texts_that_will_not_do(mxcli: Mxcli, tmp_path: Path, data: bytes, code:
             "--layers q_proj: matches no linear layer. Did you mean *.q_proj (4 tensors)?",
         ),
         (("--forward-only", "--learning-rate", "0.1"), 2, "--learning-rate with --forward-only: without gradients "),
+        (("--forward-only", "--roles", "gradient"), 2, "--roles gradient with --forward-only: there would be nothing "),
+        (("--learning-rate", "inf"), 2, "--learning-rate inf: give a finite number, or 0 to leave the weights as "),
+        (("--text", ""), 2, "--text '': names no file; give one, or - for stdin."),
+        (("--threads", "100000"), 6, "--threads 100000: more than "),
+        (("--steps", "1000000000000", "--dry-run"), 6, "OUT: 1,000,000,000,000 steps of 1,961,984 bytes would take "),
         (("--roles", "grad"), 2, "role 'grad' is not recorded: there are activation, gradient, weight."),
         (("--dtype", "fp4"), 2, "unknown dtype 'fp4': f64, f32, f16, bf16 can be had."),
         (("--tokens", "129"), 4, f"{SAMPLE}: reads 128 tokens at a time, and --tokens asks for 129; ask for no more "),
@@ -480,6 +485,48 @@ def test_a_file_names_all_linear_layers_of_the_model(mxcli: Mxcli, tmp_path: Pat
     assert len(named) == 29
     assert named[:2] == ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"]
     assert named[-1] == "lm_head"
+
+
+def test_one_step_is_one(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+    assert refusal(mxcli, *words(tmp_path / "out", text, "--batch", "30")) == (
+        3,
+        f"error: {text}: has 288 tokens, and 1 step of 30 x 16 tokens and the one after need 481; give a longer text, "
+        "or fewer --tokens.\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (
+            {"num_hidden_layers": "four"},
+            "transformers cannot read its config.json: Validation error for field 'num_hidden_layers': TypeError: "
+            "Field 'num_hidden_layers' expected int, got str (value: 'four')",
+        ),
+        ({"num_attention_heads": 0}, "transformers cannot read its config.json: integer modulo by zero"),
+        ({"num_key_value_heads": 0}, "transformers cannot make a causal language model of it: integer division or "),
+        ({"pad_token_id": 9999}, "transformers cannot make a causal language model of it: Padding_idx must be within "),
+    ],
+)
+def test_configurations_that_transformers_fails_at(
+    mxcli: Mxcli, tmp_path: Path, text: Path, config: dict[str, object], sentence: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(SAMPLE, folder)
+    known = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps({**known, **config}))
+    code, out, err = mxcli("capture", folder, "-o", tmp_path / "out", "--text", text, "--dry-run")
+    assert (code, out) == (3, "")
+    assert err.startswith(f"error: {folder}: {sentence}")
+
+
+def test_a_tokenizer_that_is_none(mxcli: Mxcli, tmp_path: Path, spelled: Path, text: Path) -> None:
+    (spelled / "tokenizer.json").write_text("{}")
+    code, err = refusal(mxcli, "capture", spelled, "-o", tmp_path / "out", "--text", text)
+    assert code == 3
+    assert err.startswith(
+        f"error: {spelled}: transformers cannot load its tokenizer (tokenizer.json, tokenizer_config.json): "
+    )
 
 
 def altered(folder: Path, changes: dict[str, torch.Tensor]) -> Path:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import json
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 import mxcli
 from mxcli.errors import EnvironmentFailure, MxcliError, RefusedError, UsageError
 from mxcli.files.checkpoint import open_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:capture")
 
 
 class Block(nn.Module):
@@ -239,16 +245,6 @@ def test_outputs_changed_in_place(tmp_path: Path) -> None:
     torch.testing.assert_close(captured["0.gradient"].T @ captured["0.activation"], model[0].weight.grad)
 
 
-def test_two_losses_add_up(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(8, 4))
-    with mxcli.capture(model, tmp_path, sample_rows=2) as recorder:
-        y = model(torch.ones(3, 8))
-        y.sum().backward(retain_graph=True)
-        (2 * y).sum().backward()
-        recorder.step()
-    assert step(tmp_path)["0.gradient"].tolist() == [[3.0] * 4] * 2
-
-
 def test_without_gradients(tmp_path: Path) -> None:
     model = block()
     with mxcli.capture(model, tmp_path) as recorder, torch.inference_mode():
@@ -276,11 +272,15 @@ def test_what_else_a_file_says(tmp_path: Path) -> None:
         written = recorder.step(loss=float("nan"), gradient_scale=1024.0)
         model(torch.ones(1, 2)).sum().backward()
         with pytest.raises(UsageError, match="must be values that JSON holds: Object of type Tensor is not"):
-            recorder.step(loss=torch.ones(1))
+            recorder.step(loss=torch.ones(2))
+        model(torch.ones(1, 2)).sum().backward()
+        recorder.step(loss=torch.ones(1), rate=np.float32(0.5), norms=[torch.tensor(float("inf")), np.int64(3)])
     assert written is not None
     record = described(written.path)
     assert (record["run"], record["loss"], record["gradient_scale"]) == ("a", None, 1024.0)
-    assert files(tmp_path) == ["step-000000.safetensors"]
+    assert files(tmp_path) == ["step-000000.safetensors", "step-000001.safetensors"]
+    record = described(tmp_path / "step-000001.safetensors")
+    assert (record["loss"], record["rate"], record["norms"]) == (1.0, 0.5, [None, 3])
 
 
 def test_all_layers_of_the_model_are_named(tmp_path: Path) -> None:
@@ -372,6 +372,30 @@ def test_compiled_models_run_uncompiled(tmp_path: Path) -> None:
     assert recorder.notes[0] == "compiled code (torch.compile) runs uncompiled while it is recorded (step 0)"
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_was_compiled_around_the_model_runs_uncompiled(tmp_path: Path, backend: str) -> None:
+    """A wrapper of the model and a function that calls it, both compiled before there was anything to record."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2))
+    wrapper = torch.compile(model, backend=backend)
+    function = torch.compile(lambda x: model(x).sum(), backend=backend)
+    wrapper(torch.ones(3, 2)).sum().backward()
+    function(torch.ones(3, 2)).backward()
+    with mxcli.capture(model, tmp_path) as recorder:
+        wrapper(torch.ones(3, 2)).sum().backward()
+        recorder.step()
+        function(torch.ones(3, 2)).backward()
+        recorder.step()
+    for number in (0, 1):
+        assert {name: len(rows) for name, rows in step(tmp_path, number).items()} == {
+            "0.activation": 3,
+            "0.gradient": 3,
+            "0.weight": 2,
+            "2.activation": 3,
+            "2.gradient": 3,
+            "2.weight": 2,
+        }
+
+
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
     model = block()
     with pytest.raises(RuntimeError), mxcli.capture(model, tmp_path / "out"):  # noqa: PT012 - the first call works
@@ -391,6 +415,80 @@ def test_rows_that_no_step_wrote_are_told_of(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_notes_are_warned_of_at_the_end(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with mxcli.capture(model, tmp_path / "out") as recorder:
+            recorder.step()
+            recorder.step()
+        with mxcli.capture(model, tmp_path / "out"):
+            pass
+        with mxcli.capture(model, tmp_path / "out") as recorder:
+            model(torch.ones(1, 2)).sum().backward()
+            recorder.step()
+    nothing = (
+        "capture: nothing was recorded: in no step that was asked for was a layer called as a module, and step() after "
+        "it."
+    )
+    assert [str(each.message) for each in caught] == [
+        "capture: no layer was called, so that there is no file (2 steps, the first 0).",
+        nothing,
+        nothing,
+    ]
+    assert {each.filename for each in caught} == {__file__}
+
+
+def test_copies_and_files_of_the_model_are_not_recorded(tmp_path: Path) -> None:
+    """Made before the first call, and while a file is open; a file of the model needs nothing of ours."""
+    model, saved = nn.Sequential(nn.Linear(2, 2)), io.BytesIO()
+    with mxcli.capture(model, tmp_path) as recorder:
+        copies = [copy.deepcopy(model)]
+        model(torch.ones(1, 2)).sum().backward()
+        copies += [copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model)]
+        torch.save(model, saved)
+        copies.append(torch.load(io.BytesIO(saved.getvalue()), weights_only=False))
+        for each in copies:
+            each(torch.full((5, 2), 9.0)).sum().backward()
+        recorder.step()
+    assert step(tmp_path)["0.activation"].tolist() == [[1, 1]]
+    assert b"mxcli" not in saved.getvalue()
+
+
+def test_threads_that_call_the_model_at_once_lose_nothing(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+    with mxcli.capture(model, tmp_path) as recorder, ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            list(pool.map(lambda count: model(torch.ones(count, 4)).sum().backward(), [3] * 8))
+            recorder.step()
+    for number in range(5):
+        captured = step(tmp_path, number)
+        assert len(captured) == 60
+        assert {tuple(captured[f"{layer}.gradient"].shape) for layer in range(20)} == {(24, 4)}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model, x: torch.vmap(model)(x),
+        lambda model, x: torch.func.jacrev(model)(x),
+        lambda model, x: torch.func.jvp(model, (x,), (x,)),
+        lambda model, x: torch.autograd.grad(model(x), x, torch.eye(4).reshape(4, 2, 2), is_grads_batched=True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transformed_tensors_are_refused(tmp_path: Path, run: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with (
+        pytest.raises(
+            RefusedError, match=r"0: runs under torch\.func, vmap or batched gradients, whose tensors cannot"
+        ),
+        mxcli.capture(model, tmp_path / "out"),
+    ):
+        run(model, torch.ones(2, 2, requires_grad=True))
+    assert not (tmp_path / "out").exists()
+
+
 def test_files_are_not_overwritten(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     (tmp_path / "step-000002.safetensors").write_bytes(b"precious")
@@ -404,7 +502,6 @@ def test_files_are_not_overwritten(tmp_path: Path) -> None:
     assert files(tmp_path) == ["step-000002.safetensors"]
 
 
-@pytest.mark.filterwarnings("ignore:capture")
 def test_limits_are_foreseen(tmp_path: Path) -> None:
     """64 rows of 8 inputs and 16 outputs are 6,144 bytes in float32; the largest, 4,096, are in memory twice."""
     model = nn.Sequential(nn.Linear(8, 16))
@@ -435,6 +532,7 @@ def test_limits_are_foreseen(tmp_path: Path) -> None:
         (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=range(5, -2, -1)), "steps has -1: steps are whole numbers"),
         (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=True), "steps True: say how many, or which"),
         (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=[1.5]), r"steps has 1\.5: steps are whole numbers from 0"),
+        (lambda: mxcli.capture(nn.LazyLinear(2), "x"), r"a LazyLinear whose width .*; run the model once first"),
     ],
 )
 def test_what_is_refused_at_once(fault: Any, sentence: str) -> None:
@@ -442,7 +540,6 @@ def test_what_is_refused_at_once(fault: Any, sentence: str) -> None:
         fault().__enter__()
 
 
-@pytest.mark.filterwarnings("ignore:capture")
 def test_two_types_in_a_step_are_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with mxcli.capture(model, tmp_path / "out", roles=["activation"], layers=["0"]):

@@ -84,15 +84,19 @@ class Growth:
         self._weights, self._largest = sum(weights), max(weights, default=0)
         self._rows = 0
         self._held: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}
 
-    def came(self, layer: Layer, seen: int) -> Size:
-        """The size when that layer has seen so many tokens."""
+    def came(self, layer: Layer, seen: int, waiting: int = 0) -> Size:
+        """The size when that layer has seen so many tokens, and the inputs of `waiting` of them are in memory beyond
+        those that are kept."""
         rows = seen if self._most is None else min(seen, self._most)
         sizes = [tensor.nbytes for tensor in expected([layer], self._roles, rows)]
+        inputs = [ACTIVATION] if ACTIVATION in self._roles else []
+        self._waiting[layer.name] = sum(tensor.nbytes for tensor in expected([layer], inputs, waiting))
         self._rows += sum(sizes) - self._held.get(layer.name, 0)
         self._held[layer.name] = sum(sizes)
         self._largest = max(self._largest, *sizes, 0)
-        return Size(self._weights + self._rows, self._rows + self._largest)
+        return Size(self._weights + self._rows, self._rows + sum(self._waiting.values()) + self._largest)
 
 
 def check_size(size: Size, limits: Limits, folder: Path, there: StepsThere = _EMPTY) -> None:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
-from mxcli.errors import UsageError, did_you_mean, printable
-from mxcli.files.capture_writer import StepName, refuse_existing_steps
+from mxcli.files.capture_writer import StepName, refuse_existing_steps, step_files, step_of
 from mxcli.files.captures import CAPTURED_ROLES, MODEL_KEY
+from mxcli.flows.capturing.asked import (
+    check_model,
+    how_many,
+    known_folder,
+    known_roles,
+    known_selectors,
+    known_size,
+    known_steps,
+    whole_number,
+)
 from mxcli.flows.capturing.budget import Limits, check_size, expected, size_of
+from mxcli.flows.capturing.hooks import LayerHook
 from mxcli.flows.capturing.layers import Layer, chosen_layers, is_compiled, linear_layers, stacked_weights
 from mxcli.flows.capturing.recorder import Recorder, Recording, Target, listed
+from mxcli.flows.capturing.told import known_about
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +38,8 @@ def capture(
     model: torch.nn.Module,
     directory: str | Path,
     *,
-    layers: Sequence[str] | None = None,
-    roles: Sequence[str] = CAPTURED_ROLES,
+    layers: str | Iterable[str] | None = None,
+    roles: str | Iterable[str] = CAPTURED_ROLES,
     sample_rows: int | None = None,
     steps: int | Collection[int] | None = None,
     seed: int = 0,
@@ -57,96 +66,80 @@ def capture(
     come. `about` is what else each file is to say, in values that JSON holds.
 
     The model's outputs and gradients stay the same to the last bit; the hooks are removed at the end, also after a
-    failure. Code that torch.compile made runs uncompiled meanwhile. Calls that activation checkpointing repeats count
-    once; calls without gradients, such as a validation, are recorded in steps that have no others.
+    failure, and copies of the model have none. Code that torch.compile made, of the model or around it, runs uncompiled
+    meanwhile. Calls that activation checkpointing repeats count once; calls under no_grad, such as a validation, are
+    recorded in steps that have no others of that layer. Where several backward passes go through one call, as those of
+    two losses, or `torch.autograd.grad` before `backward`, its gradient is that of the last.
+
+    What a reader should know of the files, above all that there are none, is in `notes` and is warned of at the end.
 
     Raises UsageError for what means nothing, RefusedError for a model that has nothing to record and for files that
     exist (unless `force`), EnvironmentFailure for limits and disks.
     """
-    if sample_rows is not None and sample_rows < 1:
-        raise UsageError(f"sample_rows {sample_rows}: keep one row at least, or all with None.")
-    known = _known_steps(steps)
+    check_model(model)
+    if sample_rows is not None:
+        sample_rows = whole_number("sample_rows", sample_rows, 1, "keep one row at least, or all with None")
+    known = known_steps(steps)
+    seed = whole_number("seed", seed, None, "seeds are whole numbers")
     asked = Recording(known_roles(roles), sample_rows, known, seed)
-    every = linear_layers(model)
-    chosen = chosen_layers(every, [layers] if isinstance(layers, str) else layers)
+    selectors, folder, said = known_selectors(layers), known_folder(directory), known_about(about)
+    limits = Limits(how_many(known), known_size("max_disk", max_disk), known_size("max_memory", max_memory))
     own_rank, ranks = _ranks()
-    planned = known if known is None or isinstance(known, int) else len(known)
+    if rank is not None:
+        own_rank = whole_number("rank", rank, 0, "ranks are whole numbers from 0")
+    every = linear_layers(model)
+    chosen = chosen_layers(every, selectors)
     target = Target(
-        Path(directory),
-        own_rank if rank is None else rank,
-        ranks == 1,
-        Limits(planned, max_disk, max_memory),
-        force=force,
-        about={**(about or {}), MODEL_KEY: [layer.name for layer in every]},
+        folder, own_rank, ranks == 1, limits, force=force, about={**said, MODEL_KEY: [layer.name for layer in every]}
     )
     if not force:
-        numbers = range(known or 1) if known is None or isinstance(known, int) else known
-        refuse_existing_steps(target.folder, (StepName(number, target.rank, target.alone) for number in numbers))
+        _refuse_taken(target, known)
     if sample_rows is not None:
         check_size(size_of(expected(chosen, asked.roles, sample_rows)), target.limits, target.folder)
-    with recording(model, chosen, asked, target) as recorder:
+    with _uncompiled(), recording(model, chosen, asked, target) as recorder:
+        if is_compiled(model):
+            recorder.note(_COMPILED)
         yield recorder
-        if recorder.close():
-            warnings.warn(
-                f"capture: what was recorded of step {recorder.number} is not written: call step() at its end.",
-                stacklevel=3,
-            )
+        for note in (*recorder.notes, *_at_the_end(recorder)):
+            warnings.warn(f"capture: {note}.", stacklevel=3)
+
+
+def _at_the_end(recorder: Recorder) -> Iterator[str]:
+    """What to say of a recorder that has come to its end."""
+    if recorder.close():
+        yield f"what was recorded of step {recorder.number} is not written: call step() at its end"
+    elif not recorder.files:
+        yield "nothing was recorded: in no step that was asked for was a layer called as a module, and step() after it"
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Compiled code runs uncompiled, whoever holds it: it has no place for hooks that came after it was made."""
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager
 def recording(model: torch.nn.Module, layers: Sequence[Layer], asked: Recording, target: Target) -> Iterator[Recorder]:
-    """What records these layers of a model while the block runs; compiled code runs uncompiled meanwhile."""
+    """What records these layers of a model while the block runs; its code must not be compiled meanwhile."""
     recorder = Recorder(layers, asked, target)
     with ExitStack() as stack:
-        if is_compiled(model):
-            import torch
-
-            recorder.note(_COMPILED)
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
         if stacked := stacked_weights(model):
             recorder.note(f"weights of three dimensions are not recorded, being no linear layers': {listed(stacked)}")
         stack.callback(recorder.close)
         for layer in layers:
-            hook = partial(recorder.called, layer)
+            hook = LayerHook(layer, recorder.called)
             stack.enter_context(layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True))
         yield recorder
 
 
-def known_roles(roles: Sequence[str] | None) -> tuple[str, ...]:
-    """The roles in their usual order, all for None; raises UsageError for what is none."""
-    if roles is None:
-        return CAPTURED_ROLES
-    unknown = [role for role in roles if role not in CAPTURED_ROLES]
-    if unknown or not roles:
-        word = unknown[0] if unknown else ""
-        raise UsageError(
-            f"role '{printable(word)}' is not recorded: there are {', '.join(CAPTURED_ROLES)}."
-            f"{did_you_mean(word, CAPTURED_ROLES)}"
-        )
-    return tuple(role for role in CAPTURED_ROLES if role in roles)
-
-
-def _known_steps(steps: int | Collection[int] | None) -> int | Collection[int] | None:
-    """The steps in Python's numbers; raises UsageError for none at all, and for what is no number of a step."""
-    if steps is None:
-        return None
-    if _is_whole(steps):
-        if steps < 1:
-            raise UsageError(f"steps {steps}: record one step at least, or all with None.")
-        return int(steps)
-    if not isinstance(steps, Collection):
-        raise UsageError(f"steps {printable(steps)}: say how many, or which.")
-    if len(steps) == 0:
-        raise UsageError("steps is empty: record one step at least, or all with None.")
-    for number in (steps[0], steps[-1]) if isinstance(steps, range) else steps:
-        if not _is_whole(number) or number < 0:
-            raise UsageError(f"steps has {printable(number)}: steps are whole numbers from 0.")
-    return steps if isinstance(steps, range) else frozenset(map(int, steps))
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number, also of numpy's."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+def _refuse_taken(target: Target, known: int | Collection[int] | None) -> None:
+    """Raises RefusedError where a file of a step that is asked for exists; looks at those that exist only."""
+    steps = range(known or 1) if known is None or isinstance(known, int) else known
+    names = (StepName(step, target.rank, target.alone) for step in map(step_of, step_files(target.folder)))
+    refuse_existing_steps(target.folder, (name for name in names if name.step in steps))
 
 
 def _ranks() -> tuple[int, int]:

@@ -50,11 +50,12 @@ def own_step(name: str) -> int | None:
     return step if str(StepName(step)) == name else None
 
 
-def on_disk(folder: Path, names: Sequence[str], kept: Mapping[int, KeptStep]) -> StepsThere:
-    """What counts as written: steps that are kept, and files that are replaced one by one, but for the last of them."""
+def on_disk(folder: Path, files: Mapping[int, str], kept: Mapping[int, KeptStep]) -> StepsThere:
+    """What counts as written: steps that are kept, and files that are replaced one by one, but for the last of them.
+    `files` are those of the steps to record that exist, in the order of steps."""
     replaced = [
         (folder / name).lstat().st_size
-        for step, name in enumerate(names)
+        for step, name in files.items()
         if step not in kept and (folder / name).is_file()
     ]
     return StepsThere(len(kept), sum(step.nbytes for step in kept.values()), replaced=sum(replaced[:-1]))

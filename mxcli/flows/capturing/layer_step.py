@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mxcli.errors import RefusedError, printable
 from mxcli.files.roles import ACTIVATION, GRADIENT
@@ -17,57 +18,82 @@ from mxcli.flows.capturing.rows import Choice, Rows, TokenRows, copied
 if TYPE_CHECKING:
     import torch
 
-OnRows = Callable[[int], None]
-"""Told how many tokens a layer has seen, before their rows are taken."""
+OnRows = Callable[[int, int], None]
+"""Told how many tokens a layer has seen, and how many rows of them wait beyond those that are kept, before their rows
+are taken."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class _Call:
-    """A call that a gradient may come to: the numbers of its tokens, and the rows to be taken when one does, where they
-    were not taken at once."""
+    """A call that a gradient may come to: the numbers of its tokens, its rows until one does, and whether it counts
+    already, as a repetition does only then. It lives as long as what it returned can be run backward."""
 
     first: int
     tokens: int
-    waiting: TokenRows | None = None
+    rows: TokenRows | None
+    counts: bool
     has_gradient: bool = False
 
 
 class LayerStep:
     """Rows of a layer's calls in a step, one call after another; of what is not among the roles, no features.
 
-    Calls that no gradient can come back to (under no_grad, such as a validation in between) count only in a step
-    without any other. A call that a checkpointed segment repeats while gradients are computed is not counted again:
-    where the first was made without gradients, the repetition counts in its place once a gradient comes to it, with
-    rows as they were when it was made; else it is left out.
+    Calls under no_grad, such as a validation in between, count only in a step without any other. A call that a
+    checkpointed segment repeats while gradients are computed is not counted again: where the first was made without
+    gradients, the repetition counts in its place once a gradient comes to it, with rows as they were when it was made,
+    or at once where none can; else it is left out. Calls come from any thread, `lock` being held; gradients come by
+    themselves.
     """
 
-    def __init__(self, layer: Layer, choice: Choice, roles: Collection[str], on_rows: OnRows) -> None:
+    def __init__(
+        self, layer: Layer, choice: Choice, roles: Collection[str], on_rows: OnRows, lock: threading.RLock
+    ) -> None:
         self.layer = layer
-        self._choice, self._roles, self._on_rows = choice, roles, on_rows
-        self._inputs, self._gradients = Rows(choice), Rows(choice)
+        self._choice, self._roles, self._on_rows, self._lock = choice, roles, on_rows, lock
+        self._inputs, self._gradients = Rows(choice), Rows(choice)  # of tokens with gradients, the same in both
+        self._others = Rows(choice)  # inputs of tokens that no gradient will come to
+        self._waiting: dict[int, tuple[TokenRows, weakref.finalize[..., Any]]] = {}  # inputs that one may come to
+        self._lost: list[int] = []  # of those, what cannot be run backward any more
         self._seen = self._passed = 0  # tokens of calls with gradients, and without as long as there are no others
         self._next = self._end = 0  # the number of the next token, and of that after all that are counted
         self._without = 0  # calls without gradients, less those whose repetition counts
+        self._graded = 0  # tokens that a gradient came to
+        self._has_own = False  # calls with gradients that repeat no other
+        self.several_passes = False
         self._is_closed = False
 
-    def called(self, x: torch.Tensor, output: torch.Tensor, *, repeated: bool) -> None:
-        """Takes the input of a call, and the gradient when it comes; `repeated`: while gradients are computed."""
+    def called(self, x: torch.Tensor, output: torch.Tensor, *, with_grad: bool, repeated: bool) -> None:
+        """Takes the input of a call, and the gradient when it comes; `with_grad`: the call was made outside of no_grad,
+        `repeated`: while gradients are computed."""
+        self._check_plain(x, output)
         rows = self._rows(x, ACTIVATION, self.layer.inputs)
+        self._sort_out()
         if not repeated:
             self._next = self._end  # repetitions that no gradient came to were of calls that are counted already
-        if not output.requires_grad:
+        if not with_grad:
             if not repeated:
                 self._pass(rows)
             return
-        call = _Call(self._next, len(rows))
+        # No gradient tells of a repetition in frozen layers: it is of a call without gradients where there is no other.
+        in_place = repeated and not output.requires_grad and self._without > 0 and not self._has_own
+        if repeated and not output.requires_grad and not in_place:
+            return
+        self._has_own |= not repeated
+        self._without -= in_place
+        call = _Call(self._next, len(rows), None, counts=not repeated or in_place)
         self._next += call.tokens
-        if repeated:
-            # A copy: by the time a gradient comes, the input may have been changed in place.
-            call.waiting = copied(self._choice, call.first, rows)
+        awaits = output.requires_grad and GRADIENT in self._roles and call.tokens > 0
+        if call.counts:
+            self._count(call, waits=awaits)
+        # A copy: by the time a gradient comes, the input may have been changed in place.
+        came = copied(self._choice, call.first, rows)
+        if not call.counts or awaits:
+            call.rows = came
         else:
-            self._count(call)
-            self._put(self._inputs, copied(self._choice, call.first, rows))
-        if repeated or GRADIENT in self._roles:
+            self._put(self._others, came)
+        if call.counts and awaits:
+            self._wait(call, came)
+        if call.rows is not None:
             _tapped(output).register_hook(lambda gradient: self._came(call, gradient))
 
     def close(self) -> None:
@@ -75,14 +101,17 @@ class LayerStep:
         self._is_closed = True
 
     def kept(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Inputs and gradients of the same tokens, in their order; None where none came."""
-        inputs, gradients = np.sort(self._inputs.tokens), np.sort(self._gradients.tokens)
-        if not len(inputs):
-            return None, None
-        if not len(gradients):
-            return self._inputs.of(inputs), None
-        tokens: NDArray[np.int64] = np.intersect1d(inputs, gradients, assume_unique=True)
-        return self._inputs.of(tokens), self._gradients.of(tokens)
+        """Inputs and gradients of the same tokens, in their order; None where none came.
+
+        Without any gradient the inputs are of all tokens, else of those that one came to.
+        """
+        if self.got_gradients:
+            tokens = np.sort(self._gradients.tokens)
+            return self._inputs.of(tokens), self._gradients.of(tokens)
+        for first in list(self._waiting):
+            self._put(self._others, self._take(first))
+        tokens = np.sort(self._others.tokens)
+        return (self._others.of(tokens) if len(tokens) else None), None
 
     @property
     def seen(self) -> int:
@@ -96,8 +125,8 @@ class LayerStep:
 
     @property
     def lacking(self) -> int:
-        """Tokens held whose gradient never came, where it did for others."""
-        return len(self._inputs.tokens) - len(self._gradients.tokens) if self.got_gradients else 0
+        """Tokens whose gradient never came, where it did for others."""
+        return self._seen - self._graded if self.got_gradients else 0
 
     @property
     def calls_without_gradient(self) -> int:
@@ -110,33 +139,69 @@ class LayerStep:
         if not self._seen:
             first = self._passed
             self._passed += len(rows)
-            self._on_rows(self._passed)
-            self._put(self._inputs, copied(self._choice, first, rows))
+            self._on_rows(self._passed, 0)
+            self._put(self._others, copied(self._choice, first, rows))
 
-    def _count(self, call: _Call) -> None:
+    def _count(self, call: _Call, *, waits: bool) -> None:
         """A call with gradients: those without do not count in this step."""
         if self._passed:
-            self._inputs, self._passed = Rows(self._choice), 0
+            self._others, self._passed = Rows(self._choice), 0
         self._seen += call.tokens
         self._end = max(self._end, call.first + call.tokens)
-        self._on_rows(self._seen)
+        most = self._choice.most
+        came = call.tokens if most is None else min(call.tokens, most)
+        held = len(self._inputs.tokens) + len(self._others.tokens)
+        held += sum(len(rows.tokens) for rows, _ in self._waiting.values()) + (came if waits else 0)
+        self._on_rows(self._seen, max(0, held - (self._seen if most is None else min(self._seen, most))))
+
+    def _wait(self, call: _Call, came: TokenRows) -> None:
+        """Hold the rows of a call until its gradient comes, or can come no more: then they are like any others."""
+        lost = self._lost
+        watch = weakref.finalize(call, lost.append, call.first)  # at any time, in any thread: it does no more
+        watch.atexit = False
+        self._waiting[call.first] = came, watch
+
+    def _take(self, first: int) -> TokenRows:
+        came, watch = self._waiting.pop(first)
+        watch.detach()
+        return came
+
+    def _sort_out(self) -> None:
+        while self._lost:
+            first = self._lost.pop()
+            if first in self._waiting:
+                self._put(self._others, self._take(first))
 
     def _came(self, call: _Call, gradient: torch.Tensor) -> None:
-        if self._is_closed:
-            return
-        if call.waiting is not None:
-            self._count(call)
-            self._put(self._inputs, call.waiting)
-            call.waiting = None
+        with self._lock:
+            if self._is_closed:
+                return
+            self._check_plain(gradient)
+            first_time, call.has_gradient = not call.has_gradient, True
+            if first_time:
+                self._take_inputs(call)
+            if GRADIENT not in self._roles:
+                return
+            rows = copied(self._choice, call.first, self._rows(gradient, GRADIENT, self.layer.outputs))
+            if first_time:
+                self._put(self._gradients, rows)
+                self._graded += call.tokens
+            else:
+                # Each pass is quantized by itself in training: their sum is nothing that a product is handed.
+                self.several_passes = True
+                self._alike(rows.rows, self._gradients)
+                self._gradients.replace(rows)
+
+    def _take_inputs(self, call: _Call) -> None:
+        """The rows of a call that a gradient came to."""
+        rows, call.rows = call.rows, None
+        if not call.counts:
+            self._count(call, waits=True)
             self._without = max(self._without - 1, 0)
-        if GRADIENT not in self._roles:
-            return
-        rows = self._rows(gradient, GRADIENT, self.layer.outputs)
-        if call.has_gradient:  # through the same call once more: what autograd would add up
-            self._gradients.increase(call.first, self._alike(rows, self._gradients))
-        else:
-            self._put(self._gradients, copied(self._choice, call.first, rows))
-            call.has_gradient = True
+        elif call.first in self._waiting:
+            self._take(call.first)
+        if rows is not None:
+            self._put(self._inputs if GRADIENT in self._roles else self._others, rows)
 
     def _put(self, held: Rows, came: TokenRows) -> None:
         self._alike(came.rows, held)
@@ -155,6 +220,18 @@ class LayerStep:
             )
         rows = x.detach().reshape(-1, features)
         return rows if role in self._roles else rows[:, :0]
+
+    def _check_plain(self, *tensors: Any) -> None:
+        """Raises RefusedError for tensors of a transformation such as vmap, which have no values of their own."""
+        import torch
+
+        known = torch._C._functorch
+        tests = (known.is_functorch_wrapped_tensor, known.is_legacy_batchedtensor)
+        if any(isinstance(x, torch.Tensor) and any(test(x) for test in tests) for x in tensors):
+            raise RefusedError(
+                f"{printable(self.layer.name)}: runs under torch.func, vmap or batched gradients, whose tensors cannot "
+                "be recorded; leave the layer out (--layers), or call what transforms it outside of the recording."
+            )
 
     def _alike(self, rows: torch.Tensor, held: Rows) -> torch.Tensor:
         """The rows; raises RefusedError where others of the step are of another type."""

@@ -85,11 +85,19 @@ class Layer:
 
 
 def linear_layers(model: Any) -> list[Layer]:
-    """The linear layers of a model in its order, each module once; raises RefusedError where there is none."""
+    """The linear layers of a model in its order, each module once; raises RefusedError where there is none, or one that
+    does not know its width yet."""
+    import torch
+
     found = []
     for name, module in model.named_modules():
         kind = next((kind for kind in KINDS if kind.is_kind(module)), None)
         if kind is not None:
+            if torch.nn.parameter.is_lazy(module.weight):
+                raise RefusedError(
+                    f"{printable(name)}: a {type(module).__name__} whose width its first input decides; run the model "
+                    "once first."
+                )
             inputs, outputs = kind.widths(module)
             dtype = str(getattr(module.weight, "dtype", None))
             known = DTYPES.get(dtype, dtype)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mxcli.backends import AUTO, CPU
-from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable
+from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedError, UsageError, printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import CONFIG
 from mxcli.flows.capturing.text import Encode, byte_tokens
@@ -135,11 +135,17 @@ def tokenizer(seen: Outline) -> Encode | None:
     """What makes tokens of text, without special ones; None where the directory has no tokenizer."""
     if not any((seen.folder / name).is_file() for name in TOKENIZER_FILES):
         return None
-    with _transformers(printable(seen.folder), "load its tokenizer"):
+    shown, files = printable(seen.folder), [name for name in TOKENIZER_FILES if (seen.folder / name).is_file()]
+    with _transformers(shown, f"load its tokenizer ({', '.join(files)})"):
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(seen.folder, **_LOCAL)
-    return lambda text: list(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def encode(text: str) -> list[int]:
+        with _transformers(shown, f"make tokens with its tokenizer ({', '.join(files)})"):
+            return list(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    return encode
 
 
 def encoder(seen: Outline) -> tuple[Encode, str | None]:
@@ -224,7 +230,9 @@ def _transformers(shown: str, task: str) -> Iterator[None]:
             yield
     except ImportError as error:
         raise EnvironmentFailure(f"{shown}: transformers cannot {task} here: {_first_line(error)}.") from error
-    except (ValueError, KeyError, OSError, RuntimeError, AttributeError, TypeError) as error:
+    except MxcliError:
+        raise
+    except Exception as error:  # whatever kind it has: a configuration can fail every line that reads it
         if getattr(error, "errno", None) is not None:
             raise
         raise InputError(f"{shown}: transformers cannot {task}: {_first_line(error)}.") from error
@@ -233,5 +241,9 @@ def _transformers(shown: str, task: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    """What is said first, with what follows a colon at its end; a KeyError says only what lacks."""
+    lines = str(error).strip().splitlines() or [""]
+    first = " ".join([lines[0], *(line.strip() for line in lines[1:2] if lines[0].endswith(":"))])
+    if not first or isinstance(error, KeyError):
+        first = f"{type(error).__name__} {first}".strip()
     return printable(first).rstrip(".")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxcli.errors import EnvironmentFailure, RefusedError, printable
-from mxcli.files.capture_writer import CapturedTensor, StepName, step_files
+from mxcli.files.capture_writer import CapturedTensor, step_files
 from mxcli.files.captures import CAPTURED_ROLES
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.roles import GRADIENT, WEIGHT
@@ -105,8 +105,7 @@ def plan_capture(
     or that other options made; EnvironmentFailure where it needs more memory than is allowed.
     """
     earlier = step_files(place.folder)
-    names = [str(StepName(step)) for step in range(asked.steps)]
-    check_place(place.folder, checkpoint, [*names, *earlier], force=place.force or place.resume)
+    check_place(place.folder, checkpoint, earlier, force=place.force or place.resume)
     seen = outline(checkpoint, asked.dtype)
     every = linear_layers(seen.empty)
     layers = chosen_layers(every, asked.layers)
@@ -116,8 +115,9 @@ def plan_capture(
     encode, note = encoder(seen)
     run = _run_record(checkpoint, seen, text, asked, windows, is_bytes=note is not None)
     found = kept_steps(place.folder, run, force=place.force) if place.resume else {}
-    kept = {step: found[step] for step in range(asked.steps) if step in found}
-    there = on_disk(place.folder, names, kept)
+    kept = {step: each for step, each in sorted(found.items()) if step < asked.steps}
+    own = {step: name for name in earlier if (step := own_step(name)) is not None}
+    there = on_disk(place.folder, {step: own[step] for step in sorted(own) if step < asked.steps}, kept)
     certain = _certain(layers, tensors)
     check_size(certain, Limits(asked.steps, place.max_disk), place.folder, there)
     other = _other_memory(asked, seen, windows, every)
@@ -129,7 +129,6 @@ def plan_capture(
         )
     ids = tokens_of(text, encode, windows, seen.vocabulary)
     notes = (note, _lost_updates(asked, seen), _routed(layers, asked), others_note(place.folder, earlier))
-    own = [name for name in earlier if own_step(name) is not None]
     return CapturePlan(
         source,
         seen,
@@ -144,7 +143,7 @@ def plan_capture(
         other,
         run,
         kept,
-        tuple(name for name in own if place.force and name not in names),
+        tuple(name for step, name in own.items() if place.force and step >= asked.steps),
         there,
         tuple(each for each in notes if each),
     )

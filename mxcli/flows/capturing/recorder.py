@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from mxcli.flows.capturing.budget import Growth, Limits, StepsThere, check_size,
 from mxcli.flows.capturing.layer_step import LayerStep
 from mxcli.flows.capturing.layers import DTYPES, Layer
 from mxcli.flows.capturing.rows import Choice
+from mxcli.flows.capturing.told import told
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,7 @@ class Recorder:
         self._weighed = set[str]()
         self._nonfinite: dict[str, int] = {}
         self._growth = self._empty()
+        self._lock = threading.RLock()  # threads may call the model at the same time
 
     @property
     def notes(self) -> list[str]:
@@ -98,49 +100,56 @@ class Recorder:
 
     def step(self, **about: object) -> StepFile | None:
         """End the step, after the optimizer's: write its file, with what there is to say `about` it in values that JSON
-        holds (NaN and infinities become null), and go on with the next. None where the step was not asked for, or no
-        layer was called."""
+        holds (a tensor of one element is a number; NaN and infinities become null), and go on with the next. None where
+        the step was not asked for, or no layer was called."""
         made = None
-        about = {key: _told(value) for key, value in about.items()}
-        if self._file is not None:
-            try:
-                made = self._written(self._file, about)
-            finally:
-                self._drop()
-            self.files.append(made)
-        elif self.is_recording:
-            self.note("no layer was called, so that there is no file")
-        self.number += 1
+        about = {key: told(value) for key, value in about.items()}
+        with self._lock:
+            if self._file is not None:
+                try:
+                    made = self._written(self._file, about)
+                finally:
+                    self._drop()
+                self.files.append(made)
+            elif self.is_recording:
+                self.note("no layer was called, so that there is no file")
+            self.number += 1
         return made
 
     def note(self, text: str) -> None:
         """Remember what a reader should know of the current step."""
         self._noted.setdefault(text, []).append(self.number)
 
-    def called(self, layer: Layer, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """What a layer's forward hook calls; returns nothing, so that the output stays what it is."""
-        if not self.is_recording:
-            return
-        if layer.name not in self._calls:
-            choice = Choice(self._asked.sample_rows, self._asked.seed, self.number)
-            self._calls[layer.name] = LayerStep(layer, choice, self._asked.roles, partial(self._foresee, layer))
-        x = args[0] if args else next(iter(kwargs.values()))
-        self._calls[layer.name].called(x, output, repeated=_in_backward())
+    def called(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
+        """Takes what a layer was handed and, when it comes, the gradient of what it returned."""
+        import torch
+
+        with_grad, repeated = torch.is_grad_enabled(), _in_backward()
+        with self._lock:
+            if not self.is_recording:
+                return
+            if layer.name not in self._calls:
+                choice = Choice(self._asked.sample_rows, self._asked.seed, self.number)
+                on_rows = partial(self._foresee, layer)
+                self._calls[layer.name] = LayerStep(layer, choice, self._asked.roles, on_rows, self._lock)
+            x = args[0] if args else next(iter(kwargs.values()))
+            self._calls[layer.name].called(x, output, with_grad=with_grad, repeated=repeated)
 
     def close(self) -> bool:
         """End all; whether there were rows that no step had written."""
-        pending = self._file is not None
-        self._drop()
+        with self._lock:
+            pending = self._file is not None
+            self._drop()
         return pending
 
-    def _foresee(self, layer: Layer, seen: int) -> None:
+    def _foresee(self, layer: Layer, seen: int, waiting: int) -> None:
         """Before a layer's rows are taken: there is room for them beside those of others, and its weight is written.
 
         Not as many of every layer: experts see few of the tokens that other layers see.
         """
         target = self._target
         begun = 0 if self._file is None else self._file.data_bytes
-        check_size(self._growth.came(layer, seen), target.limits, target.folder, self._there(begun))
+        check_size(self._growth.came(layer, seen, waiting), target.limits, target.folder, self._there(begun))
         if self._file is None:
             name = StepName(self.number, target.rank, target.alone)
             if not target.force:
@@ -199,6 +208,10 @@ class Recorder:
                 "got gradients of some of their tokens only, and have the rows of those",
                 [call.layer.name for call in calls if call.lacking > 0],
             )
+            self._note_layers(
+                "got gradients of several backward passes through one call, and have those of the last",
+                [call.layer.name for call in calls if call.several_passes],
+            )
         self._note_layers(
             "were also called without gradients, which is not recorded",
             [call.layer.name for call in calls if call.calls_without_gradient],
@@ -244,10 +257,6 @@ def listed(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(map(printable, names[:_SHOWN])) + more
-
-
-def _told(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _steps_words(steps: Sequence[int]) -> str:

@@ -91,14 +91,13 @@ class Rows:
             return
         self.tokens = both[best]
 
-    def increase(self, first: int, rows: torch.Tensor) -> None:
-        """Add to what is held of tokens that came before, as gradients add up."""
+    def replace(self, came: TokenRows) -> None:
+        """Take other rows of tokens that came before; those of tokens that are not held any more are passed over."""
         import torch
 
-        there = np.flatnonzero((self.tokens >= first) & (self.tokens < first + len(rows)))
+        _, there, at = np.intersect1d(self.tokens, came.tokens, assume_unique=True, return_indices=True)
         held = torch.cat(self._parts)
-        at = torch.from_numpy(self.tokens[there] - first)
-        held[torch.from_numpy(there)] += rows[at.to(rows.device)].to("cpu")
+        held[torch.from_numpy(there)] = came.rows[torch.from_numpy(at)]
         self._parts = [held]
 
     def of(self, tokens: NDArray[np.int64]) -> torch.Tensor:

@@ -84,8 +84,9 @@ def tokens_of(text: Text, encode: Encode, windows: Windows, vocabulary: int) -> 
     if len(ids) < windows.needed:
         steps = max(0, len(ids) - 1) // windows.step_tokens
         way = f"--steps {steps}" if steps else "fewer --tokens"
+        counted = "1 step" if windows.steps == 1 else f"{windows.steps:,} steps"
         raise InputError(
-            f"{printable(text.name)}: has {len(ids):,} tokens, and {windows.steps:,} steps of {windows.batch:,} x "
+            f"{printable(text.name)}: has {len(ids):,} tokens, and {counted} of {windows.batch:,} x "
             f"{windows.tokens:,} tokens and the one after need {windows.needed:,}; give a longer text, or {way}."
         )
     found = np.array(ids[: windows.needed], np.int64)

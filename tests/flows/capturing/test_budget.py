@@ -63,6 +63,9 @@ def test_a_step_grows_with_its_rows() -> None:
     assert growth.came(layers[0], 2) == Size(weights + 64, 64 + 256)
     assert growth.came(layers[1], 1) == Size(weights + 96, 96 + 256)
     assert growth.came(layers[0], 500) == Size(weights + 128, 128 + 256)
+    assert growth.came(layers[0], 500, waiting=2) == Size(weights + 128, 128 + 256 + 64)
+    assert growth.came(layers[1], 2, waiting=1) == Size(weights + 160, 160 + 256 + 96)
+    assert growth.came(layers[0], 501) == Size(weights + 160, 160 + 256 + 32)
 
 
 def test_what_is_there_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

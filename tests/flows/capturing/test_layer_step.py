@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mxcli
-from mxcli.flows.capturing.layer_step import LayerStep
+from mxcli.flows.capturing.layer_step import LayerStep, OnRows
 from mxcli.flows.capturing.layers import linear_layers
 from mxcli.flows.capturing.rows import Choice, Rows, copied
 
+pytestmark = pytest.mark.filterwarnings("ignore:capture")
 ROLES = [("activation", "gradient", "weight"), ("activation",), ("gradient",), ("weight",)]
 
 
@@ -121,9 +123,146 @@ def test_sampled_tokens_are_the_same_beside_a_checkpointed_segment(tmp_path: Pat
     assert torch.equal(captured["a.activation"], captured["b.activation"])
 
 
-def layer_step(roles: tuple[str, ...], most: int | None = None) -> tuple[LayerStep, nn.Module]:
+SEVERAL = (
+    "1 of 1 layers got gradients of several backward passes through one call, and have those of the last: 0 (step 0)"
+)
+
+
+@pytest.mark.parametrize("sample_rows", [None, 2])
+def test_of_several_passes_the_last_counts(tmp_path: Path, sample_rows: int | None) -> None:
+    """Of two losses, and of a gradient that is asked for before, plain and as a penalty."""
+
+    def captured(name: str, run: Any) -> list[Any]:
+        model = nn.Sequential(nn.Linear(8, 4))
+        with mxcli.capture(model, tmp_path / name, sample_rows=sample_rows) as recorder:
+            x = torch.ones(3, 8, requires_grad=True)
+            run(x, model(x))
+            recorder.step()
+        assert recorder.notes == [SEVERAL]
+        rows: list[Any] = load_file(tmp_path / name / "step-000000.safetensors")["0.gradient"].tolist()
+        return rows
+
+    def two_losses(x: torch.Tensor, y: torch.Tensor) -> None:
+        y.sum().backward(retain_graph=True)
+        (2 * y).sum().backward()
+
+    def asked_before(x: torch.Tensor, y: torch.Tensor) -> None:
+        torch.autograd.grad(y.sum(), x, retain_graph=True)
+        y.sum().backward()
+
+    def penalty(x: torch.Tensor, y: torch.Tensor) -> None:
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (y.sum() + slope.square().sum()).backward()
+
+    count = sample_rows or 3
+    assert captured("losses", two_losses) == [[2.0] * 4] * count
+    assert captured("asked", asked_before) == [[1.0] * 4] * count
+    assert captured("penalty", penalty) == [[1.0] * 4] * count
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_validation_is_left_out_of_frozen_layers_too(tmp_path: Path, is_before: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+
+    def validate() -> None:
+        with torch.no_grad():
+            model(torch.full((5, 4), 9.0))
+
+    with mxcli.capture(model, tmp_path) as recorder:
+        if is_before:
+            validate()
+        model(torch.ones(3, 4)).sum().backward()
+        if not is_before:
+            validate()
+        recorder.step()
+    captured = load_file(tmp_path / "step-000000.safetensors")
+    assert captured["0.activation"].tolist() == [[1.0] * 4] * 3
+    assert len(captured["2.activation"]) == 3
+    assert recorder.notes == [
+        "1 of 2 layers got no gradient: 0 (step 0)",
+        "2 of 2 layers were also called without gradients, which is not recorded: 0, 2 (step 0)",
+    ]
+
+
+@pytest.mark.parametrize("roles", ROLES[:2])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_validation_is_left_out_of_frozen_layers_of_segments(
+    tmp_path: Path, reentrant: bool, roles: tuple[str, ...]
+) -> None:
+    """No gradient tells of a repetition in the first layer: nothing before it needs any."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layers[0].requires_grad_(False)
+    flag = torch.ones(1, requires_grad=True)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x, flag: layers(x) * flag, x, flag, use_reentrant=reentrant)  # type: ignore[no-any-return]
+
+    with mxcli.capture(layers, tmp_path, roles=roles) as recorder:
+        for number in (1.0, 2.0):
+            run(torch.full((3, 4), number)).sum().backward()
+            with torch.no_grad():
+                run(torch.full((5, 4), 9.0))
+        recorder.step()
+    captured = load_file(tmp_path / "step-000000.safetensors")
+    assert captured["0.activation"][:, 0].tolist() == [1, 1, 1, 2, 2, 2]
+    assert len(captured["1.activation"]) == 6
+    told = "2 of 2 layers were also called without gradients, which is not recorded: 0, 1 (step 0)"
+    assert recorder.notes == [*(["1 of 2 layers got no gradient: 0 (step 0)"] if "gradient" in roles else []), told]
+
+
+def test_rows_are_chosen_of_those_with_gradients(tmp_path: Path) -> None:
+    """One call before and one after that nothing comes back to, one of them still to be run backward."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False))
+    model[0].weight.data.fill_(1.0)
+    with mxcli.capture(model, tmp_path, sample_rows=4) as recorder:
+        model(torch.full((60, 1), -1.0))
+        waiting = model(torch.full((60, 1), -1.0))
+        (model(torch.arange(60.0)[:, None]).square().sum() / 2).backward()
+        written = recorder.step()
+        waiting = model(torch.arange(9.0)[:, None])
+        model(torch.arange(9.0)[:, None])
+        recorder.step()
+        del waiting
+    assert written is not None
+    assert (written.tokens, written.tokens_seen) == (4, 180)
+    captured = load_file(tmp_path / "step-000000.safetensors")
+    assert captured["0.activation"].tolist() == captured["0.gradient"].tolist()
+    assert len(set(captured["0.activation"].flatten().tolist())) == 4
+    assert recorder.notes == [
+        "1 of 1 layers got gradients of some of their tokens only, and have the rows of those: 0 (step 0)",
+        "1 of 1 layers got no gradient: 0 (step 1)",
+    ]
+    assert {name: len(rows) for name, rows in load_file(tmp_path / "step-000001.safetensors").items()} == {
+        "0.activation": 4,
+        "0.weight": 1,
+    }
+
+
+def test_rows_that_no_gradient_can_come_to_do_not_wait() -> None:
+    told: list[tuple[int, int]] = []
+    step, module = layer_step(("activation", "gradient"), 2, lambda seen, waiting: told.append((seen, waiting)))
+    outputs = []
+    for is_held in (True, True, False, False, False):
+        x = torch.ones(3, 4)
+        y = module(x)
+        step.called(x, y, with_grad=True, repeated=False)
+        if is_held:
+            outputs.append(y)
+        del y
+    assert told == [(3, 0), (6, 2), (9, 4), (12, 6), (15, 6)]
+    outputs[0].sum().backward()
+    inputs, gradients = step.kept()
+    assert inputs is not None
+    assert gradients is not None
+    assert (len(inputs), len(gradients), step.lacking) == (2, 2, 12)
+
+
+def layer_step(
+    roles: tuple[str, ...], most: int | None = None, on_rows: OnRows = lambda seen, waiting: None
+) -> tuple[LayerStep, nn.Module]:
     model = nn.Sequential(nn.Linear(4, 4, bias=False))
-    return LayerStep(linear_layers(model)[0], Choice(most, 0, 0), roles, lambda seen: None), model[0]
+    return LayerStep(linear_layers(model)[0], Choice(most, 0, 0), roles, on_rows, threading.RLock()), model[0]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +273,7 @@ def test_what_is_not_recorded_takes_no_memory(roles: tuple[str, ...], shapes: li
     step, module = layer_step(roles)
     x = torch.ones(3, 4, requires_grad=True)
     y = module(x)
-    step.called(x, y, repeated=False)
+    step.called(x, y, with_grad=True, repeated=False)
     y.sum().backward()
     assert [None if rows is None else tuple(rows.shape) for rows in step.kept()] == shapes
     assert step.seen == 3
