@@ -610,6 +610,7 @@ def _errors(signal: F64, error: F64, count: int) -> dict[str, float]:
         "max_abs_error": float(np.abs(error).max(initial=0)),
         "max_rel_error": float(np.abs(error[nonzero] / signal[nonzero]).max(initial=0)),
         "bias": bias,
+        "shrunk_percent": -100 * _sum(signal * error) / power if power else 0.0,
     }
 
 

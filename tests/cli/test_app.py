@@ -227,7 +227,7 @@ def test_a_full_disk_on_stdout() -> None:
     assert done.returncode == 6
     assert done.stderr == "error: No space left on device\n"
     done = command("report", SAMPLE, "-q", "--csv", "/dev/full")
-    assert (done.returncode, done.stderr) == (6, "error: /dev/full: No space left on device\n")
+    assert (done.returncode, done.stderr) == (6, "error: /dev/full: cannot be written: No space left on device.\n")
 
 
 def test_interrupted_report_still_has_its_table(tmp_path: Path) -> None:

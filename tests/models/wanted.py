@@ -98,6 +98,7 @@ def _metrics(x: Array, result: oracle.OracleResult) -> dict[str, Any]:
         "max_abs_error": _about(found["max_abs_error"]),
         "max_rel_error": _about(found["max_rel_error"]),
         "bias": pytest.approx(found["bias"], rel=0, abs=PRECISION * found["rmse"]),
+        "shrunk_percent": pytest.approx(found["shrunk_percent"], rel=0, abs=100 * PRECISION * found["relative_error"]),
         "binades_available": _about(found["binades_available"]),
         "binades_used": _about(found["binades_used"]),
         **_scale_exponents(found["scale_exponent_histogram"], blocks),
