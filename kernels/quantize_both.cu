@@ -1,9 +1,8 @@
 // Codes and scales of a tensor along rows and along columns, in one read: a tile of the tensor for each block of threads,
 // which holds it while its threads take blocks of either way. See device.h for the definitions it is compiled with; further
 //   MX_WIDTH  elements of a block, 16 or 32; a transform's group divides it
+//   MX_TILE   rows and columns of a tile, a multiple of it
 #include "blocks.h"
-
-#define MX_TILE 64
 
 // Elements of the tile beside one another: of a row, or of a column.
 struct MxLine {

@@ -14,7 +14,7 @@ from mxcli.backends.reencoding import reencode
 from mxcli.errors import RefusedError, UsageError
 from mxcli.files import packing
 from mxcli.flows.capturing.capture import capture as capture
-from mxcli.numerics.blocks import BOTH, COLUMN, ROW, Quantized, divides
+from mxcli.numerics.blocks import BOTH, COLUMN, ROW, Quantized, axes_of, divides
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.hadamard import stated_hadamard
 from mxcli.numerics.measures import Value
@@ -314,7 +314,7 @@ def _axes(axis: str) -> tuple[str, ...]:
     """The axes that a name stands for."""
     if axis not in (ROW, COLUMN, BOTH):
         raise UsageError(f"axis '{axis}' is none of {ROW}, {COLUMN}, {BOTH}")
-    return (ROW, COLUMN) if axis == BOTH else (axis,)
+    return tuple(str(one) for one in axes_of(axis))
 
 
 def _exchanged_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -162,7 +162,12 @@ class Job:
         """Codes and scales of the whole tensor along rows, and along columns those of it with the last two dimensions
         exchanged; what was found of either way is at its address."""
         kernel = self._kernel(
-            "quantize_both.cu", "mx_quantize_both", MX_SWIZZLED=0, MX_HARDWARE=conversions, MX_WIDTH=self.block_columns
+            "quantize_both.cu",
+            "mx_quantize_both",
+            MX_SWIZZLED=0,
+            MX_HARDWARE=conversions,
+            MX_WIDTH=self.block_columns,
+            MX_TILE=TILE,
         )
         ways = (row.found, row.codes, row.scales, column.found, column.codes, column.scales)
         arguments = (_pointer(row.x), *map(np.int64, (self.batch, self.rows, self.columns)), self._key)

@@ -19,13 +19,14 @@ from pathlib import Path
 from mxcli.errors import InputError, printable, together
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
 from mxcli.files.tensors import DTYPES, TensorInfo
+from mxcli.numerics.blocks import ROW
 
 CAPTURE_KEY = "mxcli.capture"
 CAPTURE_VERSION = 1
 CAPTURED_ROLES = (ACTIVATION, GRADIENT, WEIGHT)
 OF_TOKENS = (ACTIVATION, GRADIENT)
 MODEL_KEY = "layers_of_model"
-AXES = ("row",)
+AXES = (ROW,)
 
 Capture = Mapping[str, object]
 

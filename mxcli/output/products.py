@@ -7,9 +7,9 @@ import math
 from mxcli.flows.gemm_shapes import DY, W, X
 from mxcli.flows.products.report import LayerProduct, ProductReport
 from mxcli.flows.records import recipe_record
-from mxcli.numerics.recipe import Recipe
 from mxcli.output.export import csv_text, json_text
 from mxcli.output.numbers import counted, significant
+from mxcli.output.rules import rules_words
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
 
@@ -33,7 +33,11 @@ def products_text(report: ProductReport, screen: Screen, sort: str = "sqnr_db", 
     head = [
         f"{report.source} with {report.captures}: {counted(len(report.products), 'product')} of "
         f"{counted(len({product.layer for product in report.products}), 'layer')}",
-        *(f"{name}: {_rules(recipe)}" for name in (X, W, DY) if (recipe := report.recipes.get(name)) is not None),
+        *(
+            f"{name}: {recipe.format.name}, {rules_words(recipe)}"
+            for name in (X, W, DY)
+            if (recipe := report.recipes.get(name)) is not None
+        ),
     ]
     lines = [line for text in head for line in folded_lines(text, screen)]
     ranked = _ranked(report.products, sort)
@@ -48,16 +52,6 @@ def products_text(report: ProductReport, screen: Screen, sort: str = "sqnr_db", 
     if len(shown) < len(ranked):
         lines += ["", f"{len(shown)} of {counted(len(ranked), 'product')} shown, worst {sort} first"]
     return "\n".join(lines)
-
-
-def _rules(recipe: Recipe) -> str:
-    """What an operand's codes follow from, with the seed of what is drawn and the transform before it."""
-    seed = f", seed {recipe.seed}" if recipe.rounding.is_random else ""
-    transform = f", Hadamard transform of {recipe.hadamard.size} before" if recipe.hadamard else ""
-    return (
-        f"{recipe.format.name}, scale rounding {recipe.scale_rule.name}, element rounding {recipe.rounding.name}"
-        f"{seed}{transform}"
-    )
 
 
 def products_json(report: ProductReport) -> str:

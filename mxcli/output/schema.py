@@ -11,6 +11,7 @@ from mxcli.numerics.estimates import SAMPLED, is_estimated, uncertainty_key
 from mxcli.numerics.metrics import METRICS, Metric
 from mxcli.numerics.recipe import NONFINITE_POLICIES
 from mxcli.numerics.samples import CONFIDENCE_PERCENT
+from mxcli.output import products
 
 Schema = dict[str, Any]
 
@@ -298,7 +299,7 @@ def training_schema() -> Schema:
     """Of `mxcli report --training --json`."""
     number_or_none: Schema = {"type": ["integer", "null"], "minimum": 0}
     errors: Schema = {
-        **{name: _ALL[name] for name in ("sqnr_db", "relative_error", "cosine", "bias")},
+        **{name: _ALL[name] for name in products.METRICS},
         "shrunk_percent": {**_NUMBER, "description": "100 * -sum of D * error / sum of D^2: how much shorter along D"},
         "averaged_relative_error": {**_NUMBER, "description": "of the mean of all draws"},
     }

@@ -11,6 +11,7 @@ from mxcli.flows.products.trained_products import Counts, TrainedProduct
 from mxcli.flows.products.training import Sums, TrainingReport
 from mxcli.numerics.measures import percent
 from mxcli.numerics.training import Operand, TrainingRecipe, rules_of
+from mxcli.output import products
 from mxcli.output.export import csv_text, json_text
 from mxcli.output.numbers import ABSENT, counted, significant
 from mxcli.output.screen import Screen, bold, folded_lines
@@ -18,7 +19,7 @@ from mxcli.output.table import Column, Row, aligned
 
 LETTERS = (X, W, DY)
 _OPERAND_METRICS = ("saturated_percent", "underflowed_percent", "sqnr_db", "bias")
-METRICS = ("sqnr_db", "relative_error", "cosine", "bias", "shrunk_percent", "averaged_relative_error")
+METRICS = (*products.METRICS, "shrunk_percent", "averaged_relative_error")
 RECORD_NAMES = (
     "layer", "step", "rank", "recipe", "pass", "m", "n", "k", "high", *METRICS,
     *(f"{letter.lower()}_{name}" for letter in LETTERS for name in _OPERAND_METRICS),

@@ -13,10 +13,10 @@ from mxcli.flows.soundness.errors import Distance
 from mxcli.flows.soundness.finding import NOTE, PROBLEM, SEVERITIES, WARNING, Finding, Result
 from mxcli.flows.soundness.origin import Origin
 from mxcli.flows.verify import Verification, Verified
-from mxcli.numerics.recipe import Recipe
 from mxcli.output.export import csv_text, json_text
 from mxcli.output.inspection import source_line
 from mxcli.output.numbers import counted, shape_text, significant
+from mxcli.output.rules import rules_words
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
 
@@ -219,8 +219,7 @@ def _origin_sentences(result: Verification) -> Iterator[str]:
             else f"{counted(count, 'weight')} of {every:,} have"
         )
         yield (
-            f"Bytes: {which.replace('1 weight have', '1 weight has')} those of scale rounding "
-            f"{recipe.scale_rule.name}, element rounding {_rounding(recipe)}, as {recipe.dialect.name} "
+            f"Bytes: {which.replace('1 weight have', '1 weight has')} those of {rules_words(recipe)} "
             f"({recipe.format.name})."
         )
     drawn = sum(1 for origin in traced if origin.draws_unknown)
@@ -239,12 +238,6 @@ def _origin_sentences(result: Verification) -> Iterator[str]:
             f"rule known here; nearest is mostly {near.scale_rule.name} as {near.dialect.name}, with "
             f"{_share(equal, blocks)} of the blocks tried."
         )
-
-
-def _rounding(recipe: Recipe) -> str:
-    """How elements were rounded, and after which transform."""
-    seed = f" (seed {recipe.seed})" if recipe.rounding.is_random else ""
-    return f"{recipe.rounding.name}{seed}{f' after {recipe.hadamard.name}' if recipe.hadamard else ''}"
 
 
 def _check_record(result: Result) -> dict[str, object]:

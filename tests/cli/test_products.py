@@ -18,7 +18,7 @@ def test_the_table_has_the_worst_products_and_sums_by_pass(mxcli: Callable[..., 
     lines = out.splitlines()
     assert code == 0
     assert lines[0] == f"{SAMPLE} with {CAPTURES}: 84 products of 28 layers"
-    assert lines[1] == "X: nvfp4, scale rounding te, element rounding nearest-even"
+    assert lines[1] == "X: nvfp4, scale rounding te, element rounding nearest-even, as mxcli"
     assert [line.split()[-4] for line in lines if line.startswith("all of")] == ["fprop", "dgrad", "wgrad"]
     assert lines[-1] == "3 of 84 products shown, worst sqnr_db first"
 
@@ -82,7 +82,7 @@ def test_the_rules_tell_the_transform_and_the_seed(mxcli: Callable[..., Any]) ->
         }  # fmt: skip
     assert record["by_pass"] != strict_json(mxcli(*words, "8", "--json").out)["by_pass"]
     assert (
-        "X: nvfp4, scale rounding te, element rounding stochastic, seed 7, Hadamard transform of 16 before"
+        "X: nvfp4, scale rounding te, element rounding stochastic (seed 7) after hadamard-16, as mxcli"
         in mxcli(*words, "7").out
     )
 
