@@ -1,44 +1,45 @@
-// Where a block lies, how threads share it, and the exponent that a rule with candidates chooses for it.
+// A block's bounds, its distribution over threads, and its exponent under scale rules that try candidates.
 #ifndef MXCLI_BLOCKS_H
 #define MXCLI_BLOCKS_H
 
 #include "device.h"
 
-// ------------------------------------------------------------------------------------------------------------- blocks
+// -------------------------------------------------------------------------------------------------------------- blocks
 
-// Where a block lies. The tensor is `rows` x `columns`, repeated; a block that is the whole tensor has all repetitions.
-struct MxPlace {
-  mx_i64 grid_row, grid_column;       // in the scales, rows counted over all repetitions
+// A block's bounds. The tensor is `rows` x `columns`, repeated; a per-tensor block spans all repetitions.
+struct MxBlockBounds {
+  mx_i64 grid_row, grid_column;       // in the scale grid, rows counted over all repetitions
   mx_i64 row, column, height, width;  // in the tensor, likewise
 };
 
-// The tensor's scales from bits of its amax, which is read only where the recipe has them.
-MX_FN MxTensorScale mx_read_tensor_scale(const mx_u32* amax, MxRecipe r) {
+// Tensor scales from the bits of the tensor's amax, which is read only if the scheme has tensor scales.
+MX_FN MxTensorScale mx_read_tensor_scale(const mx_u32* amax, MxScheme r) {
   return mx_tensor_scale(r.tensor_step == MX_TENSOR_NONE ? 0.0f : mx_float(*amax), r);
 }
 
-// Bits of the amax that makes the scale of the block that is the whole tensor: the tensor's, or another that is given in
-// its place, as a history of steps has one; `all` is what was found of any kind, and decides where it is not finite.
-MX_FN mx_u32 mx_scaled_as(mx_u32 given, mx_u32 all, MxRecipe r) {
+// Bits of the amax from which a per-tensor block is scaled: `given`, which may come from a history of steps (delayed
+// scaling), unless `all`, the tensor's largest magnitude of any kind, is not finite.
+MX_FN mx_u32 mx_scale_amax(mx_u32 given, mx_u32 all, MxScheme r) {
   return r.tensor_step == MX_TENSOR_NONE && all < MX_INFINITY_BITS ? given : all;
 }
 
-MX_FN MxPlace mx_place(mx_i64 block, mx_i64 rows, mx_i64 columns, mx_i64 block_rows, mx_i64 block_columns) {
+MX_FN MxBlockBounds mx_block_bounds(mx_i64 block, mx_i64 rows, mx_i64 columns, mx_i64 block_rows,
+                                    mx_i64 block_columns) {
   const mx_i64 down = mx_ceil_div(rows, block_rows), across = mx_ceil_div(columns, block_columns);
-  MxPlace p;
+  MxBlockBounds p;
   p.grid_row = mx_quotient(block, across);
   p.grid_column = block - p.grid_row * across;
   const mx_i64 repetition = mx_quotient(p.grid_row, down), inside = (p.grid_row - repetition * down) * block_rows;
   p.row = repetition * rows + inside;
   p.column = p.grid_column * block_columns;
-  p.height = mx_least(block_rows, rows - inside);
-  p.width = mx_least(block_columns, columns - p.column);
+  p.height = mx_min_i64(block_rows, rows - inside);
+  p.width = mx_min_i64(block_columns, columns - p.column);
   return p;
 }
 
 #define MX_VECTOR 8
 
-// One block's vectors of 8 elements, dealt to the threads of a thread block.
+// A block's vectors of 8 elements, distributed over the threads of a thread block.
 struct MxVectors {
   const MxSource* x;  // the tensor
   mx_i64 first;       // the block's first element
@@ -50,7 +51,7 @@ struct MxVector {
   mx_i64 row, column, n;
 };
 
-MX_FN MxVectors mx_vectors(const MxSource* x, mx_i64 columns, const MxPlace& p) {
+MX_FN MxVectors mx_vectors(const MxSource* x, mx_i64 columns, const MxBlockBounds& p) {
   MxVectors v;
   v.x = x;
   v.first = p.row * columns + p.column;
@@ -65,40 +66,40 @@ MX_FN MxVector mx_vector(const MxVectors& v, mx_u32 i) {
   MxVector at;
   at.row = i / v.per_row;
   at.column = (mx_i64)(i - (mx_u32)at.row * v.per_row) * MX_VECTOR;
-  at.n = mx_least(MX_VECTOR, v.width - at.column);
+  at.n = mx_min_i64(MX_VECTOR, v.width - at.column);
   return at;
 }
 
-// Where a vector begins in the tensor.
+// Index of a vector's first element in the tensor.
 MX_FN mx_i64 mx_element(const MxVectors& v, const MxVector& at) { return v.first + at.row * v.columns + at.column; }
 
-MX_FN void mx_load_vector(const MxVectors& v, mx_u32 i, MxRecipe r, float (&x)[MX_VECTOR]) {
+MX_FN void mx_load_vector(const MxVectors& v, mx_u32 i, MxScheme r, float (&x)[MX_VECTOR]) {
   const MxVector at = mx_vector(v, i);
   mx_load_input(v.x, mx_element(v, at), at.n, r, x);
 }
 
-// Bits of the block's largest magnitude, in all threads; `held` as in mx_block_max.
-MX_FN mx_u32 mx_shared_amax(const MxVectors& v, MxRecipe r, mx_u32* held) {
+// Bits of the block's amax, returned to all threads; `scratch` as in mx_block_max.
+MX_FN mx_u32 mx_block_amax(const MxVectors& v, MxScheme r, mx_u32* scratch) {
   mx_u32 amax = 0;
   for (mx_u32 i = threadIdx.x; i < v.count; i += blockDim.x) {
     float x[MX_VECTOR];
     mx_load_vector(v, i, r, x);
-    amax = mx_larger(amax, mx_amax_bits<MX_VECTOR>(x));
+    amax = mx_max_u32(amax, mx_amax_bits<MX_VECTOR>(x));
   }
-  return mx_block_max(amax, held);
+  return mx_block_max(amax, scratch);
 }
 
-// ----------------------------------------------------------------------------------------------- rules with candidates
+// ------------------------------------------------------------------------------------------------- candidate exponents
 
 #define MX_CANDIDATES 4
 
-// The exponents that a rule tries for a block.
-struct MxTrials {
+// The exponents that a scale rule tries for a block.
+struct MxCandidates {
   mx_i32 count, exponent[MX_CANDIDATES];
 };
 
-MX_FN MxTrials mx_trials(mx_u32 amax, MxRecipe r) {
-  MxTrials t;
+MX_FN MxCandidates mx_candidate_exponents(mx_u32 amax, MxScheme r) {
+  MxCandidates t;
   t.count = amax == 0u || amax >= MX_INFINITY_BITS ? 0 : r.candidate_count;
 #pragma unroll
   for (int k = 0; k < MX_CANDIDATES; ++k) {
@@ -108,8 +109,8 @@ MX_FN MxTrials mx_trials(mx_u32 amax, MxRecipe r) {
   return t;
 }
 
-// A dequantized magnitude under an exponent.
-MX_FN float mx_trial_value(float x, mx_i32 exponent, MxRecipe r, MxEncoder e) {
+// Dequantized magnitude of x under a candidate exponent.
+MX_FN float mx_candidate_value(float x, mx_i32 exponent, MxScheme r, MxEncoder e) {
   const auto s = mx_power_of_two_scale((mx_u32)exponent, r);
   return mx_encode_element(x, s.factor, e).value * s.decode;
 }
@@ -119,8 +120,8 @@ MX_FN double mx_squared_error(float x, float value) {
   return difference * difference;
 }
 
-// The exponent with the lowest error, of equals the largest.
-MX_FN mx_i32 mx_lowest(const MxTrials& t, const double (&errors)[MX_CANDIDATES]) {
+// The exponent with the lowest error; ties go to the largest exponent.
+MX_FN mx_i32 mx_best_candidate(const MxCandidates& t, const double (&errors)[MX_CANDIDATES]) {
   mx_i32 chosen = t.exponent[0];
   double best = errors[0];
 #pragma unroll
@@ -134,10 +135,11 @@ MX_FN mx_i32 mx_lowest(const MxTrials& t, const double (&errors)[MX_CANDIDATES])
   return chosen;
 }
 
-// Whether sums that are right to `relative` might order the errors otherwise than exact ones; `differs[k]` tells whether
-// any value under candidate k is another than under k - 1: where none is, the errors are equal however they are summed.
-MX_FN bool mx_undecided(const MxTrials& t, const double (&errors)[MX_CANDIDATES], const bool (&differs)[MX_CANDIDATES],
-                        double relative) {
+// Return whether sums with relative error `relative` may order the candidates differently from exact sums.
+// `differs[k]`: some value differs between candidates k and k - 1; if none does, their errors are equal in any
+// summation order.
+MX_FN bool mx_undecided(const MxCandidates& t, const double (&errors)[MX_CANDIDATES],
+                        const bool (&differs)[MX_CANDIDATES], double relative) {
   bool undecided = false;
 #pragma unroll
   for (int j = 0; j < MX_CANDIDATES; ++j) {
@@ -154,11 +156,11 @@ MX_FN bool mx_undecided(const MxTrials& t, const double (&errors)[MX_CANDIDATES]
   return undecided;
 }
 
-// Errors of the candidates for a block held by one thread: first in binary32, and exactly, element after element as the
-// CPU does, where those do not decide.
+// Choose the candidate of a block held by one thread: from binary32 sums where they decide, else from binary64 sums in
+// element order, as on the CPU.
 template <int N>
-MX_FN void mx_choose_candidate(const float* x, mx_u32 amax, MxRecipe r, MxEncoder e, MxScale<float, mx_u32>& s) {
-  const MxTrials t = mx_trials(amax, r);
+MX_FN void mx_choose_candidate(const float* x, mx_u32 amax, MxScheme r, MxEncoder e, MxScale<float, mx_u32>& s) {
+  const MxCandidates t = mx_candidate_exponents(amax, r);
   if (t.count == 0) return;
   mx_i32 binade = (mx_i32)(amax >> 23) - 127;
   const float unit = mx_power_of_two(binade < -126 ? 126 : binade > 126 ? -126 : -binade);
@@ -172,7 +174,7 @@ MX_FN void mx_choose_candidate(const float* x, mx_u32 amax, MxRecipe r, MxEncode
 #pragma unroll
     for (int k = 0; k < MX_CANDIDATES; ++k) {
       if (k >= t.count) continue;
-      const float value = mx_trial_value(x[i], t.exponent[k], r, e);
+      const float value = mx_candidate_value(x[i], t.exponent[k], r, e);
       const float error = (value - mx_float(mx_bits(x[i]) & 0x7FFFFFFFu)) * unit;
       sums[k] += error * error;
       differs[k] = differs[k] || (k > 0 && value != before);
@@ -185,24 +187,24 @@ MX_FN void mx_choose_candidate(const float* x, mx_u32 amax, MxRecipe r, MxEncode
     in_range = in_range && sums[k] > 1e-20f && sums[k] < 1e20f;
     errors[k] = sums[k];
   }
-  // N terms of three roundings each, summed with N more.
+  // N terms with three roundings each, and N roundings of the sum.
   if (!in_range || mx_undecided(t, errors, differs, (N + 4) * 0x1p-22)) {
 #pragma unroll
     for (int k = 0; k < MX_CANDIDATES; ++k) {
       if (k >= t.count) continue;
       errors[k] = 0.0;
 #pragma unroll
-      for (int i = 0; i < N; ++i) errors[k] += mx_squared_error(x[i], mx_trial_value(x[i], t.exponent[k], r, e));
+      for (int i = 0; i < N; ++i) errors[k] += mx_squared_error(x[i], mx_candidate_value(x[i], t.exponent[k], r, e));
     }
   }
-  s = mx_power_of_two_scale((mx_u32)mx_lowest(t, errors), r);
+  s = mx_power_of_two_scale((mx_u32)mx_best_candidate(t, errors), r);
 }
 
-// Lets a rule with candidates choose, for a block that all threads share: in parallel sums, and in the order of the CPU
-// by one thread where those do not decide.
-MX_FN void mx_choose_shared(const MxVectors& v, mx_u32 amax, MxRecipe r, MxEncoder e, double* held,
-                            MxScale<float, mx_u32>& s) {
-  const MxTrials t = mx_trials(amax, r);
+// Choose the candidate of a block shared by all threads: from parallel sums where they decide, else from one thread's
+// sums in element order, as on the CPU.
+MX_FN void mx_choose_candidate_shared(const MxVectors& v, mx_u32 amax, MxScheme r, MxEncoder e, double* scratch,
+                                      MxScale<float, mx_u32>& s) {
+  const MxCandidates t = mx_candidate_exponents(amax, r);
   if (t.count == 0) return;
   double errors[MX_CANDIDATES] = {};
   bool differs[MX_CANDIDATES] = {};
@@ -215,7 +217,7 @@ MX_FN void mx_choose_shared(const MxVectors& v, mx_u32 amax, MxRecipe r, MxEncod
 #pragma unroll
       for (int k = 0; k < MX_CANDIDATES; ++k) {
         if (k >= t.count) continue;
-        const float value = mx_trial_value(x[j], t.exponent[k], r, e);
+        const float value = mx_candidate_value(x[j], t.exponent[k], r, e);
         errors[k] += mx_squared_error(x[j], value);
         differs[k] = differs[k] || (k > 0 && value != before);
         before = value;
@@ -224,7 +226,7 @@ MX_FN void mx_choose_shared(const MxVectors& v, mx_u32 amax, MxRecipe r, MxEncod
   }
 #pragma unroll
   for (int k = 0; k < MX_CANDIDATES; ++k) {
-    errors[k] = mx_block_sum(errors[k], held);
+    errors[k] = mx_block_sum(errors[k], scratch);
     differs[k] = __syncthreads_or(differs[k]);
   }
   __shared__ mx_i32 exponent;
@@ -236,11 +238,11 @@ MX_FN void mx_choose_shared(const MxVectors& v, mx_u32 amax, MxRecipe r, MxEncod
           float x[MX_VECTOR];
           mx_load_vector(v, i, r, x);
           for (int j = 0; j < MX_VECTOR; ++j)
-            errors[k] += mx_squared_error(x[j], mx_trial_value(x[j], t.exponent[k], r, e));
+            errors[k] += mx_squared_error(x[j], mx_candidate_value(x[j], t.exponent[k], r, e));
         }
       }
     }
-    exponent = mx_lowest(t, errors);
+    exponent = mx_best_candidate(t, errors);
   }
   __syncthreads();
   s = mx_power_of_two_scale((mx_u32)exponent, r);

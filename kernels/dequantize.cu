@@ -1,8 +1,8 @@
-// Values from codes and scales. MX_SOURCE is the type of the output; see device.h for the other definitions.
+// Dequantization. MX_SOURCE is the output type; device.h lists the other macros.
 #include "device.h"
 
 #if MX_ROTATED
-#define MX_VALUES MX_ROTATED  // a group, which is rotated back
+#define MX_VALUES MX_ROTATED  // one group, rotated back
 #else
 #define MX_VALUES 8
 #endif
@@ -17,18 +17,18 @@ MX_FN void mx_store_value(MxSource* to, float y) {
 #endif
 }
 
-MX_FN float mx_block_factor(const void* scales, mx_i64 at, MxTensorScale t, MxRecipe r) {
+MX_FN float mx_block_factor(const void* scales, mx_i64 at, MxTensorScale t, MxScheme r) {
   return mx_decode_factor(
       r.scale_stored_bits == 32 ? static_cast<const mx_u32*>(scales)[at] : static_cast<const mx_u8*>(scales)[at], t, r);
 }
 
-// Rows first_row to last_row of the tensor [rows, columns], repeated, whose blocks are block_rows x block_columns; a thread
-// makes MX_VALUES values of a row.
+// Dequantize rows first_row to last_row - 1 of a tensor [rows, columns], repeated, with blocks of block_rows x
+// block_columns. Each thread writes MX_VALUES values of a row.
 extern "C" __global__ void __launch_bounds__(256)
     mx_dequantize(const mx_u8* codes, const void* scales, float encode, float decode, mx_i64 first_row, mx_i64 last_row,
                   mx_i64 rows, mx_i64 columns, mx_i64 block_rows, mx_i64 block_columns, MxSource* out) {
   __shared__ float values[256];
-  const MxRecipe r = MX_RECIPE;
+  const MxScheme r = MX_SCHEME;
   const mx_u32 code_mask = (1u << r.element.bits) - 1u;
   for (unsigned c = threadIdx.x; c < 256u; c += blockDim.x) values[c] = mx_decode(c & code_mask, r.element);
   __syncthreads();

@@ -1,12 +1,12 @@
-// What GPU kernels do with memory and with each other: elements in, packed codes and scales out, reductions over lanes.
-// All arithmetic on values is numerics.h's. Definitions that a kernel is compiled with:
-//   MX_RECIPE    an MxRecipe, in constants
-//   MX_SOURCE    type of the elements: 0 binary32, 1 bfloat16, 2 binary16, 3 binary64
-//   MX_BITS      stored width of a code: 4, 6 or 8
-//   MX_SWIZZLED  1: scales in the 128x4 order of block-scaled matrix products, 0: row by row
-//   MX_HARDWARE  conversions the GPU has: 0 none, 1 to FP8 (from sm_89), 2 also to FP6 and FP4 (sm_100a, sm_120a)
-//   MX_ROTATED   elements in a group of a random Hadamard transform, which divides the columns; 0 or nothing: none
-//   MX_SIGNS     the words of its signs
+// GPU loads and stores and warp and block reductions: elements in, packed codes and scales out. All arithmetic on
+// values is in numerics.h. Macros that kernels are compiled with:
+//   MX_SCHEME    an MxScheme of constants
+//   MX_SOURCE    element type: 0 binary32, 1 bfloat16, 2 binary16, 3 binary64
+//   MX_BITS      packed width of a code: 4, 6 or 8
+//   MX_SWIZZLED  1: scales in the 128x4 layout of block-scaled matrix products, 0: row-major
+//   MX_HARDWARE  conversion instructions: 0 none, 1 to FP8 (from sm_89), 2 also to FP6 and FP4 (sm_100a, sm_120a)
+//   MX_ROTATED   group size of a random Hadamard transform, a divisor of the columns; 0 or undefined: none
+//   MX_SIGNS     its sign words
 #ifndef MXCLI_DEVICE_H
 #define MXCLI_DEVICE_H
 
@@ -38,16 +38,16 @@ MX_FN float mx_widen(MxSource x) { return (float)x; }
 #define MX_ALL_LANES 0xFFFFFFFFu
 
 MX_FN mx_i64 mx_ceil_div(mx_i64 a, mx_i64 b) { return (a + b - 1) / b; }
-MX_FN mx_i64 mx_least(mx_i64 a, mx_i64 b) { return a < b ? a : b; }
+MX_FN mx_i64 mx_min_i64(mx_i64 a, mx_i64 b) { return a < b ? a : b; }
 
-// a / b, of which 32 bits are enough for most tensors and several times as fast.
+// a / b; 32-bit division suffices for most tensors and is several times as fast.
 MX_FN mx_i64 mx_quotient(mx_i64 a, mx_i64 b) {
   return ((mx_u64)a | (mx_u64)b) >> 32 ? a / b : (mx_i64)((mx_u32)a / (mx_u32)b);
 }
 
-// ------------------------------------------------------------------------------------------------------------- memory
+// -------------------------------------------------------------------------------------------------------------- memory
 
-// `words` 32-bit words from an address that is a multiple of their size (of 16 where they are more).
+// Load `words` 32-bit words from an address aligned to 8 bytes for 2 words, else to 16.
 template <int words>
 MX_FN void mx_load_words(const void* from, mx_u32 (&w)[words]) {
   if constexpr (words % 4 == 0) {
@@ -63,13 +63,13 @@ MX_FN void mx_load_words(const void* from, mx_u32 (&w)[words]) {
   }
 }
 
-// N elements as they lie in memory.
+// N elements, not yet widened.
 template <int N>
 struct MxRaw {
   mx_u32 words[N * sizeof(MxSource) / 4];
 };
 
-// The first n of N elements from p on; zeros after them.
+// Load the first n of N elements at p; the rest are zeros.
 template <int N>
 MX_FN MxRaw<N> mx_load_raw(const MxSource* p, mx_i64 n) {
   constexpr int bytes = N * (int)sizeof(MxSource), alignment = bytes % 16 == 0 ? 16 : 8;
@@ -94,7 +94,7 @@ MX_FN MxRaw<N> mx_load_raw(const MxSource* p, mx_i64 n) {
   return raw;
 }
 
-// One of them.
+// Element i of `raw`.
 template <int N>
 MX_FN MxSource mx_raw_element(const MxRaw<N>& raw, int i) {
   if constexpr (sizeof(MxSource) == 2) return (MxSource)(raw.words[i / 2] >> 16 * (i & 1));
@@ -108,8 +108,8 @@ MX_FN void mx_widen_all(const MxRaw<N>& raw, float (&x)[N]) {
   for (int i = 0; i < N; ++i) x[i] = mx_widen(mx_raw_element(raw, i));
 }
 
-// The first n of N elements from p on, widened; zeros after them. A width that is no whole number of words is taken
-// element by element.
+// Load and widen the first n of N elements at p; the rest are zeros. Widths that are not 8 bytes or a multiple of 16
+// are loaded element by element.
 template <int N>
 MX_FN void mx_load_plain(const MxSource* p, mx_i64 n, float (&x)[N]) {
   if constexpr (N * sizeof(MxSource) % 8 == 0 && (N * sizeof(MxSource) % 16 == 0 || N * sizeof(MxSource) == 8)) {
@@ -121,7 +121,7 @@ MX_FN void mx_load_plain(const MxSource* p, mx_i64 n, float (&x)[N]) {
 }
 
 #if MX_ROTATED
-// The same of a rotated tensor. A group is rotated by every thread that takes a part of it.
+// The same for a rotated tensor. Every thread that needs part of a group rotates the whole group.
 template <int N>
 MX_FN void mx_load_rotated(const MxSource* x, mx_i64 at, mx_i64 n, float (&values)[N]) {
   constexpr int size = MX_ROTATED, parts = size / (N < size ? N : size);
@@ -163,7 +163,7 @@ MX_FN void mx_load_rotated(const MxSource* x, mx_i64 at, mx_i64 n, float (&value
 }
 #endif
 
-// The first n of N elements of a tensor from its element `at` on, as they are quantized; zeros after them.
+// Load the first n of N elements from element `at` of a tensor, rotated if the scheme rotates; the rest are zeros.
 template <int N>
 MX_FN void mx_load(const MxSource* x, mx_i64 at, mx_i64 n, float (&values)[N]) {
 #if MX_ROTATED
@@ -173,24 +173,24 @@ MX_FN void mx_load(const MxSource* x, mx_i64 at, mx_i64 n, float (&values)[N]) {
 #endif
 }
 
-// Elements as the recipe sees them.
+// Replace the signs of zeros as the scheme says.
 template <int N>
-MX_FN void mx_one_zero(float (&x)[N], MxRecipe r) {
+MX_FN void mx_canonicalize_zeros(float (&x)[N], MxScheme r) {
 #pragma unroll
   for (int i = 0; i < N; ++i) x[i] = mx_zero_input(x[i], r.clear_zero_input, r.set_zero_input);
 }
 
 template <int N>
-MX_FN void mx_load_input(const MxSource* x, mx_i64 at, mx_i64 n, MxRecipe r, float (&values)[N]) {
+MX_FN void mx_load_input(const MxSource* x, mx_i64 at, mx_i64 n, MxScheme r, float (&values)[N]) {
   mx_load(x, at, n, values);
-  mx_one_zero(values, r);
+  mx_canonicalize_zeros(values, r);
 }
 
 MX_FN mx_i64 mx_packed_bytes(mx_i64 codes) {
   return MX_BITS == 4 ? (codes + 1) / 2 : MX_BITS == 6 ? (codes + 3) / 4 * 3 : codes;
 }
 
-// Writes the first n of N codes, of which N is a multiple of 4, packed from an address on.
+// Pack the first n of N codes and store them at `to`; N is a multiple of 4.
 template <int N>
 MX_FN void mx_store_codes(mx_u8* to, mx_i64 n, const mx_u32 (&codes)[N]) {
   constexpr int bytes = N * MX_BITS / 8, words = (bytes + 3) / 4;
@@ -229,7 +229,8 @@ MX_FN void mx_store_codes(mx_u8* to, mx_i64 n, const mx_u32 (&codes)[N]) {
   }
 }
 
-// Writes those of the first n of N codes from column `at` of a row on that exist; N is a multiple of 4, or all codes.
+// Pack the first n (which may be <= 0) of N codes and store them at column `at` of a row; N is a multiple of 4, or the
+// whole row's codes.
 template <int N>
 MX_FN void mx_store_part(mx_u8* row, mx_i64 at, mx_i64 n, const mx_u32* codes) {
   if (n <= 0) return;
@@ -237,11 +238,11 @@ MX_FN void mx_store_part(mx_u8* row, mx_i64 at, mx_i64 n, const mx_u32* codes) {
   mx_u32 own[padded] = {};
 #pragma unroll
   for (int i = 0; i < N; ++i) own[i] = codes[i];
-  mx_store_codes(row + mx_packed_bytes(at), n < N || padded > N ? mx_least(n, N) : padded, own);
+  mx_store_codes(row + mx_packed_bytes(at), n < N || padded > N ? mx_min_i64(n, N) : padded, own);
 }
 
-// Writes the scale of block (row, column) of a grid that is `across` blocks wide.
-MX_FN void mx_store_scale(void* scales, mx_i64 row, mx_i64 column, mx_i64 across, mx_u32 stored, MxRecipe r) {
+// Store the scale of block (row, column) of a grid of `across` columns.
+MX_FN void mx_store_scale(void* scales, mx_i64 row, mx_i64 column, mx_i64 across, mx_u32 stored, MxScheme r) {
   const mx_i64 at = MX_SWIZZLED ? ((row >> 7) * ((across + 3) >> 2) + (column >> 2)) * 512 + (row & 31) * 16 +
                                       (row & 127) / 32 * 4 + (column & 3)
                                 : row * across + column;
@@ -249,9 +250,9 @@ MX_FN void mx_store_scale(void* scales, mx_i64 row, mx_i64 column, mx_i64 across
   else static_cast<mx_u8*>(scales)[at] = (mx_u8)stored;
 }
 
-// ----------------------------------------------------------------------------------------------------------- encoding
+// ------------------------------------------------------------------------------------------------------------ encoding
 
-// Formats that a GPU converts binary32 pairs to, by nearest even with saturation.
+// Formats with conversion instructions for binary32 pairs: nearest even, saturating.
 enum MxConversion { MX_SOFTWARE, MX_TO_E4M3, MX_TO_E5M2, MX_TO_E2M1, MX_TO_E2M3, MX_TO_E3M2 };
 
 MX_FN MxConversion mx_conversion(MxEncoder e) {
@@ -265,7 +266,7 @@ MX_FN MxConversion mx_conversion(MxEncoder e) {
   return MX_SOFTWARE;
 }
 
-// Codes of two arguments by one instruction: the first in the low byte, the second above it (E2M1: in the high nibble).
+// Convert two scaled elements with one instruction: `low` to the low byte, `high` to the high byte (E2M1: nibbles).
 MX_FN mx_u32 mx_convert_pair(float low, float high, MxConversion to) {
   mx_u16 pair = 0;
 #if MX_HARDWARE >= 1
@@ -285,7 +286,7 @@ MX_FN mx_u32 mx_convert_pair(float low, float high, MxConversion to) {
   return pair;
 }
 
-// What is drawn for N neighbours, the first of which is element `at` of its tensor, where the rounding is random.
+// Draw the random numbers of N neighbors, from element `at` of the tensor on, if the rounding is random.
 template <int N>
 MX_FN void mx_draw(mx_u64 key, mx_i64 at, MxEncoder e, float (&drawn)[N]) {
   if (!e.rounding.is_random) return;
@@ -293,27 +294,27 @@ MX_FN void mx_draw(mx_u64 key, mx_i64 at, MxEncoder e, float (&drawn)[N]) {
   if (N % 4 == 0 && at % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
-      const MxWords words = mx_words_of_four((mx_u64)(at + i) / 4, k);
+      const MxWords words = mx_random_words((mx_u64)(at + i) / 4, k);
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        if (i + j < N) drawn[i + j] = mx_drawn(words.of[j]);
+        if (i + j < N) drawn[i + j] = mx_uniform(words.of[j]);
     }
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const MxWords words = mx_words_of_four((mx_u64)(at + i) / 4, k);
+      const MxWords words = mx_random_words((mx_u64)(at + i) / 4, k);
       const int j = (int)((at + i) % 4);
-      drawn[i] = mx_drawn(j < 2 ? (j == 0 ? words.of[0] : words.of[1]) : (j == 2 ? words.of[2] : words.of[3]));
+      drawn[i] = mx_uniform(j < 2 ? (j == 0 ? words.of[0] : words.of[1]) : (j == 2 ? words.of[2] : words.of[3]));
     }
   }
 }
 
-// An element's code and value; `drawn` is read where the rounding is random.
+// Encode an element; `drawn` is read if the rounding is random.
 MX_FN auto mx_encode_one(float x, float factor, MxEncoder e, float drawn) {
   return e.rounding.is_random ? mx_encode_element(x, factor, e, drawn) : mx_encode_element(x, factor, e);
 }
 
-// Codes of elements that share a scale.
+// Encode N elements that share a scale.
 template <int N>
 MX_FN void mx_encode_all(const float* x, float factor, MxEncoder e, const float* drawn, mx_u32* codes) {
   const MxConversion to = mx_conversion(e);
@@ -342,14 +343,14 @@ MX_FN void mx_encode_block(const float* x, const MxScale<float, mx_u32>& s, MxEn
   }
 }
 
-MX_FN mx_u32 mx_larger(mx_u32 a, mx_u32 b) { return a > b ? a : b; }
+MX_FN mx_u32 mx_max_u32(mx_u32 a, mx_u32 b) { return a > b ? a : b; }
 
-// Bits of the largest magnitude: those of a NaN are above infinity's, and these above all others.
+// Bits of the largest magnitude; NaN > infinity > finite.
 template <int N>
 MX_FN mx_u32 mx_amax_bits(const float* x) {
   mx_u32 largest = 0;
 #pragma unroll
-  for (int i = 0; i < N; ++i) largest = mx_larger(largest, mx_bits(x[i]) & 0x7FFFFFFFu);
+  for (int i = 0; i < N; ++i) largest = mx_max_u32(largest, mx_bits(x[i]) & 0x7FFFFFFFu);
   return largest;
 }
 
@@ -365,21 +366,21 @@ MX_FN mx_u32 mx_amin_bits(const float* x) {
   return smallest;
 }
 
-// The same as mx_amax_bits, of finite elements.
+// Bits of the largest finite magnitude.
 template <int N>
 MX_FN mx_u32 mx_finite_amax_bits(const float* x) {
   mx_u32 largest = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const mx_u32 bits = mx_bits(x[i]) & 0x7FFFFFFFu;
-    if (bits < MX_INFINITY_BITS) largest = mx_larger(largest, bits);
+    if (bits < MX_INFINITY_BITS) largest = mx_max_u32(largest, bits);
   }
   return largest;
 }
 
-// --------------------------------------------------------------------------------------------------------- reductions
+// ---------------------------------------------------------------------------------------------------------- reductions
 
-// `value` of all of `lanes` neighbouring lanes combined, by halves, in all of them.
+// Reduce `value` over groups of `lanes` neighboring lanes by butterfly exchange; every lane gets the result.
 template <int lanes, class T, class Combine>
 MX_FN T mx_combine_lanes(T value, Combine combine) {
 #pragma unroll
@@ -388,35 +389,35 @@ MX_FN T mx_combine_lanes(T value, Combine combine) {
   return value;
 }
 
-// The same over all threads of a block (whole warps, 32 at most): by lanes, then warps in order, so that a sum is the
-// same every time. `held` is shared, a place for each warp.
+// Reduce over all threads of a thread block (whole warps, at most 32): within warps, then over warps in order, so sums
+// are deterministic. `scratch` is shared memory with one entry per warp.
 template <class T, class Combine>
-MX_FN T mx_combine_block(T value, T* held, Combine combine) {
+MX_FN T mx_combine_block(T value, T* scratch, Combine combine) {
   value = mx_combine_lanes<MX_WARP>(value, combine);
   __syncthreads();
-  if (threadIdx.x % MX_WARP == 0) held[threadIdx.x / MX_WARP] = value;
+  if (threadIdx.x % MX_WARP == 0) scratch[threadIdx.x / MX_WARP] = value;
   __syncthreads();
-  T all = held[0];
+  T all = scratch[0];
 #pragma unroll 1
-  for (unsigned i = 1; i < blockDim.x / MX_WARP; ++i) all = combine(all, held[i]);
+  for (unsigned i = 1; i < blockDim.x / MX_WARP; ++i) all = combine(all, scratch[i]);
   return all;
 }
 
-struct MxLarger {
+struct MxMax {
   template <class T>
   MX_MEMBER T operator()(T a, T b) const {
     return a > b ? a : b;
   }
 };
 
-struct MxSmaller {
+struct MxMin {
   template <class T>
   MX_MEMBER T operator()(T a, T b) const {
     return a < b ? a : b;
   }
 };
 
-struct MxAdded {
+struct MxAdd {
   template <class T>
   MX_MEMBER T operator()(T a, T b) const {
     return a + b;
@@ -425,19 +426,19 @@ struct MxAdded {
 
 template <int lanes>
 MX_FN mx_u32 mx_lanes_max(mx_u32 value) {
-  return mx_combine_lanes<lanes>(value, MxLarger());
+  return mx_combine_lanes<lanes>(value, MxMax());
 }
 
 template <int lanes>
 MX_FN mx_u64 mx_lanes_sum(mx_u64 value) {
-  return mx_combine_lanes<lanes>(value, MxAdded());
+  return mx_combine_lanes<lanes>(value, MxAdd());
 }
 
-MX_FN mx_u32 mx_block_max(mx_u32 value, mx_u32* held) { return mx_combine_block(value, held, MxLarger()); }
+MX_FN mx_u32 mx_block_max(mx_u32 value, mx_u32* scratch) { return mx_combine_block(value, scratch, MxMax()); }
 
 template <class T>
-MX_FN T mx_block_sum(T value, T* held) {
-  return mx_combine_block(value, held, MxAdded());
+MX_FN T mx_block_sum(T value, T* scratch) {
+  return mx_combine_block(value, scratch, MxAdd());
 }
 
 #endif

@@ -1,4 +1,4 @@
-// The exported C functions: each forwards to the widest build of quantize.cpp that this processor can run.
+// The exported C functions, forwarding to the build of quantize.cpp for the widest instruction set of this CPU.
 #include <cstdlib>
 #include <cstring>
 
@@ -56,9 +56,9 @@ const Choice& choice() {
 
 }  // namespace
 
-// Sizes of the structures, in this order, so that a caller with other declarations finds out before it does harm.
+// Sizes of the structures, so that callers can check that their declarations match.
 MXCLI_EXPORT void mx_sizes(int64_t sizes[6]) {
-  sizes[0] = sizeof(MxRecipe);
+  sizes[0] = sizeof(MxScheme);
   sizes[1] = sizeof(MxTensor);
   sizes[2] = sizeof(MxStats);
   sizes[3] = sizeof(MxPerBlock);
@@ -66,27 +66,28 @@ MXCLI_EXPORT void mx_sizes(int64_t sizes[6]) {
   sizes[5] = sizeof(MxFloat);
 }
 
-// Instruction set in use: "baseline", "avx2" or "avx512"; MXCLI_ISA names one to use where the processor has it.
+// Instruction set in use: "baseline", "avx2" or "avx512". The environment variable MXCLI_ISA selects one that the CPU
+// supports.
 MXCLI_EXPORT const char* mx_isa() { return choice().name; }
 
-MXCLI_EXPORT void mx_quantize(const MxRecipe* recipe, const MxTensor* x, float amax, uint32_t seed, uint32_t stream,
+MXCLI_EXPORT void mx_quantize(const MxScheme* scheme, const MxTensor* x, float amax, uint32_t seed, uint32_t stream,
                               int threads, MxResult* result) {
-  choice().kernel->quantize(recipe, x, amax, MxKey{seed, stream}, threads, result);
+  choice().kernel->quantize(scheme, x, amax, MxKey{seed, stream}, threads, result);
 }
 
 MXCLI_EXPORT float mx_amax(const MxTensor* x, int threads, int64_t* nonfinite, int64_t* first_nonfinite) {
   return choice().kernel->amax(x, threads, nonfinite, first_nonfinite);
 }
 
-MXCLI_EXPORT void mx_dequantize(const MxRecipe* recipe, const uint8_t* codes, const void* scales, float encode,
+MXCLI_EXPORT void mx_dequantize(const MxScheme* scheme, const uint8_t* codes, const void* scales, float encode,
                                 float decode, const MxTensor* out, int threads) {
-  choice().kernel->dequantize(recipe, codes, scales, encode, decode, out, threads);
+  choice().kernel->dequantize(scheme, codes, scales, encode, decode, out, threads);
 }
 
 MXCLI_EXPORT void mx_unpack(const uint8_t* packed, int64_t rows, int64_t columns, int bits, uint8_t* codes) {
   choice().kernel->unpack(packed, rows, columns, bits, codes);
 }
 
-MXCLI_EXPORT void mx_cut(const MxRecipe* recipe, const MxTensor* x, MxCut* out) {
-  choice().kernel->cut(recipe, x, out);
+MXCLI_EXPORT void mx_cut(const MxScheme* scheme, const MxTensor* x, MxCut* out) {
+  choice().kernel->cut(scheme, x, out);
 }

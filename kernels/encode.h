@@ -1,4 +1,4 @@
-// A block of binary32 values to codes, a register of them at a time.
+// Encoding of a block of binary32 values, one SIMD register at a time.
 #ifndef MXCLI_ENCODE_H
 #define MXCLI_ENCODE_H
 
@@ -9,7 +9,7 @@
 namespace MXCLI_ISA {
 namespace {
 
-// The encoder with what is known when compiling, so that the compiler folds the choices away.
+// Fix compile-time choices in an encoder, so that the compiler removes their branches.
 template <bool Divides, bool Plain>
 inline __attribute__((always_inline)) MxEncoder known(MxEncoder e) {
   e.divides = Divides;
@@ -17,12 +17,13 @@ inline __attribute__((always_inline)) MxEncoder known(MxEncoder e) {
   return e;
 }
 
-// `drawn`: a number for each element of a rounding that is random, else null.
+// Encode n elements; with Stats, also dequantize them. `drawn`: their random numbers, or null if the rounding is not
+// random.
 template <bool Stats>
 inline __attribute__((always_inline)) void encode_block(const float* x, int n, float factor, float decode,
                                                         const MxEncoder& encoder, const float* drawn, float* values,
                                                         uint32_t* codes) {
-  const MxLanes factors = mx_fill(MxLanes{}, factor), decodes = mx_fill(MxLanes{}, decode);
+  const MxLanes factors = mx_broadcast(MxLanes{}, factor), decodes = mx_broadcast(MxLanes{}, decode);
   int i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     MxLanes lanes;

@@ -1,19 +1,19 @@
-// What GPU kernels count: element by element, span by span, block by block, and in the end into the tensor's totals.
-// Counts, extremes and histograms are those of the CPU kernel; so are a block's sums, which are added in its order.
-// Thread blocks have MX_SUMS threads.
-//   MX_CODES      1: codes and scales are written too
-//   MX_HISTOGRAM  1: codes are counted
+// Statistics in GPU kernels: per element, span and block, finally added to the tensor's totals. Counts, extremes,
+// histograms and per-block sums, which are added in the CPU kernel's order, equal the CPU kernel's. Thread blocks have
+// MX_SUMS threads.
+//   MX_CODES      1: also write codes and scales
+//   MX_HISTOGRAM  1: count codes
 #ifndef MXCLI_MEASURE_H
 #define MXCLI_MEASURE_H
 
 #include "blocks.h"
 
-#define MX_SPAN 512  // most neighbours whose sums are in binary32
-#define MX_COPIES 4  // of a histogram of few bins, so that neighbouring lanes seldom wait for one another
+#define MX_SPAN 512  // most neighbors summed in binary32
+#define MX_COPIES 4  // copies of small histograms, to reduce contention between neighboring lanes
 
-// The 64-bit numbers of a tensor's totals, in their order, before the histograms of scales, codes, largest codes of
-// blocks, signal / noise, and range. Those from MX_FIRST on are extremes: the first three of them least, the others
-// largest; doubles and floats as their bits, which order as they do.
+// Indices of a tensor's 64-bit totals; the histograms of scales, codes, largest codes per block, signal / noise and
+// range follow them. From MX_FIRST on they are extremes: three minima, then maxima. Doubles and floats are stored as
+// their bits, which have the same order.
 enum MxTotal {
   MX_ZERO_BLOCKS,
   MX_NAN_BLOCKS,
@@ -33,14 +33,14 @@ enum MxTotal {
   MX_TOTALS
 };
 
-// What the threads of a thread block count together, in shared memory.
+// Counts of a thread block, in shared memory.
 struct MxCounts {
   mx_u32 scale[MX_SCALE_BINS * MX_COPIES], block_code[MX_CODE_BINS * MX_COPIES], sqnr[MX_SQNR_BINS];
   mx_u32 range[MX_RANGE_BINS];
-  mx_u32 code[MX_CODE_BINS * MX_COPIES];  // 4-bit codes: by pairs
-  mx_u32 odd_code[MX_CODE_BINS];          // codes that are not counted in whole pieces; modulo 2^32
+  mx_u32 code[MX_CODE_BINS * MX_COPIES];  // 4-bit codes are counted in pairs
+  mx_u32 odd_code[MX_CODE_BINS];          // codes outside whole pieces, modulo 2^32
   mx_u32 zero_blocks, nan_blocks, lost, nan, infinite, excluded;
-  mx_u32 max_rel;  // bits of the largest relative error that any thread knows of
+  mx_u32 max_rel;  // bits of the largest relative error so far
 };
 
 // Sums of x^2, (y - x)^2, x (y - x) and y - x.
@@ -48,52 +48,52 @@ struct MxSums {
   double of[4];
 };
 
-// What a thread counts alone.
+// Totals of one thread.
 struct MxTally {
-  MxSums sums;                 // of the chunk at hand
+  MxSums sums;                 // of the current chunk
   double min_sqnr, min_range;  // negative: none
   mx_u64 saturated, underflowed;
   mx_u32 saturated_blocks, amax;
   float max_abs, max_rel;
 };
 
-// Per block, in the order of the scale grid: either may be null.
+// Per-block arrays in the order of the scale grid; either may be null.
 struct MxPerBlock {
   double* noise;
-  float* others;  // amax, decode, then as integers saturated, underflowed: `each` apart
+  float* others;  // four arrays with stride `each`: amax, decode and, as integers, saturated, underflowed
   mx_i64 each;
 };
 
 struct MxBlock {
   mx_u32 amax;
   MxScale<float, mx_u32> scale;
-  mx_u32 top_code;  // of the block's largest magnitude, without its sign
-  bool saturates;   // whether that magnitude is above the element's largest value
+  mx_u32 top_code;  // code of the block's amax, without its sign
+  bool saturates;   // the amax exceeds the element format's maximum
   MxSums sums;
   mx_u64 saturated, underflowed;
-  mx_u32 largest, least;  // bits of the largest magnitude measured; 0 - bits of the smallest that is not zero, or 0
+  mx_u32 largest, least;  // bits of the largest finite magnitude; 0 - bits of the smallest nonzero one, or 0
 };
 
-// Binary32 sums of the terms of MxSums, over some of a span's elements, in units of a power of two.
+// Binary32 partial sums of the terms of MxSums over elements of a span, in units of a power of two.
 struct MxTerms {
   float of[4];
 };
 
-// What else a lane gathers of a span.
+// Extremes and counts of a lane's part of a span.
 struct MxSpan {
-  float off;  // largest error
+  float max_error;  // largest absolute error
   mx_u32 least, underflowed;
-  bool is_relative;  // some relative error may be the largest so far
+  bool is_relative;  // some relative error may exceed the largest so far
 };
 
-// What signal / noise of a block of one span is the ratio of, before the powers of two that both have in common.
+// Signal and noise of a block of one span, without their common power of two.
 struct MxRatio {
-  float signal, noise;  // 0, 0: not known in binary32
+  float signal, noise;  // 0, 0: not available in binary32
 };
 
-// -------------------------------------------------------------------------------------------------------------- begin
+// --------------------------------------------------------------------------------------------------------------- begin
 
-MX_FN MxTally mx_begin(MxCounts& counts) {
+MX_FN MxTally mx_begin_tally(MxCounts& counts) {
   mx_u32* const words = reinterpret_cast<mx_u32*>(&counts);
 #pragma unroll 1
   for (unsigned i = threadIdx.x; i < sizeof(MxCounts) / 4; i += blockDim.x) words[i] = 0u;
@@ -103,34 +103,34 @@ MX_FN MxTally mx_begin(MxCounts& counts) {
   return t;
 }
 
-// Scaling and encoding never reverse an order: a block's largest magnitude has its largest code, unless chance decides
-// (mx_see_top), and tells whether anything in the block saturates.
-MX_FN void mx_find_top(MxBlock& b, MxRecipe r, MxEncoder e) {
+// Set the block's largest code and whether any element saturates. Scaling and encoding are monotonic, so the amax
+// decides both; under random rounding, mx_update_top_code finds the code.
+MX_FN void mx_find_top_code(MxBlock& b, MxScheme r, MxEncoder e) {
   const float amax = mx_float(b.amax);
   b.saturates = mx_saturates(amax, b.scale.factor, e);
   b.top_code = mx_encode_element(amax, b.scale.factor, e).code & mx_magnitude_mask(r.element);
   if (r.rounding.is_random && b.amax < MX_INFINITY_BITS) b.top_code = 0u;
 }
 
-// Raises the block's largest code to an element's.
-MX_FN void mx_see_top(mx_u32 code, MxEncoder e, MxBlock& b) {
-  if (e.rounding.is_random) b.top_code = mx_larger(b.top_code, mx_magnitude_code(code, e.element));
+// Raise the block's largest code to an element's, under random rounding.
+MX_FN void mx_update_top_code(mx_u32 code, MxEncoder e, MxBlock& b) {
+  if (e.rounding.is_random) b.top_code = mx_max_u32(b.top_code, mx_magnitude_code(code, e.element));
 }
 
-MX_FN MxBlock mx_begin_block(mx_u32 amax, mx_u32 scaled_as, MxTensorScale t, MxRecipe r, MxEncoder e) {
+MX_FN MxBlock mx_begin_block(mx_u32 amax, mx_u32 scale_amax, MxTensorScale t, MxScheme r, MxEncoder e) {
   MxBlock b;
   b.amax = amax;
-  b.scale = mx_choose_scale(scaled_as, t, r);
+  b.scale = mx_choose_scale(scale_amax, t, r);
   b.sums = MxSums();
   b.saturated = b.underflowed = 0;
   b.largest = b.least = 0;
-  mx_find_top(b, r, e);
+  mx_find_top_code(b, r, e);
   return b;
 }
 
-// ----------------------------------------------------------------------------------------------------------- elements
+// ------------------------------------------------------------------------------------------------------------ elements
 
-// Adds the terms of an element, in any unit. Signs matter to the sum of errors only.
+// Add an element's terms, in any unit. Signs matter only for the sum of errors.
 MX_FN void mx_add_element(float x, float magnitude, float difference, MxTerms& p) {
   p.of[0] += magnitude * magnitude;
   p.of[1] += difference * difference;
@@ -138,16 +138,16 @@ MX_FN void mx_add_element(float x, float magnitude, float difference, MxTerms& p
   p.of[3] += mx_float(mx_bits(difference) ^ (mx_bits(x) & 0x80000000u));
 }
 
-// Counts an element that is not finite and makes it zero; of a NaN block, makes any element zero.
-MX_FN void mx_set_aside(float& x, mx_i64 at, const MxScale<float, mx_u32>& s, MxEncoder e, MxCounts& counts,
-                        mx_u64* totals) {
+// Count a non-finite element and replace it by zero; replace all elements of NaN blocks by zero.
+MX_FN void mx_exclude_nonfinite(float& x, mx_i64 at, const MxScale<float, mx_u32>& s, MxEncoder e, MxCounts& counts,
+                                mx_u64* totals) {
   const mx_u32 bits = mx_bits(x) & 0x7FFFFFFFu;
   if (bits >= MX_INFINITY_BITS) {
     atomicAdd(bits == MX_INFINITY_BITS ? &counts.infinite : &counts.nan, 1u);
     atomicMin(totals + MX_FIRST, (mx_u64)at);
     if (!s.is_nan) {
       atomicAdd(&counts.excluded, 1u);
-      if (MX_HISTOGRAM) {  // it has the code of an infinity, and will be counted as a zero
+      if (MX_HISTOGRAM) {  // count the code of the infinity; the zero will be counted later, so subtract it here
         atomicAdd(&counts.odd_code[mx_encode_element(x, s.factor, e).code], 1u);
         atomicAdd(&counts.odd_code[0], ~0u);
       }
@@ -157,34 +157,34 @@ MX_FN void mx_set_aside(float& x, mx_i64 at, const MxScale<float, mx_u32>& s, Mx
   if (s.is_nan) x = 0.0f;
 }
 
-// Adds a finite element; returns its code.
+// Add a finite element; return its code.
 MX_FN mx_u32 mx_measure_element(float x, const MxScale<float, mx_u32>& s, MxEncoder e, float drawn, float unit,
                                 float bound, MxTerms& p, MxSpan& span) {
   const auto element = mx_encode_one(x, s.factor, e, drawn);
-  const float magnitude = mx_magnitude(x), difference = element.value * s.decode - magnitude;
+  const float magnitude = mx_abs(x), difference = element.value * s.decode - magnitude;
   mx_add_element(x, magnitude * unit, difference * unit, p);
-  const float distance = mx_magnitude(difference);
-  span.off = mx_greater(distance, span.off);
+  const float distance = mx_abs(difference);
+  span.max_error = mx_max(distance, span.max_error);
   span.is_relative = span.is_relative || distance > magnitude * bound;
   span.underflowed += element.value == 0.0f && magnitude != 0.0f;
   return element.code;
 }
 
-// The same in units of a power-of-two scale, where neither these nor the block's amax's are so small or large that they
-// change a bit: then no unit is needed. `counts_zeros`: whatever becomes zero counts as underflowed, zeros too.
+// The same in units of a power-of-two scale, for blocks where that changes no bit (mx_stays_normal). `counts_zeros`:
+// count every element that becomes zero as underflowed, zeros included.
 MX_FN mx_u32 mx_measure_scaled(float x, float factor, MxEncoder e, float drawn, bool counts_zeros, float bound,
                                MxTerms& p, MxSpan& span) {
   const auto element = mx_encode_one(x, factor, e, drawn);
-  const float magnitude = mx_magnitude(x * factor), difference = element.value - magnitude;
+  const float magnitude = mx_abs(x * factor), difference = element.value - magnitude;
   mx_add_element(x, magnitude, difference, p);
-  const float distance = mx_magnitude(difference);
-  span.off = mx_greater(distance, span.off);
+  const float distance = mx_abs(difference);
+  span.max_error = mx_max(distance, span.max_error);
   span.is_relative = span.is_relative || distance > magnitude * bound;
   if (counts_zeros) span.underflowed += element.value == 0.0f;
   return element.code;
 }
 
-// Counts a code; those of a whole piece of 4-bit codes by pairs, of which `pair` holds the first.
+// Count a code. 4-bit codes of whole pieces are counted in pairs; `pair` holds the first of a pair.
 MX_FN void mx_count_code(mx_u32 code, int i, bool is_whole, bool exists, mx_u32& pair, MxCounts& counts) {
   mx_u32* const own = counts.code + threadIdx.x % MX_COPIES;
   if (MX_BITS == 4 && is_whole) {
@@ -197,47 +197,47 @@ MX_FN void mx_count_code(mx_u32 code, int i, bool is_whole, bool exists, mx_u32&
   }
 }
 
-// ---------------------------------------------------------------------------------------------------- relative errors
+// ----------------------------------------------------------------------------------------------------- relative errors
 
-// The bound by the largest error that this thread knows of, or any beside it.
+// mx_relative_bound of the largest relative error so far, of this thread or its thread block.
 MX_FN float mx_known_bound(const MxTally& tally, const MxCounts& counts, const MxScale<float, mx_u32>& s, MxEncoder e) {
-  const float known = mx_greater(mx_float(*(const volatile mx_u32*)&counts.max_rel), tally.max_rel);
+  const float known = mx_max(mx_float(*(const volatile mx_u32*)&counts.max_rel), tally.max_rel);
   return mx_relative_bound(known, s.decode, e.element);
 }
 
-MX_FN void mx_know_relative(float error, MxTally& tally, MxCounts& counts) {
+MX_FN void mx_update_max_rel(float error, MxTally& tally, MxCounts& counts) {
   if (!(error > tally.max_rel)) return;
   tally.max_rel = error;
   atomicMax(&counts.max_rel, mx_bits(error));
 }
 
-MX_FN void mx_see_relative(const MxSource* x, mx_i64 at, mx_u64 key, MxRecipe r, const MxScale<float, mx_u32>& s,
-                           MxEncoder e, MxTally& tally, MxCounts& counts) {
+MX_FN void mx_measure_relative_error(const MxSource* x, mx_i64 at, mx_u64 key, MxScheme r,
+                                     const MxScale<float, mx_u32>& s, MxEncoder e, MxTally& tally, MxCounts& counts) {
   float value[1], drawn[1];
   mx_load_input(x, at, 1, r, value);
   mx_draw(key, at, e, drawn);
-  const float magnitude = mx_magnitude(value[0]);
+  const float magnitude = mx_abs(value[0]);
   if (magnitude == 0.0f || mx_bits(magnitude) >= MX_INFINITY_BITS) return;
   const float difference = mx_encode_one(value[0], s.factor, e, drawn[0]).value * s.decode - magnitude;
-  mx_know_relative(mx_magnitude(difference) / magnitude, tally, counts);
+  mx_update_max_rel(mx_abs(difference) / magnitude, tally, counts);
 }
 
-// -------------------------------------------------------------------------------------------------------------- spans
+// --------------------------------------------------------------------------------------------------------------- spans
 
-// The CPU adds a span's elements in 16 partial sums, element i to sum i % 16, and these by halves: sums 0, 4, 8 and 12 as
-// (0 + 8) + (4 + 12), likewise 1, 5, 9, 13 and so on, and of these four the first and third, second and fourth.
-MX_FN MxTerms mx_added(const MxTerms& a, const MxTerms& b) {
+// The CPU adds element i of a span to partial sum i % 16 and combines these by halves: s0 = (0 + 8) + (4 + 12),
+// s1 = (1 + 9) + (5 + 13), and so on; then (s0 + s2) + (s1 + s3).
+MX_FN MxTerms mx_add_terms(const MxTerms& a, const MxTerms& b) {
   MxTerms sum;
 #pragma unroll
   for (int k = 0; k < 4; ++k) sum.of[k] = a.of[k] + b.of[k];
   return sum;
 }
 
-MX_FN MxTerms mx_last(const MxTerms (&four)[4]) {
-  return mx_added(mx_added(four[0], four[2]), mx_added(four[1], four[3]));
+MX_FN MxTerms mx_sum_four(const MxTerms (&four)[4]) {
+  return mx_add_terms(mx_add_terms(four[0], four[2]), mx_add_terms(four[1], four[3]));
 }
 
-// Sums of four lanes that have four of the partial sums each, in all of them.
+// Combine four lanes with four partial sums each; all four lanes get the result.
 MX_FN MxTerms mx_lanes_terms(MxTerms (&own)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -247,11 +247,11 @@ MX_FN MxTerms mx_lanes_terms(MxTerms (&own)[4]) {
       own[i].of[k] += __shfl_xor_sync(MX_ALL_LANES, own[i].of[k], 1);
     }
   }
-  return mx_last(own);
+  return mx_sum_four(own);
 }
 
-// The span's sums scaled back.
-MX_FN MxSums mx_scaled_back(const MxTerms& terms, double back) {
+// Undo the normalization of a span's sums.
+MX_FN MxSums mx_rescale_sums(const MxTerms& terms, double back) {
   MxSums sums;
 #pragma unroll
   for (int k = 0; k < 3; ++k) sums.of[k] = (double)terms.of[k] * back * back;
@@ -259,17 +259,17 @@ MX_FN MxSums mx_scaled_back(const MxTerms& terms, double back) {
   return sums;
 }
 
-// Adds a lane's part of a span to what it counts alone; `off` is in no unit.
-MX_FN void mx_end_span(float off, mx_u32 underflowed, MxTally& tally, MxCounts& counts) {
-  tally.max_abs = mx_greater(off, tally.max_abs);
-  if (underflowed) mx_know_relative(1.0f, tally, counts);  // an error of all of it
+// Add a lane's part of a span to its tally; `max_error` is not normalized.
+MX_FN void mx_finish_span(float max_error, mx_u32 underflowed, MxTally& tally, MxCounts& counts) {
+  tally.max_abs = mx_max(max_error, tally.max_abs);
+  if (underflowed) mx_update_max_rel(1.0f, tally, counts);  // the element is lost: relative error 1
 }
 
-// Measures columns 4 * lane to 4 * lane + 4 of every 16 of a span, which begins at element `at`, whatever its elements are;
-// `own` gets the four partial sums. `amax` is of the span's finite elements; codes are written from `to` on where that is
-// not null.
+// Measure columns 4 * lane to 4 * lane + 3 of every 16 of a span from element `at` on; the elements may be non-finite.
+// `own` receives the four partial sums; `amax` is that of the span's finite elements. Codes are stored at `to` unless
+// it is null.
 MX_FN void mx_measure_steps(const MxSource* x, mx_u64 key, mx_u8* to, mx_i64 at, mx_i64 width, int lane, mx_u32 amax,
-                            MxRecipe r, MxEncoder e, MxBlock& b, MxTerms (&own)[4], MxSpan& span, MxTally& tally,
+                            MxScheme r, MxEncoder e, MxBlock& b, MxTerms (&own)[4], MxSpan& span, MxTally& tally,
                             MxCounts& counts, mx_u64* totals) {
   const float unit = mx_unit(amax), bound = mx_known_bound(tally, counts, b.scale, e);
 #pragma unroll
@@ -286,39 +286,39 @@ MX_FN void mx_measure_steps(const MxSource* x, mx_u64 key, mx_u8* to, mx_i64 at,
     }
     if (b.amax >= MX_INFINITY_BITS) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) mx_set_aside(values[i], at + step + i, b.scale, e, counts, totals);
+      for (int i = 0; i < 4; ++i) mx_exclude_nonfinite(values[i], at + step + i, b.scale, e, counts, totals);
     }
     if (b.scale.is_nan) continue;
     mx_u32 pair = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const mx_u32 code = mx_measure_element(values[i], b.scale, e, drawn[i], unit, bound, own[i], span);
-      mx_see_top(code, e, b);
-      span.least = mx_larger(span.least, 0u - (mx_bits(values[i]) & 0x7FFFFFFFu));
+      mx_update_top_code(code, e, b);
+      span.least = mx_max_u32(span.least, 0u - (mx_bits(values[i]) & 0x7FFFFFFFu));
       if (MX_HISTOGRAM) mx_count_code(code, i, step + 4 <= width, step + i < width, pair, counts);
       if (b.saturates) b.saturated += mx_saturates(values[i], b.scale.factor, e);
     }
     if (span.is_relative) {
 #pragma unroll 1
       for (int i = 0; i < 4 && step + i < width; ++i)
-        mx_see_relative(x, at + step + i, key, r, b.scale, e, tally, counts);
+        mx_measure_relative_error(x, at + step + i, key, r, b.scale, e, tally, counts);
       span.is_relative = false;
     }
   }
   if (b.scale.is_nan && lane == 0) atomicAdd(&counts.excluded, (mx_u32)width);
 }
 
-// ------------------------------------------------------------------------------------------------------------- blocks
+// -------------------------------------------------------------------------------------------------------------- blocks
 
-// Bin of a / b, and the least such ratio seen. A binary32 quotient tells the bin of the exact one unless it lies on
-// the bin's edge, and whether the exact one can be the least; a division in binary64 is for the few other cases.
-MX_FN mx_i64 mx_see_ratio(float a, float b, double exact_a, double exact_b, int fraction_bits, int lowest_exponent,
+// Return the bin of a / b and update `least`, the smallest ratio so far. The binary32 quotient decides both unless it
+// is on a bin's edge or close to `least`; only then is the exact ratio divided in binary64.
+MX_FN mx_i64 mx_bin_ratio(float a, float b, double exact_a, double exact_b, int fraction_bits, int lowest_exponent,
                           int bins, double& least) {
   const float quotient = a / b;
   const mx_u32 bits = mx_bits(quotient);
-  const bool tells =
+  const bool is_certain =
       b > 0.0f && bits > 0x00800000u && bits < MX_INFINITY_BITS && (bits & ((1u << (23 - fraction_bits)) - 1u)) != 0u;
-  if (tells && least >= 0.0 && (double)quotient * (1.0 - 0x1p-22) > least) {
+  if (is_certain && least >= 0.0 && (double)quotient * (1.0 - 0x1p-22) > least) {
     return mx_ratio_bin(bits, 23, 127, fraction_bits, lowest_exponent, bins);
   }
   const double ratio = exact_a / exact_b;
@@ -326,9 +326,9 @@ MX_FN mx_i64 mx_see_ratio(float a, float b, double exact_a, double exact_b, int 
   return mx_ratio_bin(__double_as_longlong(ratio), 52, 1023, fraction_bits, lowest_exponent, bins);
 }
 
-// Counts a block whose sums are complete.
-MX_FN void mx_end_block(const MxBlock& b, MxRatio ratio, MxRecipe r, mx_i64 index, const MxPerBlock& per_block,
-                        MxTally& tally, MxCounts& counts) {
+// Count a block with complete sums.
+MX_FN void mx_finish_block(const MxBlock& b, MxRatio ratio, MxScheme r, mx_i64 index, const MxPerBlock& per_block,
+                           MxTally& tally, MxCounts& counts) {
   if (per_block.noise) per_block.noise[index] = b.scale.is_nan ? 0.0 : b.sums.of[1];
   if (per_block.others) {
     float* const amax = per_block.others + index;
@@ -350,27 +350,27 @@ MX_FN void mx_end_block(const MxBlock& b, MxRatio ratio, MxRecipe r, mx_i64 inde
   tally.saturated += b.saturated;
   tally.underflowed += b.underflowed;
   tally.saturated_blocks += b.saturated > 0;
-  tally.amax = mx_larger(tally.amax, b.largest);
-  if (b.scale.is_lost) atomicAdd(&counts.lost, 1u);
+  tally.amax = mx_max_u32(tally.amax, b.largest);
+  if (b.scale.is_clipped) atomicAdd(&counts.lost, 1u);
   atomicAdd(&counts.block_code[b.top_code * MX_COPIES + copy], 1u);
   if (b.least == 0u) {
     if (b.amax == 0u) atomicAdd(&counts.zero_blocks, 1u);
     return;
   }
   const float largest = mx_float(b.largest), least = mx_float(0u - b.least);
-  atomicAdd(&counts.range[mx_see_ratio(largest, least, largest, least, MX_RANGE_BITS, MX_RANGE_LOWEST, MX_RANGE_BINS,
+  atomicAdd(&counts.range[mx_bin_ratio(largest, least, largest, least, MX_RANGE_BITS, MX_RANGE_LOWEST, MX_RANGE_BINS,
                                        tally.min_range)],
             1u);
-  const mx_i64 quality = b.sums.of[1] > 0.0
-                             ? mx_see_ratio(ratio.signal, ratio.noise, b.sums.of[0], b.sums.of[1], MX_SQNR_BITS,
-                                            MX_SQNR_LOWEST, MX_SQNR_BINS - 1, tally.min_sqnr)
-                             : MX_SQNR_BINS - 1;
-  atomicAdd(&counts.sqnr[quality], 1u);
+  const mx_i64 sqnr_bin = b.sums.of[1] > 0.0
+                              ? mx_bin_ratio(ratio.signal, ratio.noise, b.sums.of[0], b.sums.of[1], MX_SQNR_BITS,
+                                             MX_SQNR_LOWEST, MX_SQNR_BINS - 1, tally.min_sqnr)
+                              : MX_SQNR_BINS - 1;
+  atomicAdd(&counts.sqnr[sqnr_bin], 1u);
 }
 
-// ------------------------------------------------------------------------------------------------------------- chunks
+// -------------------------------------------------------------------------------------------------------------- chunks
 
-// Which blocks add to the sums of a chunk: `blocks` neighbours, or (parts > 1) as many of a unit of `unit_blocks`.
+// Blocks per chunk: `blocks` neighbors or, if parts > 1, that many of a unit of `unit_blocks`.
 struct MxChunking {
   mx_i64 blocks, parts, unit_blocks, all_blocks;
 };
@@ -383,30 +383,30 @@ MX_FN MxChunk mx_chunk(const MxChunking& c, mx_i64 chunk) {
   const mx_i64 unit = c.parts > 1 ? mx_quotient(chunk, c.parts) : 0;
   MxChunk at;
   at.begin = unit * c.unit_blocks + (chunk - unit * c.parts) * c.blocks;
-  at.end = mx_least(at.begin + c.blocks, c.parts > 1 ? (unit + 1) * c.unit_blocks : c.all_blocks);
+  at.end = mx_min_i64(at.begin + c.blocks, c.parts > 1 ? (unit + 1) * c.unit_blocks : c.all_blocks);
   return at;
 }
 
-#define MX_SUMS 256  // a chunk's partial sums, one for each thread: block i adds to sum i % 256
+#define MX_SUMS 256  // partial sums of a chunk, one per thread: block i is added to sum i % 256
 
-// Writes the sums of a chunk, of which this thread has partial sum `own`, and clears them.
-MX_FN void mx_end_chunk(MxTally& tally, unsigned own, double* sums) {
+// Write a chunk's sums, of which this thread holds partial sum `own`, and clear them.
+MX_FN void mx_finish_chunk(MxTally& tally, unsigned own, double* sums) {
   __shared__ double partial[MX_SUMS];
-  __shared__ double held[MX_WARP];
+  __shared__ double scratch[MX_WARP];
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     __syncthreads();
     partial[own] = tally.sums.of[k];
     __syncthreads();
-    const double sum = mx_block_sum(partial[threadIdx.x], held);
+    const double sum = mx_block_sum(partial[threadIdx.x], scratch);
     if (threadIdx.x == 0) sums[k] = sum;
   }
   tally.sums = MxSums();
 }
 
-// --------------------------------------------------------------------------------------------------------------- ends
+// -------------------------------------------------------------------------------------------------------------- totals
 
-// Adds `bins` bins of `copies` each to a tensor's.
+// Add `bins` bins with `copies` copies each to a tensor's histogram.
 MX_FN void mx_add_bins(mx_u64* totals, const mx_u32* counts, int bins, int copies) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < bins; i += blockDim.x) {
@@ -416,19 +416,20 @@ MX_FN void mx_add_bins(mx_u64* totals, const mx_u32* counts, int bins, int copie
   }
 }
 
-// Bits of a double that is not negative order as it does; those of a negative one are above all of them.
-MX_FN mx_u64 mx_order(double x) { return (mx_u64)__double_as_longlong(x); }
+// Bits of a double: nonnegative doubles keep their order, negative ones are above all of them.
+MX_FN mx_u64 mx_ordered_bits(double x) { return (mx_u64)__double_as_longlong(x); }
 
-// Adds all that a thread block counted to the tensor's totals.
-MX_FN void mx_end(const MxTally& tally, MxCounts& counts, mx_u64* totals) {
-  __shared__ mx_u64 held[MX_WARP];
-  const mx_u64 saturated = mx_block_sum(tally.saturated, held), underflowed = mx_block_sum(tally.underflowed, held);
-  const mx_u64 saturated_blocks = mx_block_sum((mx_u64)tally.saturated_blocks, held);
-  const mx_u64 min_sqnr = mx_combine_block(mx_order(tally.min_sqnr), held, MxSmaller());
-  const mx_u64 min_range = mx_combine_block(mx_order(tally.min_range), held, MxSmaller());
-  const mx_u64 amax = mx_combine_block((mx_u64)tally.amax, held, MxLarger());
-  const mx_u64 max_abs = mx_combine_block((mx_u64)mx_bits(tally.max_abs), held, MxLarger());
-  const mx_u64 max_rel = mx_combine_block((mx_u64)mx_bits(tally.max_rel), held, MxLarger());
+// Add a thread block's counts and tallies to the tensor's totals.
+MX_FN void mx_add_tally(const MxTally& tally, MxCounts& counts, mx_u64* totals) {
+  __shared__ mx_u64 scratch[MX_WARP];
+  const mx_u64 saturated = mx_block_sum(tally.saturated, scratch),
+               underflowed = mx_block_sum(tally.underflowed, scratch);
+  const mx_u64 saturated_blocks = mx_block_sum((mx_u64)tally.saturated_blocks, scratch);
+  const mx_u64 min_sqnr = mx_combine_block(mx_ordered_bits(tally.min_sqnr), scratch, MxMin());
+  const mx_u64 min_range = mx_combine_block(mx_ordered_bits(tally.min_range), scratch, MxMin());
+  const mx_u64 amax = mx_combine_block((mx_u64)tally.amax, scratch, MxMax());
+  const mx_u64 max_abs = mx_combine_block((mx_u64)mx_bits(tally.max_abs), scratch, MxMax());
+  const mx_u64 max_rel = mx_combine_block((mx_u64)mx_bits(tally.max_rel), scratch, MxMax());
   if (threadIdx.x == 0) {
     atomicAdd(totals + MX_SATURATED, saturated);
     atomicAdd(totals + MX_SATURATED_BLOCKS, saturated_blocks);

@@ -1,6 +1,6 @@
-// The arithmetic of mxcli, once: g++, clang and NVRTC read this text; quantize.cpp and the .cu files hold loops, loads
-// and stores only. Freestanding: no includes. Every float operation is one IEEE-754 binary32 operation, round to nearest
-// even, subnormals kept: compile without contraction, reassociation and flush-to-zero.
+// Arithmetic shared by all backends, compiled by g++, clang and NVRTC; quantize.cpp and the .cu files only loop, load
+// and store. Freestanding: no includes. Every float operation is one IEEE-754 binary32 operation, round to nearest
+// even, with subnormals: compile without contraction, reassociation and flush-to-zero.
 #ifndef MXCLI_NUMERICS_H
 #define MXCLI_NUMERICS_H
 
@@ -15,10 +15,10 @@ typedef long long mx_i64;
 #define MX_FN static __device__ __forceinline__
 MX_FN mx_u32 mx_bits(float x) { return __float_as_uint(x); }
 MX_FN float mx_float(mx_u32 bits) { return __uint_as_float(bits); }
-MX_FN float mx_magnitude(float x) { return fabsf(x); }
-MX_FN float mx_lesser(float a, float b) { return fminf(a, b); }
-MX_FN float mx_greater(float a, float b) { return fmaxf(a, b); }
-// x plus or minus a multiple of a power of two, both given as their bits: one instruction where that is exact and known.
+MX_FN float mx_abs(float x) { return fabsf(x); }
+MX_FN float mx_min(float a, float b) { return fminf(a, b); }
+MX_FN float mx_max(float a, float b) { return fmaxf(a, b); }
+// x +- multiple as one FMA of `power` and multiple / power; both are given as bits, `power` is a power of two.
 MX_FN float mx_add_steps(float x, mx_u32 power, mx_u32 multiple) {
   return __fmaf_rn(mx_float(power), mx_float(multiple - power + 0x3F800000u), x);
 }
@@ -38,7 +38,7 @@ MX_FN float mx_float(mx_u32 bits) {
   return x;
 }
 
-// A vector register of values: the functions below that are templates take these as they take scalars.
+// SIMD registers: the function templates below accept these as well as scalars.
 #if defined(__AVX512F__)
 #define MX_LANE_BYTES 64
 #elif defined(__AVX2__)
@@ -54,17 +54,17 @@ MX_FN MxLanes mx_float(MxLaneBits bits) { return (MxLanes)bits; }
 MX_FN MxLaneInts mx_whole(MxLanes x) { return __builtin_convertvector(x, MxLaneInts); }
 MX_FN MxLanes mx_from_whole(MxLaneInts x) { return __builtin_convertvector(x, MxLanes); }
 
-// |x|; the lesser and the greater of two, b if a is NaN.
+// |x|, min and max; min and max return b if a is NaN.
 template <class F>
-MX_FN F mx_magnitude(F x) {
+MX_FN F mx_abs(F x) {
   return mx_float(mx_bits(x) & 0x7FFFFFFFu);
 }
 template <class F>
-MX_FN F mx_lesser(F a, F b) {
+MX_FN F mx_min(F a, F b) {
   return a < b ? a : b;
 }
 template <class F>
-MX_FN F mx_greater(F a, F b) {
+MX_FN F mx_max(F a, F b) {
   return a > b ? a : b;
 }
 template <class F, class U>
@@ -79,7 +79,7 @@ MX_FN F mx_subtract_steps(F x, U, U multiple) {
 MX_FN mx_i32 mx_whole(float x) { return (mx_i32)x; }
 MX_FN float mx_from_whole(mx_i32 x) { return (float)x; }
 
-// Before a loop of a few turns, to be unrolled.
+// Unrolls the short loop that follows.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__) || defined(__clang__)
 #define MX_UNROLL _Pragma("unroll")
 #else
@@ -90,11 +90,11 @@ MX_FN float mx_from_whole(mx_i32 x) { return (float)x; }
 #define MX_FLT_MAX 3.4028234663852886e38f
 #define MX_FLT_MIN 1.1754943508222875e-38f
 
-// ---------------------------------------------------------------------------------------------------- rows as numbers
+// ---------------------------------------------------------------------------------------------------------- parameters
 
 // A scalar format (mxcli/numerics/floats.py). Codes are at most 8 bits; FP32 scales are never encoded.
 struct MxFloat {
-  mx_i32 bits;  // width of a code with its sign
+  mx_i32 bits;  // code width, sign included
   mx_i32 mantissa_bits;
   mx_i32 emin;      // exponent of the smallest normal
   mx_i32 emax;      // exponent of the largest finite value
@@ -103,9 +103,10 @@ struct MxFloat {
   float max;  // largest finite value
 };
 
-// An element rounding (rounding.py): a fraction above `above` goes up; a fraction of exactly one half goes up when the
-// integer part has a bit in common with `half_if` (1: odd, 0: never) or when `half_always`. `is_random`: a fraction goes up
-// when it is above a number drawn for its element (mx_drawn); the other numbers serve where nothing is drawn.
+// An element rounding (mxcli/numerics/scale_rules.py): fractions above `above` round up; a fraction of exactly one half
+// rounds up if the integer part shares a bit with `half_if` (1: odd, 0: never) or if `half_always`. With `is_random`, a
+// fraction rounds up if it exceeds a uniform number drawn for its element (mx_uniform); the other fields apply where
+// nothing is drawn.
 struct MxRounding {
   float above;
   mx_i32 half_if;
@@ -113,13 +114,13 @@ struct MxRounding {
   mx_i32 is_random;
 };
 
-// What draws depend on, beside an element's index in its tensor.
+// Philox key: random numbers depend on it and on an element's index in its tensor.
 struct MxKey {
   mx_u32 seed, stream;
 };
 
-// A random Hadamard transform of groups of `size` neighbours (a power of two up to 128; 0: none): y = x diag(d) H /
-// sqrt(size), H being Sylvester's matrix; d_i is -1 where bit i % 32 of signs[i / 32] is set, else 1.
+// A random Hadamard transform of groups of `size` neighbors (a power of two up to 128; 0: none): y = x diag(d) H /
+// sqrt(size) with Sylvester's matrix H; d_i is -1 if bit i % 32 of signs[i / 32] is set, else 1.
 struct MxRotation {
   mx_i32 size;
   mx_u32 signs[4];
@@ -127,16 +128,16 @@ struct MxRotation {
 #define MX_LARGEST_ROTATION 128
 
 enum MxScaleKind { MX_POWER_OF_TWO = 0, MX_MINIFLOAT = 1, MX_BINARY32 = 2 };
-// How the tensor's scales (encode, decode) follow from its amax T; L = element max * scale max.
+// Tensor scales (encode, decode) from the tensor's amax T; L = element max * scale max.
 enum MxTensorStep {
   MX_TENSOR_NONE = 0,                // 1, 1
-  MX_TENSOR_ENCODE = 1,              // encode = min(L / T, FLT_MAX), 1 if that is 0; decode = 1 / encode
-  MX_TENSOR_DECODE = 2,              // decode = T / L, 1 if that is 0 (the producers' 0 / 0); encode = 1 / decode
+  MX_TENSOR_ENCODE = 1,              // encode = min(L / T, FLT_MAX), 1 if 0; decode = 1 / encode
+  MX_TENSOR_DECODE = 2,              // decode = T / L, 1 if 0 (producers compute 0 / 0 there); encode = 1 / decode
   MX_TENSOR_RECIPROCAL_CLAMPED = 3,  // encode = (1 / max(T, FLT_MIN)) * L, 1 if not finite
-  MX_TENSOR_RECIPROCAL_ZERO = 4,     // encode = L * (1 / T), 0 if T is 0
+  MX_TENSOR_RECIPROCAL_ZERO = 4,     // encode = L * (1 / T), 0 if T = 0
   MX_TENSOR_ENCODE_BF16 = 5,         // encode = bfloat16(L / T), 1 if not finite
 };
-// How a block's scale follows from its amax A (D = element max), before the cast to the scale format.
+// Block scale from the block's amax A (D = element max), before the cast to the scale format.
 enum MxBlockStep {
   MX_BLOCK_A_TIMES_ENCODE_OVER_D = 0,       // A * (encode * (1 / D))
   MX_BLOCK_A_OVER_D_TIMES_ENCODE = 1,       // (A / D) * encode
@@ -145,20 +146,20 @@ enum MxBlockStep {
   MX_BLOCK_ENCODE_TIMES_A_OVER_D = 4,       // encode * (A * (1 / D))
   MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE = 5,  // bfloat16(A / D) * encode
 };
-// How an element is scaled (the argument of its rounding) and scaled back; S = the block scale as stored.
+// Scaled element (the argument of the rounding) and dequantization factor; S = the block scale as stored.
 enum MxElementStep {
-  MX_ELEMENT_TIMES_RECIPROCAL = 0,       // x * min(1 / (S * decode), FLT_MAX);  back: S * decode
-  MX_ELEMENT_TIMES_QUOTIENT = 1,         // x * ((1 / decode) / S);              back: S * decode
-  MX_ELEMENT_OVER_PRODUCT = 2,           // x / (S * decode);                    back: S * decode
-  MX_ELEMENT_OVER_QUOTIENT = 3,          // x / (S / encode);                    back: S / encode
-  MX_ELEMENT_TIMES_RECIPROCAL_ZERO = 4,  // x * o, o = 1 / (S * (1 / encode)), 1/0 = 0;  back: 1 / o
-  MX_ELEMENT_OVER_PRODUCT_BF16 = 5,      // bfloat16(x / (S * decode));          back: S * decode
+  MX_ELEMENT_TIMES_RECIPROCAL = 0,       // x * min(1 / (S * decode), FLT_MAX);  factor: S * decode
+  MX_ELEMENT_TIMES_QUOTIENT = 1,         // x * ((1 / decode) / S);              factor: S * decode
+  MX_ELEMENT_OVER_PRODUCT = 2,           // x / (S * decode);                    factor: S * decode
+  MX_ELEMENT_OVER_QUOTIENT = 3,          // x / (S / encode);                    factor: S / encode
+  MX_ELEMENT_TIMES_RECIPROCAL_ZERO = 4,  // x * o, o = 1 / (S * (1 / encode)), 1/0 = 0;  factor: 1 / o
+  MX_ELEMENT_OVER_PRODUCT_BF16 = 5,      // bfloat16(x / (S * decode));          factor: S * decode
 };
 
-// One way to quantize, every choice a number (mxcli/numerics/recipe.py resolves names to this).
-struct MxRecipe {
+// Kernel parameters of a quantization scheme; mxcli.numerics resolves names to them.
+struct MxScheme {
   MxFloat element;
-  MxFloat scale;  // of MX_MINIFLOAT scales
+  MxFloat scale;  // format of MX_MINIFLOAT scales
   MxRounding rounding;
   mx_i32 scale_kind;
   mx_i32 scale_stored_bits;  // 8: a code; 32: a binary32 value
@@ -167,52 +168,52 @@ struct MxRecipe {
   mx_i32 stored_bits;        // packed width of an element code: 4, 6 or 8
   // power-of-two scales
   mx_i32 of_ratio;       // exponent of fl(amax / element max) instead of exponent(amax) - emax
-  mx_u32 carry_above;    // plus one when the 23-bit fraction is above this
-  mx_i32 candidates[4];  // exponents to try, relative to the rule's; the lowest squared error wins
+  mx_u32 carry_above;    // the exponent is one more if the 23-bit fraction exceeds this
+  mx_i32 candidates[4];  // exponents to try, relative to floor's; the lowest squared error wins
   mx_i32 candidate_count;
-  mx_i32 min_exponent;            // clamp from below: -127 in the standard
-  mx_i32 byte0_exponent;          // what elements are divided by, as a power of two, when the stored byte is 0
-  mx_i32 flush_subnormal_blocks;  // a block whose amax is a binary32 subnormal becomes zero
+  mx_i32 min_exponent;            // lower clamp: -127 in the OCP MX specification
+  mx_i32 byte0_exponent;          // elements are divided by 2^byte0_exponent if the stored byte is 0
+  mx_i32 flush_subnormal_blocks;  // blocks with a binary32-subnormal amax become zero
   // scales with a mantissa
   mx_i32 tensor_step;
   mx_i32 block_step;
   mx_i32 element_step;
-  float min_scale;    // clamp from below, 0: none
+  float min_scale;    // lower clamp, 0: none
   float zero_scale;   // replaces a scale of exactly 0, 0: none
   mx_i32 zero_code;   // replaces a scale code of 0, 0: none
-  mx_i32 bf16_scale;  // binary32 scales are rounded to bfloat16
+  mx_i32 bf16_scale;  // round binary32 scales to bfloat16
   // signs of zero
-  mx_i32 clear_zero_input;  // -0.0 in the input counts as +0.0
-  mx_i32 clear_zero_code;   // a zero code never carries a sign
-  mx_i32 set_zero_input;    // +0.0 in the input counts as -0.0
-  mx_i32 infinity_is_nan;   // an infinity makes its block NaN, as a NaN does
+  mx_i32 clear_zero_input;  // treat -0.0 in the input as +0.0
+  mx_i32 clear_zero_code;   // zero codes have no sign
+  mx_i32 set_zero_input;    // treat +0.0 in the input as -0.0
+  mx_i32 infinity_is_nan;   // an infinity makes its block NaN, like a NaN
 };
 
 struct MxTensorScale {
   float encode, decode;
 };
 
-// What a block's amax decides; F is one float or a register of them, U the same of bits.
+// A block's scale, chosen from its amax; F is a float or a SIMD register of floats, U the bits of F.
 template <class F, class U>
 struct MxScale {
-  U stored;   // scale code, or binary32 bits
-  F factor;   // element argument = x * factor, or x / factor when the element step divides
-  F decode;   // dequantized value = element value * decode
-  U is_nan;   // 1: the block becomes NaN
-  U is_lost;  // 1: the scale itself was rounded to zero or clamped at the scale format's largest value
+  U stored;      // scale code, or binary32 bits
+  F factor;      // scaled element = x * factor, or x / factor if the element step divides
+  F decode;      // dequantized value = element value * decode
+  U is_nan;      // 1: the block becomes NaN
+  U is_clipped;  // 1: the scale itself underflowed to zero or saturated at the scale format's maximum
 };
 
 template <class F, class U>
 struct MxRounded {
-  U code;   // magnitude code
-  F value;  // its value, not negative
+  U code;   // code without its sign
+  F value;  // value of the code, >= 0
 };
 
-// ------------------------------------------------------------------------------------------------------------ helpers
+// ------------------------------------------------------------------------------------------------------------- helpers
 
-// `value` in every lane of something like `like`.
+// Broadcast `value` to the type of `like`.
 template <class F>
-MX_FN F mx_fill(F like, float value) {
+MX_FN F mx_broadcast(F like, float value) {
   return mx_float((mx_bits(like) & 0u) + mx_bits(value));
 }
 
@@ -220,7 +221,7 @@ MX_FN float mx_power_of_two(mx_i32 exponent) {  // -149 <= exponent <= 127
   return exponent >= -126 ? mx_float((mx_u32)(exponent + 127) << 23) : mx_float(1u << (exponent + 149));
 }
 
-// 2^exponent of a power-of-two scale or its inverse: -127 <= exponent <= 127; U holds the exponent's bits.
+// 2^exponent for -127 <= exponent <= 127: a power-of-two scale or its inverse. U holds the exponent's two's complement.
 template <class U>
 MX_FN auto mx_scale_value(U exponent) {
   U biased = exponent + 127u, lowest = (exponent & 0u) + 0x00400000u;
@@ -228,7 +229,7 @@ MX_FN auto mx_scale_value(U exponent) {
 }
 
 template <class F>
-MX_FN F mx_round_to_bf16(F x) {  // NaN is kept a NaN
+MX_FN F mx_round_to_bf16(F x) {  // NaN stays NaN
   auto bits = mx_bits(x);
   F rounded = mx_float((bits + 0x7FFFu + ((bits >> 16) & 1u)) & 0xFFFF0000u);
   return (bits & 0x7FFFFFFFu) > MX_INFINITY_BITS ? x : rounded;
@@ -236,10 +237,10 @@ MX_FN F mx_round_to_bf16(F x) {  // NaN is kept a NaN
 
 template <class F>
 MX_FN F mx_reciprocal_or_zero(F x) {
-  return x == 0.0f ? mx_fill(x, 0.0f) : 1.0f / x;
+  return x == 0.0f ? mx_broadcast(x, 0.0f) : 1.0f / x;
 }
 
-// ------------------------------------------------------------------------------------------------------- random numbers
+// ------------------------------------------------------------------------------------------------------ random numbers
 
 struct MxWords {
   mx_u32 of[4];
@@ -261,17 +262,17 @@ MX_FN MxWords mx_philox(MxWords counter, MxKey key) {
   return MxWords{{a, b, c, d}};
 }
 
-// Words of four neighbouring elements, the first of which has an index four times this.
-MX_FN MxWords mx_words_of_four(mx_u64 quarter_index, MxKey key) {
+// Random words of elements 4 * quarter_index to 4 * quarter_index + 3.
+MX_FN MxWords mx_random_words(mx_u64 quarter_index, MxKey key) {
   return mx_philox(MxWords{{(mx_u32)quarter_index, (mx_u32)(quarter_index >> 32), 0u, 0u}}, key);
 }
 
-// A word as a multiple of 2^-24 from 0 to below 1: a fraction f is above it in ceil(2^24 f) of 2^24 cases.
-MX_FN float mx_drawn(mx_u32 word) { return (float)(mx_i32)(word >> 8) * mx_float(0x33800000u); }
+// Map a word to a multiple of 2^-24 in [0, 1): a fraction f exceeds it in ceil(2^24 f) of 2^24 cases.
+MX_FN float mx_uniform(mx_u32 word) { return (float)(mx_i32)(word >> 8) * mx_float(0x33800000u); }
 
-// ---------------------------------------------------------------------------------------------------------- rotations
+// ----------------------------------------------------------------------------------------------------------- rotations
 
-// Sylvester's matrix times a group, in place: stages of neighbours first, so that every device adds in one order.
+// Multiply a group by Sylvester's matrix in place. Strides grow from 1, so every device adds in the same order.
 MX_FN void mx_butterflies(float* x, mx_i32 size) {
   MX_UNROLL
   for (mx_i32 half = 1; half < size; half *= 2) {
@@ -292,41 +293,41 @@ MX_FN float mx_rotation_factor(mx_i32 size) {
   return size == 2 ? factor * 1.41421356237309505f : factor;
 }
 
-MX_FN float mx_signed(float x, mx_i32 i, MxRotation r) {
+MX_FN float mx_flip_sign(float x, mx_i32 i, MxRotation r) {
   return mx_float(mx_bits(x) ^ (r.signs[i / 32] >> (i % 32) & 1u) << 31);
 }
 
-// A whole group, in place. What is added up is x / size, which is exact but among the smallest subnormals: then no sum on
-// the way overflows.
+// Rotate a group in place. The butterflies add x / size so that no intermediate sum overflows; this division is exact
+// except for the smallest subnormals.
 MX_FN void mx_rotate(float* x, MxRotation r) {
   const float share = 1.0f / (float)r.size, factor = mx_rotation_factor(r.size);
   MX_UNROLL
-  for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_signed(x[i] * share, i, r);
+  for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_flip_sign(x[i] * share, i, r);
   mx_butterflies(x, r.size);
   MX_UNROLL
   for (mx_i32 i = 0; i < r.size; ++i) x[i] *= factor;
 }
 
-// The inverse: H is symmetric, and its square is `size` times the identity.
+// Inverse of mx_rotate: H is symmetric and H H = size * I.
 MX_FN void mx_rotate_back(float* x, MxRotation r) {
   const float share = 1.0f / (float)r.size, factor = mx_rotation_factor(r.size);
   MX_UNROLL
   for (mx_i32 i = 0; i < r.size; ++i) x[i] *= share;
   mx_butterflies(x, r.size);
   MX_UNROLL
-  for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_signed(x[i] * factor, i, r);
+  for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_flip_sign(x[i] * factor, i, r);
 }
 
-// ------------------------------------------------------------------------------------------------------------ encode
+// -------------------------------------------------------------------------------------------------------------- encode
 
-// The smaller of two; `limit` for NaN.
+// min(magnitude, limit); `limit` for NaN.
 template <class F>
 MX_FN F mx_at_most(F magnitude, float limit) {
-  return mx_lesser(magnitude, mx_fill(magnitude, limit));
+  return mx_min(magnitude, mx_broadcast(magnitude, limit));
 }
 
-// The grid's step at a magnitude is 2^(e - mantissa_bits), e = max(exponent(magnitude), emin): below emin the same step
-// goes on, which is what subnormals are. Scaling by it is exact, so what is left is rounding to an integer.
+// The spacing of values (ulp) at a magnitude is 2^(e - mantissa_bits), e = max(exponent(magnitude), emin): subnormals
+// have the spacing of emin. Dividing by it is exact, which leaves rounding to an integer.
 template <class F>
 MX_FN auto mx_grid_exponent(F magnitude, mx_i32 emin) {  // biased by 127
   auto e = mx_bits(magnitude) >> 23;
@@ -334,14 +335,14 @@ MX_FN auto mx_grid_exponent(F magnitude, mx_i32 emin) {  // biased by 127
   return e < lowest ? lowest : e;
 }
 
-// Nearest code, ties to even; above the largest value (and for NaN) the largest code.
+// Encode to nearest, ties to even; values above the maximum (and NaN) saturate.
 template <class F>
 MX_FN auto mx_encode_nearest_even(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max) {
   F a = mx_at_most(magnitude, max);
-  auto e = mx_bits(a) & MX_INFINITY_BITS;  // the binade's power of two
+  auto e = mx_bits(a) & MX_INFINITY_BITS;  // bits of the binade's power of two
   auto lowest = (e & 0u) + ((mx_u32)(emin + 127) << 23);
   e = e < lowest ? lowest : e;
-  // 1.5 * 2^23 steps of this binade: adding them leaves nothing below a step, and addition rounds to even.
+  // 1.5 * 2^23 ulps of this binade: adding them rounds to a whole number of ulps, ties to even.
   auto many_steps = e + (((mx_u32)(23 - mantissa_bits) << 23) + 0x00400000u);
   F shifted = mx_add_steps(a, e, many_steps);
   MxRounded<F, decltype(e)> r;
@@ -350,7 +351,7 @@ MX_FN auto mx_encode_nearest_even(F magnitude, mx_i32 mantissa_bits, mx_i32 emin
   return r;
 }
 
-// A magnitude in steps of its binade's grid: how many are whole, and what is left, exactly.
+// A magnitude in ulps of its binade, split exactly into integer and fraction.
 template <class F>
 struct MxSteps {
   decltype(mx_bits(F{})) exponent;  // biased by 127
@@ -369,32 +370,32 @@ MX_FN MxSteps<F> mx_steps(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float 
   return s;
 }
 
-// The code of so many whole steps: carries go on into the exponent.
+// Build the code of `whole` ulps; a carry increments the exponent.
 template <class F, class I>
-MX_FN auto mx_code_of(MxSteps<F> s, I whole, mx_i32 mantissa_bits, mx_i32 emin) {
+MX_FN auto mx_make_code(MxSteps<F> s, I whole, mx_i32 mantissa_bits, mx_i32 emin) {
   MxRounded<F, decltype(s.exponent)> r;
   r.code = ((s.exponent - (mx_u32)(emin + 127)) << mantissa_bits) + (decltype(s.exponent))whole;
   r.value = mx_from_whole(whole) * mx_float((s.exponent - (mx_u32)mantissa_bits) << 23);
   return r;
 }
 
-// The same as mx_encode_nearest_even under any rounding of the magnitude.
+// Like mx_encode_nearest_even, with any rounding that is not random.
 template <class F>
 MX_FN auto mx_encode(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max, MxRounding rounding) {
   auto s = mx_steps(magnitude, mantissa_bits, emin, max);
   auto tie_up = ((s.whole & rounding.half_if) | rounding.half_always) != 0;
   auto up = (s.fraction > rounding.above) | ((s.fraction == 0.5f) & tie_up);
-  return mx_code_of(s, up ? s.whole + 1 : s.whole, mantissa_bits, emin);
+  return mx_make_code(s, up ? s.whole + 1 : s.whole, mantissa_bits, emin);
 }
 
-// The same where each fraction has a number of its own that it must be above.
+// Like mx_encode, with stochastic rounding: round up if the fraction exceeds the element's random number `above`.
 template <class F>
-MX_FN auto mx_encode_above(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max, F above) {
+MX_FN auto mx_encode_stochastic(F magnitude, mx_i32 mantissa_bits, mx_i32 emin, float max, F above) {
   auto s = mx_steps(magnitude, mantissa_bits, emin, max);
-  return mx_code_of(s, s.fraction > above ? s.whole + 1 : s.whole, mantissa_bits, emin);
+  return mx_make_code(s, s.fraction > above ? s.whole + 1 : s.whole, mantissa_bits, emin);
 }
 
-// Binary16, nearest even, with its infinities and NaN.
+// Round to binary16, nearest even; overflows become infinity, NaN stays NaN.
 MX_FN mx_u16 mx_round_to_f16(float x) {
   mx_u32 bits = mx_bits(x), magnitude = bits & 0x7FFFFFFFu, sign = bits >> 16 & 0x8000u;
   if (magnitude > MX_INFINITY_BITS) return (mx_u16)(sign | 0x7E00u);
@@ -402,15 +403,15 @@ MX_FN mx_u16 mx_round_to_f16(float x) {
   return (mx_u16)(sign | mx_encode_nearest_even(mx_float(magnitude), 10, -14, 65504.0f).code);
 }
 
-// The value of a binary16, exactly.
+// Widen binary16, exactly.
 MX_FN float mx_from_f16(mx_u16 half) {
-  // Exponent and fraction move into place; 2^112 corrects the bias and normalizes subnormals exactly.
+  // Shift exponent and fraction into place; multiplying by 2^112 corrects the bias and normalizes subnormals exactly.
   mx_u32 bits = mx_bits(mx_float((mx_u32)(half & 0x7FFFu) << 13) * mx_float(0x77800000u));
   bits = (half & 0x7C00u) == 0x7C00u ? bits | MX_INFINITY_BITS : bits;
   return mx_float(bits | (mx_u32)(half & 0x8000u) << 16);
 }
 
-// Value of a magnitude code.
+// Decode a code without its sign.
 MX_FN float mx_decode_magnitude(mx_u32 code, mx_i32 mantissa_bits, mx_i32 emin) {
   mx_u32 field = code >> mantissa_bits, fraction = code & ((1u << mantissa_bits) - 1u);
   mx_u32 steps = field == 0 ? fraction : fraction | (1u << mantissa_bits);
@@ -418,7 +419,7 @@ MX_FN float mx_decode_magnitude(mx_u32 code, mx_i32 mantissa_bits, mx_i32 emin) 
   return (float)steps * mx_power_of_two(e - mantissa_bits);
 }
 
-// Value of a code; a code above the largest finite one is NaN or an infinity of its format.
+// Decode a code; codes above the largest finite one are NaN or infinity, as their format says.
 MX_FN float mx_decode(mx_u32 code, MxFloat f) {
   mx_u32 sign_bit = 1u << (f.bits - 1);
   if (f.twos_complement) {
@@ -437,24 +438,24 @@ MX_FN float mx_decode(mx_u32 code, MxFloat f) {
   return mx_float(sign | mx_bits(mx_decode_magnitude(magnitude, f.mantissa_bits, f.emin)));
 }
 
-// A magnitude code with its sign (0 or 1) written.
+// Add a sign (0 or 1) to a code.
 template <class U>
 MX_FN U mx_signed_code(U code, U negative, mx_i32 bits, mx_i32 twos_complement) {
   return twos_complement ? ((code ^ (0u - negative)) + negative) & ((1u << bits) - 1u) : code | negative << (bits - 1);
 }
 
-// The input as a recipe sees it: some have one zero only.
+// Replace the sign of zero inputs as the scheme says.
 template <class F>
 MX_FN F mx_zero_input(F x, mx_i32 clear_zero_input, mx_i32 set_zero_input) {
   if (clear_zero_input) return x + 0.0f;
-  F negative_zero = mx_fill(x, -0.0f);
+  F negative_zero = mx_broadcast(x, -0.0f);
   return set_zero_input ? (x == 0.0f ? negative_zero : x) : x;
 }
 
-// ------------------------------------------------------------------------------------------------------------- scales
+// -------------------------------------------------------------------------------------------------------------- scales
 
-// The tensor's scales from its largest finite magnitude.
-MX_FN MxTensorScale mx_tensor_scale(float amax, MxRecipe r) {
+// Tensor scales from the largest finite magnitude.
+MX_FN MxTensorScale mx_tensor_scale(float amax, MxScheme r) {
   float limit = r.element.max * r.scale.max;
   MxTensorScale s;
   s.encode = 1.0f;
@@ -488,9 +489,9 @@ MX_FN MxTensorScale mx_tensor_scale(float amax, MxRecipe r) {
   return s;
 }
 
-// Exponent of a power-of-two scale (as bits), clamped to what E8M0 can hold.
+// Exponent of a power-of-two scale (two's complement), clamped to E8M0's range.
 template <class U>
-MX_FN U mx_scale_exponent(U amax_bits, MxRecipe r) {
+MX_FN U mx_scale_exponent(U amax_bits, MxScheme r) {
   U x, zero = amax_bits & 0u;
   if (r.of_ratio) {
     U ratio = mx_bits(mx_float(amax_bits) / r.element.max);
@@ -507,14 +508,14 @@ MX_FN U mx_scale_exponent(U amax_bits, MxRecipe r) {
   return (x > highest ? highest : x) - 127u;
 }
 
-// The exponent of rule floor before any clamp, which the candidates of a rule that searches are relative to.
-MX_FN mx_i32 mx_floor_exponent(mx_u32 amax_bits, MxRecipe r) {
+// Unclamped exponent of scale rule floor: the base of the candidate exponents.
+MX_FN mx_i32 mx_floor_exponent(mx_u32 amax_bits, MxScheme r) {
   return (mx_i32)(amax_bits >> 23) - 127 - r.element.emax;
 }
 
-// The scale 2^exponent, complete.
+// The MxScale of 2^exponent.
 template <class U>
-MX_FN auto mx_power_of_two_scale(U exponent, MxRecipe r) {
+MX_FN auto mx_power_of_two_scale(U exponent, MxScheme r) {
   auto value = mx_scale_value(exponent);
   U zero = exponent & 0u, byte0 = zero + (mx_u32)r.byte0_exponent;
   MxScale<decltype(value), U> s;
@@ -522,18 +523,18 @@ MX_FN auto mx_power_of_two_scale(U exponent, MxRecipe r) {
   s.stored = r.scale_stored_bits == 8 ? exponent + 127u : mx_bits(value);
   s.factor = mx_scale_value(0u - (exponent + 127u == 0u ? byte0 : exponent));
   s.is_nan = zero;
-  s.is_lost = zero;
+  s.is_clipped = zero;
   return s;
 }
 
-// What scales elements, given the block scale S as stored; `decode` is what scales back.
+// Scaling and dequantization factors from the block scale S as stored.
 template <class F>
 MX_FN void mx_element_factor(F S, MxTensorScale t, mx_i32 element_step, F* factor, F* decode) {
   F f = S * t.decode;
   *decode = f;
   switch (element_step) {
     case MX_ELEMENT_TIMES_RECIPROCAL: f = mx_at_most(1.0f / f, MX_FLT_MAX); break;
-    // Capped like the other: an infinite factor would turn zeros into NaN.
+    // Capped as above: an infinite factor turns zeros into NaN.
     case MX_ELEMENT_TIMES_QUOTIENT: f = mx_at_most((1.0f / t.decode) / S, MX_FLT_MAX); break;
     case MX_ELEMENT_OVER_PRODUCT:
     case MX_ELEMENT_OVER_PRODUCT_BF16: break;
@@ -546,8 +547,8 @@ MX_FN void mx_element_factor(F S, MxTensorScale t, mx_i32 element_step, F* facto
   *factor = f;
 }
 
-// What scales back, given a stored scale.
-MX_FN float mx_decode_factor(mx_u32 stored, MxTensorScale t, MxRecipe r) {
+// Dequantization factor of a stored scale.
+MX_FN float mx_decode_factor(mx_u32 stored, MxTensorScale t, MxScheme r) {
   if (r.scale_kind == MX_POWER_OF_TWO)
     return r.scale_stored_bits == 8 ? (stored == 255u ? mx_float(0x7FC00000u) : mx_power_of_two((mx_i32)stored - 127))
                                     : mx_float(stored);
@@ -556,9 +557,9 @@ MX_FN float mx_decode_factor(mx_u32 stored, MxTensorScale t, MxRecipe r) {
   return decode;
 }
 
-// The scale of a finite block under a rule for scales with a mantissa.
+// Scale of a finite block in a scale format with a mantissa.
 template <class U>
-MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
+MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxScheme r) {
   auto A = mx_float(amax_bits);
   using F = decltype(A);
   const float D = r.element.max;
@@ -572,7 +573,7 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
     case MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE: v = mx_round_to_bf16(A / D) * t.encode; break;
   }
   if (r.bf16_scale) v = mx_round_to_bf16(v);
-  F none = mx_fill(v, r.zero_scale), least = mx_fill(v, r.min_scale);
+  F none = mx_broadcast(v, r.zero_scale), least = mx_broadcast(v, r.min_scale);
   const auto underflows = v == 0.0f;
   v = v == 0.0f ? none : v;
   v = v < least ? least : v;
@@ -583,27 +584,27 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
   F S = v;
   if (r.scale_kind == MX_BINARY32) {
     s.stored = mx_bits(S);
-    s.is_lost = underflows ? one : zero;
+    s.is_clipped = underflows ? one : zero;
   } else {
     auto code = mx_encode_nearest_even(v, r.scale.mantissa_bits, r.scale.emin, r.scale.max);
-    // Half a step above the largest value is where an unbounded format would have rounded up, away from it.
+    // Above max + ulp / 2 a format with larger exponents rounds to a value above max.
     float limit = r.scale.max + mx_power_of_two(r.scale.emax - r.scale.mantissa_bits - 1);
     U substitute = zero + (mx_u32)r.zero_code;
     s.stored = code.code == 0u ? substitute : code.code;
-    s.is_lost = s.stored == 0u ? one : zero;
-    s.is_lost = v > limit ? one : s.is_lost;
-    F substituted = mx_fill(v, mx_decode((mx_u32)r.zero_code, r.scale));
+    s.is_clipped = s.stored == 0u ? one : zero;
+    s.is_clipped = v > limit ? one : s.is_clipped;
+    F substituted = mx_broadcast(v, mx_decode((mx_u32)r.zero_code, r.scale));
     S = code.code == 0u ? substituted : code.value;
   }
-  s.is_lost = amax_bits == 0u ? zero : s.is_lost;
+  s.is_clipped = amax_bits == 0u ? zero : s.is_clipped;
   mx_element_factor(S, t, r.element_step, &s.factor, &s.decode);
   return s;
 }
 
-// A block's scale from its amax (bits of the largest magnitude, so NaN > infinity > finite). Rules that try several
-// candidates are completed by the caller, who has the elements.
+// Choose a block's scale from its amax (bits of the largest magnitude, so NaN > infinity > finite). For rules that try
+// candidates, the caller, which has the elements, makes the final choice.
 template <class U>
-MX_FN auto mx_choose_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
+MX_FN auto mx_choose_scale(U amax_bits, MxTensorScale t, MxScheme r) {
   U zero = amax_bits & 0u, one = zero + 1u, infinity = zero + MX_INFINITY_BITS, largest = infinity - 1u;
   U seen = amax_bits;
   if (r.flush_subnormal_blocks) seen = amax_bits < 0x00800000u ? zero : amax_bits;
@@ -613,30 +614,30 @@ MX_FN auto mx_choose_scale(U amax_bits, MxTensorScale t, MxRecipe r) {
   U nan_stored = zero + (r.scale_stored_bits == 32         ? 0x7FC00000u
                          : r.scale_kind == MX_POWER_OF_TWO ? 255u
                                                            : (mx_u32)r.scale.nan_code);
-  auto no_factor = mx_fill(s.factor, 0.0f);
-  if (r.flush_subnormal_blocks) s.factor = seen == 0u ? no_factor : s.factor;  // every element becomes zero
+  auto no_factor = mx_broadcast(s.factor, 0.0f);
+  if (r.flush_subnormal_blocks) s.factor = seen == 0u ? no_factor : s.factor;  // flushes every element to zero
   s.is_nan = amax_bits > infinity ? one : zero;
   if (r.infinity_is_nan) s.is_nan = amax_bits == infinity ? one : s.is_nan;
   s.stored = s.is_nan != 0u ? nan_stored : s.stored;
-  auto nan = mx_fill(s.decode, mx_float(0x7FC00000u));
+  auto nan = mx_broadcast(s.decode, mx_float(0x7FC00000u));
   s.decode = s.is_nan != 0u ? nan : s.decode;
   return s;
 }
 
-// ----------------------------------------------------------------------------------------------------------- elements
+// ------------------------------------------------------------------------------------------------------------ elements
 
-// What encoding an element needs to know of a recipe.
+// The parameters that encoding an element needs.
 struct MxEncoder {
   MxFloat element;
   MxRounding rounding;
-  mx_i32 divides;        // its argument is x / factor, not x * factor
-  mx_i32 quotient_bf16;  // the argument is rounded to bfloat16
-  mx_i32 guards_zero;    // the factor may be 0 or infinite, and 0 / 0 and 0 * infinity are no numbers: 0 stays 0
-  mx_i32 plain;          // rounds to nearest even, and has no rule for the sign of zero
+  mx_i32 divides;        // scales by x / factor, not x * factor
+  mx_i32 quotient_bf16;  // rounds the scaled element to bfloat16
+  mx_i32 guards_zero;    // keeps 0: the factor may be 0 or infinite, and 0 / 0 and 0 * infinity are NaN
+  mx_i32 plain;          // rounds to nearest even and keeps signs of zero
   mx_i32 clear_zero_code;
 };
 
-MX_FN MxEncoder mx_encoder(MxRecipe r) {
+MX_FN MxEncoder mx_encoder(MxScheme r) {
   const bool mantissa = r.scale_kind != MX_POWER_OF_TWO;
   MxEncoder e;
   e.element = r.element;
@@ -651,7 +652,7 @@ MX_FN MxEncoder mx_encoder(MxRecipe r) {
   return e;
 }
 
-// x in units of the block's scale, before rounding.
+// Scale x: the argument of the rounding.
 template <class F>
 MX_FN F mx_argument(F x, F factor, MxEncoder e) {
   F scaled = x;
@@ -661,7 +662,7 @@ MX_FN F mx_argument(F x, F factor, MxEncoder e) {
   return !e.plain && e.quotient_bf16 ? mx_round_to_bf16(scaled) : scaled;
 }
 
-// The code of a magnitude with the sign of x.
+// Give a code the sign of x.
 template <class F, class U>
 MX_FN MxRounded<F, U> mx_with_sign(MxRounded<F, U> r, F x, MxEncoder e) {
   U negative = mx_bits(x) >> 31, none = negative & 0u;
@@ -670,70 +671,71 @@ MX_FN MxRounded<F, U> mx_with_sign(MxRounded<F, U> r, F x, MxEncoder e) {
   return r;
 }
 
-// Code of x with its sign, and the magnitude of the value it stands for.
+// Encode x: the signed code, and the magnitude of its value before the dequantization factor.
 template <class F>
 MX_FN auto mx_encode_element(F x, F factor, MxEncoder e) {
   const MxFloat f = e.element;
-  F magnitude = mx_magnitude(mx_argument(x, factor, e));
+  F magnitude = mx_abs(mx_argument(x, factor, e));
   auto r = e.plain ? mx_encode_nearest_even(magnitude, f.mantissa_bits, f.emin, f.max)
                    : mx_encode(magnitude, f.mantissa_bits, f.emin, f.max, e.rounding);
   return mx_with_sign(r, x, e);
 }
 
-// The same with what was drawn for the element.
+// The same with stochastic rounding; `drawn` is the element's random number.
 template <class F>
 MX_FN auto mx_encode_element(F x, F factor, MxEncoder e, F drawn) {
   const MxFloat f = e.element;
-  F magnitude = mx_magnitude(mx_argument(x, factor, e));
-  return mx_with_sign(mx_encode_above(magnitude, f.mantissa_bits, f.emin, f.max, drawn), x, e);
+  F magnitude = mx_abs(mx_argument(x, factor, e));
+  return mx_with_sign(mx_encode_stochastic(magnitude, f.mantissa_bits, f.emin, f.max, drawn), x, e);
 }
 
-// Whether x was above the largest value of the element.
+// Return whether x exceeds the element format's maximum.
 template <class F>
 MX_FN auto mx_saturates(F x, F factor, MxEncoder e) {
-  return mx_magnitude(mx_argument(x, factor, e)) > e.element.max;
+  return mx_abs(mx_argument(x, factor, e)) > e.element.max;
 }
 
-// A code without its sign.
+// Strip a code's sign.
 MX_FN mx_u32 mx_magnitude_code(mx_u32 code, MxFloat f) {
   const mx_u32 sign_bit = 1u << (f.bits - 1);
   if (f.twos_complement) return code & sign_bit ? (sign_bit << 1) - code : code;
   return code & (sign_bit - 1u);
 }
 
-// A code is zero when these bits are.
+// Mask of the bits that are all 0 in a zero code.
 MX_FN mx_u32 mx_magnitude_mask(MxFloat f) { return f.twos_complement ? ~0u : (1u << (f.bits - 1)) - 1u; }
 
-// ---------------------------------------------------------------------------------------------------------- measuring
+// ---------------------------------------------------------------------------------------------------------- statistics
 
-// Bins of the histograms that kernels fill (mxcli/numerics/stats.py): by biased exponent of the scale, the last one for
-// NaN; by code; by signal / noise of a block, the last one for no noise; by largest / smallest nonzero magnitude.
+// Bins of the histograms that kernels fill (mxcli/numerics/stats.py): biased exponent of the scale, the last bin for
+// NaN; code; signal / noise of a block, the last bin for no noise; largest / smallest nonzero magnitude.
 #define MX_SCALE_BINS 257
 #define MX_CODE_BINS 256
 #define MX_SQNR_BINS 1281
 #define MX_RANGE_BINS 512
-// Their finest steps: bits of a ratio's fraction that tell bins apart, and the exponent of the lowest bin.
+// Resolution of the ratio histograms: fraction bits per bin, and the exponent of the lowest bin.
 #define MX_SQNR_BITS 4
 #define MX_SQNR_LOWEST (-16)
 #define MX_RANGE_BITS 2
 #define MX_RANGE_LOWEST 0
 
-// A block's sums are of values times this: one over the power of two under its amax, given as bits.
+// Normalization of a block's sums: 1 / 2^floor(log2(amax)), from the bits of amax.
 MX_FN float mx_unit(mx_u32 amax_bits) {
   mx_i32 exponent = (mx_i32)(amax_bits >> 23) - 127;
   return mx_power_of_two(exponent < -126 ? 126 : exponent > 126 ? -126 : -exponent);
 }
 
-// Bin of a positive ratio, given as the bits of a float or double of so many fraction and bias: its binade and the top
-// bits of its fraction.
+// Bin of a positive ratio, given as the bits of a float or double (stored_fraction and bias are its format's): the
+// binade and the top bits of the fraction.
 MX_FN mx_i64 mx_ratio_bin(mx_i64 bits, int stored_fraction, int bias, int fraction_bits, int lowest, int bins) {
   mx_i64 bin = (bits >> (stored_fraction - fraction_bits)) - ((mx_i64)(bias + lowest) * (1 << fraction_bits));
   return bin < 0 ? 0 : bin >= bins ? bins - 1 : bin;
 }
 
-// What a relative error must be above to be worth a division, the largest so far being `known`. Where elements of a block
-// are so small that the product of one and this may be subnormal, which rounds to whole multiples of 2^-149, half of it
-// is never too much. An error of exactly 1, which every element lost to underflow has, is not above itself.
+// Bound below which a relative error cannot exceed `known`, the largest so far, so that its division can be skipped. In
+// blocks with elements so small that their product with the bound may be subnormal, which rounds to multiples of
+// 2^-149, half of `known` is always low enough. If `known` is 1, the error of every underflowed element, it is the
+// bound itself.
 MX_FN float mx_relative_bound(float known, float decode, MxFloat element) {
   mx_i32 scale = (mx_i32)(mx_bits(decode) >> 23 & 0xFFu) - 127;
   if (scale + element.emin - element.mantissa_bits - 1 < -100) return known * 0.5f;

@@ -1,5 +1,5 @@
-// The CPU loops: a tensor is cut into chunks for threads, a chunk into stripes of a row, a stripe into blocks.
-// Compiled once per instruction set (MXCLI_ISA names the build's namespace). All arithmetic on values is numerics.h's.
+// CPU loops. A tensor is split into chunks for threads, a chunk into stripes of a row, a stripe into blocks. Compiled
+// once per instruction set; MXCLI_ISA is the build's namespace. All arithmetic on values is in numerics.h.
 #ifndef MXCLI_ISA
 #define MXCLI_ISA baseline
 #endif
@@ -18,9 +18,9 @@
 namespace MXCLI_ISA {
 namespace {
 
-constexpr int64_t kChunk = int64_t(1) << 16;  // elements a thread takes at once
+constexpr int64_t kChunk = int64_t(1) << 16;  // elements per work item
 
-// Calls work(state, chunk) for every chunk, on `threads` threads; returns the threads' states.
+// Call work(state, chunk) for every chunk on `threads` threads; return the threads' states.
 template <class State, class Work>
 std::vector<std::unique_ptr<State>> run_chunks(int64_t chunks, int threads, const Work& work) {
   threads = int(std::clamp<int64_t>(threads, 1, std::max<int64_t>(chunks, 1)));
@@ -37,11 +37,11 @@ std::vector<std::unique_ptr<State>> run_chunks(int64_t chunks, int threads, cons
   return states;
 }
 
-// How a tensor is cut into chunks: groups of block rows, or parts of one where that is more than a chunk. Depends on
-// the shape only, never on the threads.
+// Split of a tensor into chunks: groups of block rows, or parts of a block row larger than a chunk. It depends on the
+// shape, not on the thread count.
 struct Cut {
   int64_t unit_rows, units, part, parts, per_chunk, chunks;
-  int64_t stripe;  // columns handled at once, whole blocks; 0: blocks are wider than a stripe
+  int64_t stripe;  // columns processed at once, whole blocks; 0: blocks are wider than a stripe
 
   explicit Cut(const Job& job) {
     const int64_t columns = job.x.columns, rows = job.x.batch * job.x.rows;
@@ -71,7 +71,7 @@ struct AmaxState {
   int64_t nonfinite = 0, first = -1;
 };
 
-// Bits of the largest magnitude; with `finite_only`, of the largest finite one, non-finite elements being counted.
+// Bits of the largest magnitude; with `finite_only`, of the largest finite one, counting non-finite elements.
 uint32_t largest_magnitude(const MxTensor& t, int threads, bool finite_only, int64_t* nonfinite, int64_t* first) {
   const int64_t n = t.batch * t.rows * t.columns;
   auto states = run_chunks<AmaxState>((n + kChunk - 1) / kChunk, threads, [&](AmaxState& s, int64_t chunk) {
@@ -101,10 +101,10 @@ uint32_t largest_magnitude(const MxTensor& t, int threads, bool finite_only, int
   return largest;
 }
 
-// A chunk's share of the block that is the whole tensor.
+// A chunk's contribution to a per-tensor block.
 struct WholeShare {
   Sums sums;
-  uint32_t largest = 0, least = kNoneLeast, top_code = 0;
+  uint32_t largest = 0, least = kAllZero, top_code = 0;
   int64_t saturated = 0, underflowed = 0;
 };
 
@@ -121,10 +121,10 @@ void quantize_blocks(const Job& job, int threads) {
     int64_t nonfinite, first;
     L loops{job, *whole};
     const uint32_t amax = largest_magnitude(x, threads, false, &nonfinite, &first);
-    // A tensor with what is not finite is scaled as it would be alone.
-    const uint32_t scaled_as =
+    // A tensor with non-finite elements ignores the given amax.
+    const uint32_t scale_amax =
         job.given_amax >= 0.0f && amax < MX_INFINITY_BITS && job.is_given_scale() ? mx_bits(job.given_amax) : amax;
-    loops.begin_wide(amax, scaled_as, 0, rows, 0, x.columns);
+    loops.begin_wide(amax, scale_amax, 0, rows, 0, x.columns);
     loops.store_scales(1, 0);
   }
 
@@ -173,7 +173,7 @@ void quantize_blocks(const Job& job, int threads) {
       b.saturated[0] += int32_t(share.saturated);
       b.underflowed[0] += int32_t(share.underflowed);
     }
-    L{job, *whole}.end_blocks(1, 0);
+    L{job, *whole}.finish_blocks(1, 0);
     chunk_sums[0] = whole->sums.total();
     workers.push_back(std::move(whole));
   }
@@ -199,7 +199,7 @@ void quantize_blocks(const Job& job, int threads) {
   s.error = all.error;
 }
 
-// Fixed widths where most blocks are: other widths, and rules that are seldom asked for, share the loops of any width.
+// Instantiate the common block widths 16 and 32; other widths and rare schemes share loops for any width.
 template <bool Stats>
 void quantize_mode(const Job& job, int threads) {
   const MxEncoder& e = job.encoder;
@@ -211,21 +211,21 @@ void quantize_mode(const Job& job, int threads) {
   else quantize_blocks<0, false, true, Stats>(job, threads);
 }
 
-// ------------------------------------------------------------------------------------------------- the four functions
+// -------------------------------------------------------------------------------------------------------- entry points
 
-// `amax`: the largest finite magnitude that the tensor's scale is made for, which need not be its own; unused without
-// one scale for all of it, and not known if negative.
-void quantize(const MxRecipe* recipe, const MxTensor* x, float amax, MxKey key, int threads, MxResult* result) {
-  const Job job(*recipe, *x, amax, key, *result);
+// `amax`: the largest finite magnitude to scale the tensor for, not necessarily its own; negative: not given. Ignored
+// without a per-tensor scale.
+void quantize(const MxScheme* scheme, const MxTensor* x, float amax, MxKey key, int threads, MxResult* result) {
+  const Job job(*scheme, *x, amax, key, *result);
   result->encode = job.tensor_scale.encode;
   result->decode = job.tensor_scale.decode;
   if (result->stats) quantize_mode<true>(job, threads);
   else quantize_mode<false>(job, threads);
 }
 
-void cut(const MxRecipe* recipe, const MxTensor* x, MxCut* out) {
+void cut(const MxScheme* scheme, const MxTensor* x, MxCut* out) {
   MxResult none{};
-  const Cut c(Job(*recipe, *x, 0.0f, MxKey{}, none));
+  const Cut c(Job(*scheme, *x, 0.0f, MxKey{}, none));
   *out = {c.unit_rows, c.units, c.part, c.parts, c.per_chunk, c.chunks};
 }
 
@@ -233,7 +233,7 @@ float amax(const MxTensor* t, int threads, int64_t* nonfinite, int64_t* first_no
   return mx_float(largest_magnitude(*t, threads, true, nonfinite, first_nonfinite));
 }
 
-// A row of a tensor that is rotated back.
+// Buffer for a row that is rotated back.
 struct Row {
   std::vector<float> values;
 
@@ -243,11 +243,11 @@ struct Row {
   }
 };
 
-void dequantize(const MxRecipe* recipe, const uint8_t* codes, const void* scales, float encode, float decode,
+void dequantize(const MxScheme* scheme, const uint8_t* codes, const void* scales, float encode, float decode,
                 const MxTensor* out, int threads) {
   MxResult none{};
-  const Job job(*recipe, *out, 0.0f, MxKey{}, none);
-  const MxRecipe& r = *recipe;
+  const Job job(*scheme, *out, 0.0f, MxKey{}, none);
+  const MxScheme& r = *scheme;
   const MxTensorScale tensor_scale{encode, decode};
   const int64_t rows = out->batch * out->rows;
   float values[kCodeBins];

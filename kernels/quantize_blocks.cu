@@ -1,20 +1,21 @@
-// Codes and scales of a tensor in blocks of any shape, without statistics: a block for each block of threads, which looks
-// at it twice. See device.h for the definitions it is compiled with; further
-//   MX_HELD  groups of 8 elements that each of 256 threads keeps between its two looks; 0: blocks are read twice
+// Codes and scales of a tensor with blocks of any shape, without statistics: one block per thread block, in two passes.
+// Macros, next to those of device.h:
+//   MX_HELD  vectors of 8 elements that each of 256 threads keeps in registers between the passes; 0: read blocks twice
 #include "blocks.h"
 
-// Blocks of block_rows x block_columns, from first_block to last_block, of a tensor [rows, columns] repeated any number of times.
+// Quantize blocks first_block to last_block - 1, of block_rows x block_columns, of a tensor [rows, columns] repeated
+// any number of times.
 extern "C" __global__ void __launch_bounds__(MX_HELD > 0 ? 256 : 1024)
     mx_quantize_blocks(const MxSource* x, mx_i64 rows, mx_i64 columns, mx_i64 block_rows, mx_i64 block_columns,
                        mx_i64 first_block, mx_i64 last_block, mx_u64 key, const mx_u32* tensor_amax, mx_u8* codes,
                        void* scales) {
-  __shared__ mx_u32 held_bits[MX_WARP];
-  __shared__ double held_sums[MX_WARP];
-  const MxRecipe r = MX_RECIPE;
+  __shared__ mx_u32 scratch_bits[MX_WARP];
+  __shared__ double scratch_sums[MX_WARP];
+  const MxScheme r = MX_SCHEME;
   const MxEncoder e = mx_encoder(r);
   const MxTensorScale t = mx_read_tensor_scale(tensor_amax, r);
   for (mx_i64 block = first_block + blockIdx.x; block < last_block; block += gridDim.x) {
-    const MxPlace p = mx_place(block, rows, columns, block_rows, block_columns);
+    const MxBlockBounds p = mx_block_bounds(block, rows, columns, block_rows, block_columns);
     const MxVectors v = mx_vectors(x, columns, p);
 
     constexpr int kept = MX_HELD > 0 ? MX_HELD : 1;
@@ -33,14 +34,14 @@ extern "C" __global__ void __launch_bounds__(MX_HELD > 0 ? 256 : 1024)
         if (threadIdx.x + k * blockDim.x >= v.count) continue;
         float values[MX_VECTOR];
         mx_widen_all(held[k], values);
-        amax = mx_larger(amax, mx_amax_bits<MX_VECTOR>(values));
+        amax = mx_max_u32(amax, mx_amax_bits<MX_VECTOR>(values));
       }
-      amax = mx_block_max(amax, held_bits);
+      amax = mx_block_max(amax, scratch_bits);
     } else {
-      amax = mx_shared_amax(v, r, held_bits);
+      amax = mx_block_amax(v, r, scratch_bits);
     }
     auto s = mx_choose_scale(amax, t, r);
-    if (r.candidate_count) mx_choose_shared(v, amax, r, e, held_sums, s);
+    if (r.candidate_count) mx_choose_candidate_shared(v, amax, r, e, scratch_sums, s);
     if (threadIdx.x == 0)
       mx_store_scale(scales, p.grid_row, p.grid_column, mx_ceil_div(columns, block_columns), s.stored, r);
 
@@ -59,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(MX_HELD > 0 ? 256 : 1024)
       for (int k = 0; k < kept; ++k) {
         if (threadIdx.x + k * blockDim.x >= v.count) continue;
         mx_widen_all(held[k], values);
-        mx_one_zero(values, r);
+        mx_canonicalize_zeros(values, r);
         store(threadIdx.x + k * blockDim.x, values);
       }
     } else {

@@ -1,4 +1,4 @@
-// A stripe of a row at a time: its blocks' scales, codes and totals.
+// Processing of a stripe of a row: scales, codes and statistics of its blocks.
 #ifndef MXCLI_STRIPES_H
 #define MXCLI_STRIPES_H
 
@@ -13,27 +13,27 @@ namespace MXCLI_ISA {
 namespace {
 
 struct Job {
-  const MxRecipe& r;
+  const MxScheme& r;
   const MxTensor& x;
   MxResult& result;
   const MxTensorScale tensor_scale;
   const MxEncoder encoder;
   const MxKey key;
-  const float given_amax;             // negative: not known
-  int64_t block_rows, block_columns;  // resolved: 0 became the whole length
+  const float given_amax;             // negative: not given
+  int64_t block_rows, block_columns;  // resolved: 0 is replaced by the whole length
   int64_t grid_rows, grid_columns;    // per batch entry
   int64_t row_bytes;
-  bool whole;  // one block: the tensor, its amax known beforehand
+  bool whole;  // the tensor is one block, of known amax
 
-  Job(const MxRecipe& recipe, const MxTensor& tensor, float amax, MxKey key_, MxResult& out)
-      : r(recipe), x(tensor), result(out), tensor_scale(mx_tensor_scale(amax, recipe)), encoder(mx_encoder(recipe)),
+  Job(const MxScheme& scheme, const MxTensor& tensor, float amax, MxKey key_, MxResult& out)
+      : r(scheme), x(tensor), result(out), tensor_scale(mx_tensor_scale(amax, scheme)), encoder(mx_encoder(scheme)),
         key(key_), given_amax(amax), block_rows(r.block_rows ? r.block_rows : std::max<int64_t>(1, x.rows)),
         block_columns(r.block_columns ? r.block_columns : std::max<int64_t>(1, x.columns)),
         grid_rows((x.rows + block_rows - 1) / block_rows),
         grid_columns((x.columns + block_columns - 1) / block_columns),
         row_bytes(packed_bytes(x.columns, r.stored_bits)), whole(r.block_rows == 0 && r.block_columns == 0) {}
 
-  // Whether a given amax makes the scale of the block that is the whole tensor.
+  // Return whether a given amax may determine the scale of a per-tensor block.
   bool is_given_scale() const { return r.tensor_step == MX_TENSOR_NONE && r.candidate_count == 0; }
 
   int64_t block(int64_t block_row, int64_t column) const {
@@ -44,8 +44,8 @@ struct Job {
 // One thread's buffers and totals.
 struct Worker {
   alignas(64) float x[kWidestStripe];
-  alignas(64) float values[kWidestStripe];  // dequantized, where statistics are wanted
-  alignas(64) float drawn[kWidestStripe];   // where the rounding is random
+  alignas(64) float values[kWidestStripe];  // dequantized, for statistics
+  alignas(64) float drawn[kWidestStripe];   // random numbers, for random rounding
   alignas(64) uint32_t wide_codes[kWidestStripe];
   alignas(64) uint8_t codes[kWidestStripe];
   alignas(64) uint8_t packed[kWidestStripe];
@@ -54,7 +54,7 @@ struct Worker {
   ChunkSums sums;
 };
 
-// A piece of a row.
+// Part of a row.
 struct Span {
   int64_t row, column;  // the row counts over all batch entries
   int width;
@@ -65,18 +65,18 @@ struct Loops {
   const Job& job;
   Worker& w;
 
-  // A copy of its own for every loop: what lies in memory might change with every code that is stored.
+  // Each loop copies the encoder: through a reference, the compiler must reload it after every store of a code.
   MxEncoder own_encoder() const { return known<Divides, Plain>(job.encoder); }
 
   void load_span(const Span& span) {
     load(job.x, span.row * job.x.columns + span.column, span.width, w.x);
-    if (job.r.clear_zero_input | job.r.set_zero_input) one_zero(w.x, span.width, job.r);
+    if (job.r.clear_zero_input | job.r.set_zero_input) canonicalize_zeros(w.x, span.width, job.r);
   }
 
-  // Scales of blocks 0..n from their amax.
+  // Choose the scales of blocks 0..n from their amax.
   void choose_scales(int n) {
     Blocks& b = w.blocks;
-    const MxRecipe r = job.r;
+    const MxScheme r = job.r;
     std::fill(b.amax + n, b.amax + (n + kLanes - 1) / kLanes * kLanes, 0u);
     for (int i = 0; i < n; i += kLanes) {
       MxLaneBits amax;
@@ -86,20 +86,20 @@ struct Loops {
       std::memcpy(b.factor + i, &s.factor, sizeof s.factor);
       std::memcpy(b.decode + i, &s.decode, sizeof s.decode);
       std::memcpy(b.is_nan + i, &s.is_nan, sizeof s.is_nan);
-      std::memcpy(b.is_lost + i, &s.is_lost, sizeof s.is_lost);
+      std::memcpy(b.is_clipped + i, &s.is_clipped, sizeof s.is_clipped);
     }
   }
 
-  // What is drawn for a span; null where nothing is.
+  // Draw a span's random numbers; null if the rounding is not random.
   const float* draw_span(const Span& span) {
     if (Plain || !job.r.rounding.is_random) return nullptr;
     draw(job.key, span.row * job.x.columns + span.column, span.width, w.drawn);
     return w.drawn;
   }
 
-  // Scaling and encoding never reverse an order: a block's largest magnitude has its largest code, unless chance decides
-  // (see_tops), and tells whether anything in the block saturates.
-  void find_tops(int n) {
+  // Set each block's largest code and whether any element saturates. Scaling and encoding are monotonic, so the amax
+  // decides both; under random rounding, update_top_codes finds the code.
+  void find_top_codes(int n) {
     Blocks& b = w.blocks;
     const MxEncoder encoder = own_encoder();
     const uint32_t magnitude_mask = mx_magnitude_mask(encoder.element);
@@ -116,7 +116,7 @@ struct Loops {
     }
   }
 
-  // Squared error of a block under an exponent, in binary64, element after element; the block is rows x [column, end).
+  // Squared error of block rows x [column, end) under an exponent, summed in binary64 in element order.
   double squared_error(mx_i32 exponent, int64_t row, int64_t rows, int64_t column, int64_t end) {
     const MxEncoder encoder = own_encoder();
     auto scale = mx_power_of_two_scale(mx_u32(exponent), job.r);
@@ -134,7 +134,7 @@ struct Loops {
     return error;
   }
 
-  // Lets a rule with candidates choose block i's exponent: the lowest error, and of equals the largest.
+  // Choose block i's candidate exponent: the lowest error; ties go to the largest exponent.
   void choose_candidate(int i, int64_t row, int64_t rows, int64_t column, int64_t end) {
     Blocks& b = w.blocks;
     if (b.is_nan[i] || b.amax[i] == 0 || b.amax[i] >= MX_INFINITY_BITS) return;
@@ -164,15 +164,15 @@ struct Loops {
     }
   }
 
-  // Counts non-finite elements of a piece and makes them zeros, so that nothing else is measured of them. Returns how
-  // many there were.
-  int set_aside_nonfinite(const Span& span, int at, int n) {
+  // Count a piece's non-finite elements and replace them by zeros, which exclude them from all sums. Return their
+  // count.
+  int exclude_nonfinite(const Span& span, int at, int n) {
     int found = 0;
     for (int i = at; i < at + n; ++i) {
       const uint32_t bits = mx_bits(w.x[i]) & 0x7FFFFFFFu;
       if (bits < MX_INFINITY_BITS) continue;
       ++found;
-      w.counts.see_nonfinite(bits, span.row * job.x.columns + span.column + i);
+      w.counts.count_nonfinite(bits, span.row * job.x.columns + span.column + i);
       w.x[i] = w.values[i] = 0.0f;
     }
     return found;
@@ -185,14 +185,14 @@ struct Loops {
     return count;
   }
 
-  // Raises the largest codes of blocks to those of a span's elements.
-  void see_tops(const Span& span, int width, int blocks) {
+  // Raise the blocks' largest codes to those of a span's elements.
+  void update_top_codes(const Span& span, int width, int blocks) {
     for (int i = 0; i < blocks; ++i)
       for (int k = i * width, end = std::min(span.width, k + width); k < end; ++k)
         w.blocks.top_code[i] = std::max(w.blocks.top_code[i], mx_magnitude_code(w.wide_codes[k], job.r.element));
   }
 
-  // Encodes a loaded span whose blocks are `block_width` wide, and measures it.
+  // Encode and measure a loaded span with blocks of `block_width` columns.
   void encode_span(const Span& span, int block_width) {
     Blocks& b = w.blocks;
     const int width = N ? N : block_width, blocks = (span.width + width - 1) / width;
@@ -215,7 +215,7 @@ struct Loops {
       store_codes(w.codes, span.width, job.r.stored_bits,
                   job.result.codes + span.row * job.row_bytes + packed_bytes(span.column, job.r.stored_bits));
     if (Stats) {
-      if (drawn) see_tops(span, width, blocks);
+      if (drawn) update_top_codes(span, width, blocks);
       measure_span(span, width, blocks);
       count_codes(span, width, blocks);
     }
@@ -227,18 +227,18 @@ struct Loops {
     uint32_t amax[kStripe];  // of finite elements
     for (int i = 0; i < blocks; ++i) {
       const int at = i * width, n = std::min(width, span.width - at);
-      int64_t set_aside = 0;
+      int64_t excluded = 0;
       amax[i] = b.amax[i];
       if (b.amax[i] >= MX_INFINITY_BITS) {
-        set_aside = set_aside_nonfinite(span, at, n);
+        excluded = exclude_nonfinite(span, at, n);
         amax[i] = amax_bits<0>(w.x + at, n);
         w.counts.amax = std::max(w.counts.amax, amax[i]);
       }
       if (b.is_nan[i]) {
-        std::fill_n(w.x + at, n, 0.0f);  // values are zeros too: nothing of it is measured
+        std::fill_n(w.x + at, n, 0.0f);  // values are zeros too, so it adds nothing
         continue;
       }
-      w.counts.stats.measured += n - set_aside;
+      w.counts.stats.measured += n - excluded;
       b.largest[i] = std::max(b.largest[i], amax[i]);
     }
     SpanSums s;
@@ -256,7 +256,7 @@ struct Loops {
     w.counts.add_span({w.x, w.values, w.wide_codes}, span.width, s);
   }
 
-  // Adds a span's codes to the histogram, those of NaN blocks left out.
+  // Add a span's codes to the histogram, except those of NaN blocks.
   void count_codes(const Span& span, int width, int blocks) {
     const bool all = std::none_of(w.blocks.is_nan, w.blocks.is_nan + blocks, [](uint32_t nan) { return nan; });
     const bool pairs = job.r.stored_bits == 4;
@@ -271,7 +271,7 @@ struct Loops {
     }
   }
 
-  void end_blocks(int n, int64_t first) {
+  void finish_blocks(int n, int64_t first) {
     const MxPerBlock& per = job.result.per_block;
     const Blocks& b = w.blocks;
     for (int i = 0; i < n; ++i) {
@@ -284,7 +284,7 @@ struct Loops {
     w.counts.add_blocks(b, n, first, job.r.scale_kind == MX_MINIFLOAT, job.r.scale, w.sums);
   }
 
-  // Blocks that fit a stripe: all blocks of rows x [column, end), `end - column` at most one stripe.
+  // Process the blocks of rows x [column, end), which fit into one stripe.
   void narrow(int64_t block_row, int64_t row, int64_t rows, int64_t column, int64_t end) {
     Blocks& b = w.blocks;
     const int width = N ? N : int(job.block_columns), blocks = int((end - column + width - 1) / width);
@@ -304,24 +304,24 @@ struct Loops {
     store_scales(blocks, job.block(block_row, column));
     if (Stats) {
       b.clear_totals(blocks);
-      find_tops(blocks);
+      find_top_codes(blocks);
     }
     for (span.row = row; span.row < row + rows; ++span.row) {
       if (rows > 1 || job.r.candidate_count) load_span(span);
       encode_span(span, width);
     }
-    if (Stats) end_blocks(blocks, job.block(block_row, column));
+    if (Stats) finish_blocks(blocks, job.block(block_row, column));
   }
 
-  // Prepares block 0 of `w.blocks` for a block wider than a stripe, rows x [column, end), of known amax; its scale is
-  // that of a block of amax `scaled_as`.
-  void begin_wide(uint32_t amax, uint32_t scaled_as, int64_t row, int64_t rows, int64_t column, int64_t end) {
-    w.blocks.amax[0] = scaled_as;
+  // Prepare block 0 of `w.blocks` for block rows x [column, end), wider than a stripe, of known amax; `scale_amax` is
+  // the amax that determines its scale.
+  void begin_wide(uint32_t amax, uint32_t scale_amax, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    w.blocks.amax[0] = scale_amax;
     choose_scales(1);
     if (job.r.candidate_count) choose_candidate(0, row, rows, column, end);
     w.blocks.amax[0] = amax;
     w.blocks.clear_totals(1);
-    find_tops(1);
+    find_top_codes(1);
   }
 
   void encode_wide(int64_t row, int64_t rows, int64_t column, int64_t end) {
@@ -344,7 +344,7 @@ struct Loops {
     begin_wide(amax, amax, row, rows, column, end);
     store_scales(1, block);
     encode_wide(row, rows, column, end);
-    if (Stats) end_blocks(1, block);
+    if (Stats) finish_blocks(1, block);
   }
 };
 

@@ -1,4 +1,4 @@
-// Tensors in, codes out: element types widened to binary32, codes packed and unpacked.
+// Loads, stores and packing: elements widened to binary32, codes packed and unpacked.
 #ifndef MXCLI_TENSORS_H
 #define MXCLI_TENSORS_H
 
@@ -22,7 +22,7 @@ inline void load_f64(const double* __restrict source, int n, float* __restrict x
   for (int i = 0; i < n; ++i) x[i] = float(source[i]);
 }
 
-// Elements at..at+n of a tensor as binary32: exact, but for binary64, which is rounded to nearest even.
+// Load elements at..at+n as binary32: exact, except that binary64 is rounded to nearest even.
 inline void load_plain(const MxTensor& t, int64_t at, int n, float* x) {
   switch (t.type) {
     case MX_F32: std::memcpy(x, static_cast<const float*>(t.data) + at, size_t(n) * 4); break;
@@ -38,7 +38,7 @@ inline void rotate(float* x, MxRotation rotation) {
   mx_rotate(x, rotation);
 }
 
-// The group of a rotation, rotated.
+// Load and rotate a group.
 inline void load_group(const MxTensor& t, int64_t at, float* x) {
   load_plain(t, at, t.rotation.size, x);
   switch (t.rotation.size) {
@@ -49,7 +49,7 @@ inline void load_group(const MxTensor& t, int64_t at, float* x) {
   }
 }
 
-// Elements at..at+n as they are quantized: rotated, where the tensor is. Rows hold whole groups, and so does the tensor.
+// Load elements at..at+n, rotated if the tensor is. Rows consist of whole groups.
 inline void load(const MxTensor& t, int64_t at, int n, float* x) {
   const int size = t.rotation.size;
   if (size == 0) return load_plain(t, at, n, x);
@@ -66,15 +66,15 @@ inline void load(const MxTensor& t, int64_t at, int n, float* x) {
   }
 }
 
-// What is drawn for elements first..first+n of a tensor.
+// Draw the random numbers of elements first..first+n.
 inline void draw(MxKey key, int64_t first, int n, float* drawn) {
   constexpr int kQuarter = 64;
   const int64_t end = first + n;
   alignas(64) float four[4][kQuarter], in_order[4 * kQuarter];
   for (int64_t at = first / 4; at * 4 < end; at += kQuarter) {
     for (int k = 0; k < kQuarter; ++k) {
-      const MxWords words = mx_words_of_four(uint64_t(at + k), key);
-      for (int j = 0; j < 4; ++j) four[j][k] = mx_drawn(words.of[j]);
+      const MxWords words = mx_random_words(uint64_t(at + k), key);
+      for (int j = 0; j < 4; ++j) four[j][k] = mx_uniform(words.of[j]);
     }
     for (int k = 0; k < kQuarter; ++k)
       for (int j = 0; j < 4; ++j) in_order[4 * k + j] = four[j][k];
@@ -83,7 +83,7 @@ inline void draw(MxKey key, int64_t first, int n, float* drawn) {
   }
 }
 
-inline void one_zero(float* x, int n, const MxRecipe& r) {
+inline void canonicalize_zeros(float* x, int n, const MxScheme& r) {
   const int clear = r.clear_zero_input, set = r.set_zero_input;
   for (int i = 0; i < n; ++i) x[i] = mx_zero_input(x[i], clear, set);
 }
@@ -128,7 +128,7 @@ inline void store_codes(const uint8_t* codes, int n, int bits, uint8_t* out) {
   else std::memcpy(out, codes, size_t(n));
 }
 
-// Codes first..first+n of a packed row, one per byte.
+// Unpack codes first..first+n of a row to one per byte.
 inline void unpack_row(const uint8_t* packed, int64_t first, int64_t n, int bits, uint8_t* codes) {
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = first + i;

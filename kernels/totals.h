@@ -1,4 +1,4 @@
-// What is counted and summed: a span of a row at a time, then block by block, then thread by thread.
+// Statistics: counts and sums per span, per block and per thread.
 #ifndef MXCLI_TOTALS_H
 #define MXCLI_TOTALS_H
 
@@ -11,18 +11,18 @@
 namespace MXCLI_ISA {
 namespace {
 
-constexpr int kStripe = 512;         // elements of a row handled at once; they stay in the first-level cache
+constexpr int kStripe = 512;         // elements of a row processed at once; they stay in L1 cache
 constexpr int kWidestStripe = 2048;  // enough for lcm(block columns, 4)
-constexpr int kPartial = 16;         // partial sums of a sum, whatever the vector width: same results on every machine
+constexpr int kPartial = 16;         // partial sums per sum for any SIMD width: same results on every machine
 constexpr int kGroups = kPartial / kLanes;
-constexpr uint32_t kNoneLeast = 0;  // `least` of a block without nonzero elements
+constexpr uint32_t kAllZero = 0;  // `least` of a block without nonzero elements
 
-// ------------------------------------------------------------------------------------------------- partial sums
+// -------------------------------------------------------------------------------------------------------- partial sums
 
 typedef float FourFloats __attribute__((vector_size(16)));
 typedef uint32_t FourBits __attribute__((vector_size(16)));
 
-// Halves combined with halves until one value is left: the same order for every vector width.
+// Reduce by halves: the same order for every SIMD width.
 template <class Four, class T, class V, class Combine>
 inline __attribute__((always_inline)) T reduce(const V* groups, const Combine& combine) {
   constexpr int fours = kPartial / 4;
@@ -48,21 +48,21 @@ inline uint32_t total(const MxLaneBits* groups) {
   return reduce<FourBits, uint32_t>(groups, [](auto a, auto b) { return a + b; });
 }
 
-// ------------------------------------------------------------------------------------------------------- blocks
+// -------------------------------------------------------------------------------------------------------------- blocks
 
-// The blocks of a stripe side by side, so that what is done once per block is done for a register of blocks.
+// The blocks of a stripe as a structure of arrays, so that per-block work is vectorized over blocks.
 struct Blocks {
-  alignas(64) uint32_t amax[kStripe], stored[kStripe], is_nan[kStripe], is_lost[kStripe];
+  alignas(64) uint32_t amax[kStripe], stored[kStripe], is_nan[kStripe], is_clipped[kStripe];
   alignas(64) float factor[kStripe], decode[kStripe];
-  alignas(64) uint32_t top_code[kStripe], saturates[kStripe];  // of the block's largest magnitude
-  alignas(64) uint32_t largest[kStripe];                       // bits of the largest finite magnitude measured
+  alignas(64) uint32_t top_code[kStripe], saturates[kStripe];  // of the block's amax
+  alignas(64) uint32_t largest[kStripe];                       // bits of the largest finite magnitude
   alignas(64) uint32_t least[kStripe];  // complement of (bits of the smallest nonzero magnitude - 1); 0: all zero
   alignas(64) double signal[kStripe], noise[kStripe], cross[kStripe], error[kStripe];
   alignas(64) int32_t saturated[kStripe], underflowed[kStripe];
 
   void clear_totals(int blocks) {
     std::fill_n(largest, blocks, 0u);
-    std::fill_n(least, blocks, kNoneLeast);
+    std::fill_n(least, blocks, kAllZero);
     std::fill_n(signal, blocks, 0.0);
     std::fill_n(noise, blocks, 0.0);
     std::fill_n(cross, blocks, 0.0);
@@ -72,22 +72,22 @@ struct Blocks {
   }
 };
 
-// What is kept over the blocks of a span of a row.
+// Extremes and counts over the blocks of a span.
 struct SpanSums {
-  MxLanes off[kGroups];
+  MxLanes max_error[kGroups];
   MxLaneBits underflowed[kGroups], relative[kGroups];
   SpanSums() { std::memset(this, 0, sizeof *this); }
 };
 
-// What one span adds: `x` and `values` in, `codes` with signs.
+// A span's elements, dequantized values and signed codes.
 struct SpanView {
   const float* x;
   const float* values;
   const uint32_t* codes;
 };
 
-// Adds one encoded block piece (all of it finite) to block i's totals and to the span's. A block's sums are taken of
-// values divided by the power of two under its amax, so that neither tiny nor huge blocks leave binary32's range.
+// Add an encoded piece of a block, all of it finite, to the block's and the span's totals. Sums are of values divided
+// by 2^floor(log2(amax)), so neither tiny nor huge blocks leave binary32's range.
 inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uint32_t block_amax,
                                                    uint32_t magnitude_mask, float relative_bound, SpanSums& s,
                                                    Blocks& b, int block) {
@@ -95,7 +95,7 @@ inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uin
   MxLanes signals[kGroups], noises[kGroups], crosses[kGroups], errors[kGroups];
   MxLaneBits leasts[kGroups];
   for (int g = 0; g < kGroups; ++g) {
-    MxLanes signal = {}, noise = {}, cross = {}, error = {}, off = s.off[g];
+    MxLanes signal = {}, noise = {}, cross = {}, error = {}, max_error = s.max_error[g];
     MxLaneBits least = {}, underflowed = s.underflowed[g], relative = s.relative[g];
     auto add = [&](const MxLanes& x, const MxLanes& y, const MxLaneBits& code) __attribute__((always_inline)) {
       MxLanes difference = y - x;
@@ -106,7 +106,7 @@ inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uin
       error += ds;
       MxLanes distance = mx_float(mx_bits(difference) & 0x7FFFFFFFu);
       MxLaneBits bits = mx_bits(x) & 0x7FFFFFFFu, rest = 0u - bits;
-      off = distance > off ? distance : off;
+      max_error = distance > max_error ? distance : max_error;
       least = rest > least ? rest : least;
       MxLaneBits zero_code = (MxLaneBits)((code & magnitude_mask) == 0u);
       underflowed -= zero_code & (MxLaneBits)(bits != 0u);
@@ -136,7 +136,7 @@ inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uin
     crosses[g] = cross;
     errors[g] = error;
     leasts[g] = least;
-    s.off[g] = off;
+    s.max_error[g] = max_error;
     s.underflowed[g] = underflowed;
     s.relative[g] = relative;
   }
@@ -148,7 +148,7 @@ inline __attribute__((always_inline)) void measure(const SpanView& v, int n, uin
   b.least[block] = std::max(b.least[block], largest(leasts));
 }
 
-// -------------------------------------------------------------------------------------------------- thread totals
+// ------------------------------------------------------------------------------------------------------- thread totals
 
 struct Sums {
   double signal = 0, noise = 0, cross = 0, error = 0;
@@ -162,8 +162,8 @@ struct Sums {
   }
 };
 
-// Sums over a chunk's blocks in the order in which 256 threads of a GPU add them: block i to sum i % 256, those by halves
-// of 32 neighbours, and these from first to last.
+// Sums over a chunk's blocks in the order of 256 GPU threads: block i is added to sum i % 256, groups of 32 neighbors
+// are reduced by halves, and their sums are added in order.
 struct ChunkSums {
   static constexpr int kSums = 256, kNeighbours = 32;
   Sums sums[kSums];
@@ -194,10 +194,10 @@ inline int ratio_bin(double ratio, int fraction_bits, int lowest, int bins) {
   return int(mx_ratio_bin(bits, 52, 1023, fraction_bits, lowest, bins));
 }
 
-// A thread's own counts; merging them in any order gives the same.
+// A thread's counts; they can be merged in any order.
 struct Counts {
   MxStats stats{};
-  uint32_t byte_counts[4][kCodeBins] = {};  // four, so that equal neighbours do not wait for each other's store
+  uint32_t byte_counts[4][kCodeBins] = {};  // four, so that equal neighboring codes do not stall on the previous store
   int64_t pending = 0;
   float max_abs = 0, max_rel = 0;
   uint32_t amax = 0;
@@ -207,7 +207,7 @@ struct Counts {
     stats.min_block_sqnr = stats.min_block_range = -1;
   }
 
-  // Counts bytes that hold one code each, or two 4-bit codes (`pairs`, the same for all calls).
+  // Count bytes with one code each, or two 4-bit codes each (`pairs`, the same in all calls).
   void count_bytes(const uint8_t* bytes, int n, bool pairs) {
     int i = 0;
     for (; i + 4 <= n; i += 4) {
@@ -230,13 +230,13 @@ struct Counts {
     pending = 0;
   }
 
-  // Ends a span: its extremes go to the thread's.
+  // Merge a finished span's extremes and counts.
   void add_span(const SpanView& v, int n, const SpanSums& s) {
-    max_abs = std::max(max_abs, largest(s.off));
+    max_abs = std::max(max_abs, largest(s.max_error));
     const uint32_t underflowed = total(s.underflowed);
     stats.underflowed += underflowed;
-    // A zero code of a nonzero element is an error of all of it; other relative errors are worth a division only where
-    // one may exceed the largest so far.
+    // An underflowed element has relative error 1; other relative errors are divided only if one may exceed the largest
+    // so far.
     if (underflowed) max_rel = std::max(max_rel, 1.0f);
     if (largest(s.relative))
       for (int k = 0; k < n; ++k)
@@ -256,12 +256,12 @@ struct Counts {
     stats.worst[at] = candidate;
   }
 
-  void see_nonfinite(uint32_t bits, int64_t at) {
+  void count_nonfinite(uint32_t bits, int64_t at) {
     ++(bits == MX_INFINITY_BITS ? stats.infinite : stats.nan);
     if (stats.first_nonfinite < 0 || at < stats.first_nonfinite) stats.first_nonfinite = at;
   }
 
-  // Ends blocks 0..n of `b`, whose numbers in the grid are first..first+n.
+  // Count the finished blocks 0..n of `b`, blocks first..first+n of the grid.
   void add_blocks(const Blocks& b, int n, int64_t first, bool narrow_scales, const MxFloat& scale, ChunkSums& sums) {
     alignas(64) double ratio[kStripe], range[kStripe];
     for (int i = 0; i < n; ++i) {
@@ -279,10 +279,10 @@ struct Counts {
       sums.of(first + i) += {b.signal[i], b.noise[i], b.cross[i], b.error[i]};
       stats.saturated += b.saturated[i];
       stats.saturated_blocks += b.saturated[i] > 0;
-      stats.scale_underflowed_blocks += b.is_lost[i];
+      stats.scale_underflowed_blocks += b.is_clipped[i];
       ++stats.block_code_bins[b.top_code[i]];
       amax = std::max(amax, b.largest[i]);
-      if (b.least[i] == kNoneLeast) {
+      if (b.least[i] == kAllZero) {
         stats.zero_blocks += b.amax[i] == 0;
         continue;
       }
@@ -298,7 +298,7 @@ struct Counts {
     }
   }
 
-  // Adds what this thread counted to `s`; sums are added elsewhere, in the order of chunks.
+  // Add this thread's counts to `s`; sums are added by the caller, in the order of chunks.
   void merge_into(MxStats& s) const {
     static constexpr int64_t MxStats::* counters[] = {&MxStats::blocks,
                                                       &MxStats::zero_blocks,

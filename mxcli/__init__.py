@@ -9,12 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mxcli.api import QuantizedTensor as QuantizedTensor
-    from mxcli.api import capture as capture
-    from mxcli.api import measure as measure
-    from mxcli.api import quantize as quantize
-    from mxcli.api import quantize_both as quantize_both
-    from mxcli.api import swizzle as swizzle
+    from mxcli.api import QuantizedTensor, capture, measure, quantize, quantize_both, swizzle
     from mxcli.numerics.formats import FORMATS as formats  # noqa: N811 - the public name is lower case
 
 __version__ = "0.1.0"

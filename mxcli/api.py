@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mxcli.backends import AUTO, CPU, CUDA, Backend, choose_backend, open_resident, unpacked
-from mxcli.backends.reencoding import reencode
+from mxcli.backends import AUTO, CPU, CUDA, choose_backend, open_resident, unpacked
+from mxcli.backends.backend import Backend
+from mxcli.backends.reencode import reencode
 from mxcli.errors import RefusedError, UsageError
 from mxcli.files import packing
-from mxcli.flows.capturing.capture import capture as capture
+from mxcli.flows.capture.capture import capture as capture
 from mxcli.numerics.blocks import BOTH, COLUMN, ROW, Quantized, axes_of, divides
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.hadamard import stated_hadamard
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import measured
-from mxcli.numerics.recipe import Recipe, resolve
 from mxcli.numerics.reencodings import find_reencoding
+from mxcli.numerics.scheme import Rules, Scheme, resolve
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -96,15 +97,15 @@ class QuantizedTensor:
         """The same values as FP8 E4M3 under scales per "row" or per "1x128" elements, and how many elements could not
         be kept exactly (0: the operands are identical). Raises UsageError for scales that are no powers of two, and for
         a tensor whose codes stand for transformed values."""
-        if self._q.recipe.hadamard is not None:
-            raise UsageError(f"codes under a {self._q.recipe.hadamard.name} transform: reencode a tensor without one")
-        recipe = find_reencoding(target, self.format).recipe
+        if self._q.scheme.hadamard is not None:
+            raise UsageError(f"codes under a {self._q.scheme.hadamard.name} transform: reencode a tensor without one")
+        recipe = find_reencoding(target, self.format).scheme
         found = reencode(self._q, recipe, self._backend)
         again = QuantizedTensor(found.quantized, as_torch=self._as_torch, backend=self._backend, axis=self._axis)
         return again, found.inexact
 
     def __repr__(self) -> str:
-        recipe = self._q.recipe
+        recipe = self._q.scheme
         return f"QuantizedTensor({self.format.name}, scale_rounding={recipe.scale_rule.name}, shape={list(self.shape)})"
 
     def _turned_back(self, array: Any) -> Tensor:
@@ -146,12 +147,14 @@ def quantize(
     """
     recipe = resolve(
         format,
-        scale_rounding=scale_rounding,
-        rounding=rounding,
-        dialect=dialect,
-        nonfinite=nonfinite,
-        seed=seed,
-        hadamard=stated_hadamard(hadamard, hadamard_seed),
+        Rules(
+            scale_rounding=scale_rounding,
+            rounding=rounding,
+            dialect=dialect,
+            nonfinite=nonfinite,
+            seed=seed,
+            hadamard=stated_hadamard(hadamard, hadamard_seed),
+        ),
     )
     backend = _backend_for(x, device, threads)
 
@@ -181,12 +184,14 @@ def quantize_both(
     rows of 16 or 32. Arguments as in quantize."""
     recipe = resolve(
         format,
-        scale_rounding=scale_rounding,
-        rounding=rounding,
-        dialect=dialect,
-        nonfinite=nonfinite,
-        seed=seed,
-        hadamard=stated_hadamard(hadamard, hadamard_seed),
+        Rules(
+            scale_rounding=scale_rounding,
+            rounding=rounding,
+            dialect=dialect,
+            nonfinite=nonfinite,
+            seed=seed,
+            hadamard=stated_hadamard(hadamard, hadamard_seed),
+        ),
     )
     backend = _backend_for(x, device, threads)
     for axis in (ROW, COLUMN):
@@ -221,12 +226,14 @@ def measure(
     """
     recipe = resolve(
         format,
-        scale_rounding=scale_rounding,
-        rounding=rounding,
-        dialect=dialect,
-        nonfinite=nonfinite,
-        seed=seed,
-        hadamard=stated_hadamard(hadamard, hadamard_seed),
+        Rules(
+            scale_rounding=scale_rounding,
+            rounding=rounding,
+            dialect=dialect,
+            nonfinite=nonfinite,
+            seed=seed,
+            hadamard=stated_hadamard(hadamard, hadamard_seed),
+        ),
     )
     backend = _backend_for(x, device, threads)
 
@@ -328,7 +335,7 @@ def _along(x: Tensor, axis: str) -> Tensor:
     return x.swapaxes(-1, -2) if axis == COLUMN else x
 
 
-def _checked(tensor: Tensor, recipe: Recipe, on_indivisible: str, backend: Backend, axis: str = ROW) -> tuple[Any, str]:
+def _checked(tensor: Tensor, recipe: Scheme, on_indivisible: str, backend: Backend, axis: str = ROW) -> tuple[Any, str]:
     """The elements along an axis and their type, after what the policies refuse is refused."""
     x, dtype = _array(_along(tensor, axis) if hasattr(tensor, "swapaxes") else tensor)
     if on_indivisible not in ("pad", "error"):

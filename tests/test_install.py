@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import mxcli
-from mxcli.backends import library
-from mxcli.backends.kernels import FILES, HEADERS
+from mxcli.backends import abi as library
+from mxcli.backends.nvrtc import FILES, HEADERS
 from mxcli.errors import EnvironmentFailure
 
 ROOT = Path(__file__).parents[1]

@@ -5,65 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mxcli.errors import EnvironmentFailure, UsageError, printable
 
 if TYPE_CHECKING:
+    from mxcli.backends.backend import Backend
     from mxcli.backends.device import TimedDevice
     from mxcli.backends.gpus import GpuState
     from mxcli.numerics.blocks import Quantized
-    from mxcli.numerics.hadamard import Hadamard
-    from mxcli.numerics.recipe import Recipe
-    from mxcli.numerics.stats import Amax
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 _OR_CPU = " Or use --device cpu."
 _DEVICE = re.compile(r"auto|cpu|cuda(?::([0-9]{1,4}))?")
-
-
-class Backend(Protocol):
-    """A device that runs the kernels: numpy arrays in and out, the same bytes and statistics on every one.
-
-    What goes wrong with the device, memory that runs out included, is raised as EnvironmentFailure.
-    """
-
-    @property
-    def name(self) -> str:
-        """As `--device` takes it: `cpu`, `cuda:0`."""
-
-    def amax(self, x: Any, dtype: str, hadamard: Hadamard | None = None) -> Amax:
-        """The largest finite magnitude of `x`, whose elements are of safetensors type `dtype`; of its transform, if one
-        is given."""
-
-    def quantize(
-        self,
-        x: Any,
-        dtype: str,
-        recipe: Recipe,
-        *,
-        tensor_amax: float | None = None,
-        stream: int = 0,
-        codes: bool = True,
-        stats: bool = True,
-        per_block: bool = False,
-        reuse: Quantized | None = None,
-    ) -> Quantized:
-        """`x` quantized.
-
-        `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale (None: of `x`);
-        where one block is the whole tensor, what its scale is made for instead: elements above it saturate. `stream` is
-        the random stream of the tensor (`draws.stream_of`), of account where the rounding is random.
-        Without `codes`, `packed` and `scales` are empty. `reuse` gives up the arrays of an earlier result of the same
-        shape and format, which saves the cost of fresh memory.
-        """
-
-    def quantize_both(self, x: Any, dtype: str, recipe: Recipe, *, stream: int = 0) -> tuple[Quantized, Quantized]:
-        """`x` of two dimensions or more quantized along its rows, and along its columns, which is `x` with the last two
-        dimensions exchanged; codes and scales only."""
-
-    def dequantize(self, q: Quantized, dtype: str = "F32") -> Any:
-        """The values of `q` as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or F16."""
 
 
 def check_device(device: str) -> None:
@@ -152,9 +106,9 @@ def open_resident(device: str) -> Backend:
     found = find_device(device)
     with _cupy_or_failure(found):
         from mxcli.backends.cupy_device import CupyDevice
-        from mxcli.backends.resident import Resident
+        from mxcli.backends.device_tensors import DeviceTensors
 
-        return Resident(CupyDevice(_index(found)))
+        return DeviceTensors(CupyDevice(_index(found)))
 
 
 def unpacked(q: Quantized) -> Any:
@@ -165,7 +119,7 @@ def unpacked(q: Quantized) -> Any:
         from mxcli.backends import cpu
 
         return cpu.unpack(q)
-    from mxcli.backends import resident
+    from mxcli.backends import device_tensors as resident
 
     return resident.unpack(q)
 

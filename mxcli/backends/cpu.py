@@ -13,13 +13,22 @@ from typing import Any
 import numpy as np
 
 from mxcli.backends import CPU
-from mxcli.backends.library import STATS_ARRAYS, STATS_NUMBERS, Cut, KernelStats, Result, Tensor, load
-from mxcli.backends.recipes import kernel_recipe, rotation
+from mxcli.backends.abi import (
+    STATS_ARRAYS,
+    STATS_NUMBERS,
+    Cut,
+    KernelStats,
+    Result,
+    Tensor,
+    kernel_scheme,
+    load,
+    rotation,
+)
 from mxcli.errors import RefusedError, UsageError
 from mxcli.numerics.blocks import PerBlock, Quantized, folded, grid_shape, packed_columns
 from mxcli.numerics.floats import FP32
 from mxcli.numerics.hadamard import Hadamard
-from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import Amax, Histogram, Stats
 
 Array = np.ndarray
@@ -48,7 +57,7 @@ class Cpu:
         self,
         x: Array,
         dtype: str,
-        recipe: Recipe,
+        scheme: Scheme,
         *,
         tensor_amax: float | None = None,
         stream: int = 0,
@@ -61,7 +70,7 @@ class Cpu:
         return quantize(
             x,
             dtype,
-            recipe,
+            scheme,
             tensor_amax=tensor_amax,
             stream=stream,
             codes=codes,
@@ -71,9 +80,9 @@ class Cpu:
             reuse=reuse,
         )
 
-    def quantize_both(self, x: Array, dtype: str, recipe: Recipe, *, stream: int = 0) -> tuple[Quantized, Quantized]:
+    def quantize_both(self, x: Array, dtype: str, scheme: Scheme, *, stream: int = 0) -> tuple[Quantized, Quantized]:
         """See `Backend.quantize_both`."""
-        return both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, recipe)
+        return both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, scheme)
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Array:
         """See `Backend.dequantize`."""
@@ -107,7 +116,7 @@ def amax(x: Array, dtype: str, threads: int | None = None, hadamard: Hadamard | 
 def quantize(
     x: Array,
     dtype: str,
-    recipe: Recipe,
+    scheme: Scheme,
     *,
     tensor_amax: float | None = None,
     stream: int = 0,
@@ -125,11 +134,11 @@ def quantize(
     only statistics are computed: `packed` and `scales` are empty. `reuse` gives up the arrays of an
     earlier result of the same shape and format, which saves the cost of fresh memory.
     """
-    row = recipe.format
+    row = scheme.format
     if row.tensor_scale is not None and tensor_amax is None:
-        tensor_amax = amax(x, dtype, threads, recipe.hadamard).value
-    packed, scales = outputs(recipe, x.shape, codes=codes, reuse=reuse)
-    blocks = per_block_arrays(recipe, x.shape) if per_block else None
+        tensor_amax = amax(x, dtype, threads, scheme.hadamard).value
+    packed, scales = outputs(scheme, x.shape, codes=codes, reuse=reuse)
+    blocks = per_block_arrays(scheme, x.shape) if per_block else None
     totals = KernelStats() if stats else None
     result = Result(codes=packed.ctypes.data if codes else None, scales=scales.ctypes.data if codes else None)
     if totals is not None:
@@ -137,12 +146,12 @@ def quantize(
     if blocks is not None:
         for name in PerBlock.__slots__:
             setattr(result.per_block, name, getattr(blocks, name).ctypes.data)
-    tensor, keep = _tensor(x, dtype, recipe.hadamard)
+    tensor, keep = _tensor(x, dtype, scheme.hadamard)
     given = -1.0 if tensor_amax is None else tensor_amax
-    load().mx_quantize(kernel_recipe(recipe), tensor, given, recipe.seed, stream, thread_count(threads), result)
+    load().mx_quantize(kernel_scheme(scheme), tensor, given, scheme.seed, stream, thread_count(threads), result)
     del keep
     return Quantized(
-        recipe,
+        scheme,
         tuple(x.shape),
         packed,
         scales,
@@ -154,22 +163,22 @@ def quantize(
 
 
 def both_ways(
-    quantize: Callable[[Array, str, Recipe], Quantized], x: Array, dtype: str, recipe: Recipe
+    quantize: Callable[[Array, str, Scheme], Quantized], x: Array, dtype: str, scheme: Scheme
 ) -> tuple[Quantized, Quantized]:
     """A tensor, and what comes of exchanging its last two dimensions, each quantized by itself."""
-    return quantize(x, dtype, recipe), quantize(np.ascontiguousarray(np.swapaxes(x, -1, -2)), dtype, recipe)
+    return quantize(x, dtype, scheme), quantize(np.ascontiguousarray(np.swapaxes(x, -1, -2)), dtype, scheme)
 
 
-def cut(shape: tuple[int, ...], recipe: Recipe) -> Cut:
+def cut(shape: tuple[int, ...], scheme: Scheme) -> Cut:
     """How a tensor of a shape is cut into the chunks whose sums are added in order, on every device."""
     out = Cut()
-    load().mx_cut(kernel_recipe(recipe), Tensor(None, 0, *folded(shape)), out)
+    load().mx_cut(kernel_scheme(scheme), Tensor(None, 0, *folded(shape)), out)
     return out
 
 
-def tensor_scales(recipe: Recipe, amax: float) -> tuple[float, float]:
+def tensor_scales(scheme: Scheme, amax: float) -> tuple[float, float]:
     """The tensor's encode and decode scale under a recipe, from its largest finite magnitude."""
-    nothing = quantize(np.empty((1, 0), np.float32), "F32", recipe, tensor_amax=amax, codes=False, stats=False)
+    nothing = quantize(np.empty((1, 0), np.float32), "F32", scheme, tensor_amax=amax, codes=False, stats=False)
     return nothing.tensor_encode, 1.0 if nothing.tensor_scale is None else nothing.tensor_scale
 
 
@@ -179,9 +188,9 @@ def dequantize(q: Quantized, dtype: str = "F32", threads: int | None = None) -> 
         raise UsageError(f"dequantized type {dtype} is not one of {', '.join(TYPES)}")
     out = np.empty(q.shape, TYPES[dtype][1])
     packed, scales = np.ascontiguousarray(q.packed), np.ascontiguousarray(q.scales)
-    tensor, _ = _tensor(out, dtype, q.recipe.hadamard)
+    tensor, _ = _tensor(out, dtype, q.scheme.hadamard)
     load().mx_dequantize(
-        kernel_recipe(q.recipe),
+        kernel_scheme(q.scheme),
         packed.ctypes.data,
         scales.ctypes.data,
         q.tensor_encode,
@@ -225,10 +234,10 @@ def check_transform(shape: tuple[int, ...], hadamard: Hadamard | None) -> None:
 
 
 def outputs(
-    recipe: Recipe, shape: tuple[int, ...], *, codes: bool = True, reuse: Quantized | None = None
+    scheme: Scheme, shape: tuple[int, ...], *, codes: bool = True, reuse: Quantized | None = None
 ) -> tuple[Array, Array]:
     """Arrays for the codes and scales of a tensor, those of `reuse` where they fit; empty ones without `codes`."""
-    row, (_, _, columns) = recipe.format, folded(shape)
+    row, (_, _, columns) = scheme.format, folded(shape)
     packed_shape = (*shape[:-1], packed_columns(row, columns)) if codes else (0,)
     if reuse is not None and reuse.packed.shape == packed_shape and reuse.format == row and codes:
         return reuse.packed, reuse.scales
@@ -236,9 +245,9 @@ def outputs(
     return np.empty(packed_shape, np.uint8), np.empty(grid_shape(row, shape) if codes else (0,), scale_type)
 
 
-def per_block_arrays(recipe: Recipe, shape: tuple[int, ...]) -> PerBlock:
+def per_block_arrays(scheme: Scheme, shape: tuple[int, ...]) -> PerBlock:
     """Arrays for the numbers of a tensor's blocks."""
-    grid = grid_shape(recipe.format, shape)
+    grid = grid_shape(scheme.format, shape)
     kinds = {
         "amax": np.float32,
         "decode": np.float32,

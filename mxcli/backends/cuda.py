@@ -11,12 +11,12 @@ import numpy as np
 
 from mxcli.backends import cpu
 from mxcli.backends.device import Buffer, Device, Queue
-from mxcli.backends.launches import Addresses, Job
-from mxcli.backends.passage import FOUND, Passage, Wanted, amax_from, look_at, uploaded
+from mxcli.backends.launches import Addresses, KernelJob
+from mxcli.backends.pipeline import FOUND, Outputs, Pipeline, amax_from, look_at, uploaded
 from mxcli.errors import EnvironmentFailure, UsageError
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.hadamard import Hadamard
-from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import Amax
 
 Array = np.ndarray
@@ -64,7 +64,7 @@ class Cuda:
         self,
         x: Array,
         dtype: str,
-        recipe: Recipe,
+        scheme: Scheme,
         *,
         tensor_amax: float | None = None,
         stream: int = 0,
@@ -76,32 +76,32 @@ class Cuda:
         """See `Backend.quantize`."""
         if x.size == 0:
             return cpu.quantize(
-                x, dtype, recipe, tensor_amax=tensor_amax, stream=stream, codes=codes, stats=stats, per_block=per_block
+                x, dtype, scheme, tensor_amax=tensor_amax, stream=stream, codes=codes, stats=stats, per_block=per_block
             )
-        cpu.check_transform(x.shape, recipe.hadamard)
-        array, job = cpu.bits_of(x, dtype), Job(x.shape, dtype, recipe, stream)
-        packed, scales = cpu.outputs(recipe, x.shape, codes=codes, reuse=reuse)
-        blocks = cpu.per_block_arrays(recipe, x.shape) if per_block else None
-        has_scale = recipe.format.tensor_scale is not None
+        cpu.check_transform(x.shape, scheme.hadamard)
+        array, job = cpu.bits_of(x, dtype), KernelJob(x.shape, dtype, scheme, stream)
+        packed, scales = cpu.outputs(scheme, x.shape, codes=codes, reuse=reuse)
+        blocks = cpu.per_block_arrays(scheme, x.shape) if per_block else None
+        has_scale = scheme.format.tensor_scale is not None
         looks = job.whole or (has_scale and tensor_amax is None)
         limit = self._limit(array.nbytes, job.growth)
         room = limit // 2 if looks else 0
         piece_bytes = self._piece(limit - room, job.growth)
-        wanted = Wanted(packed, scales, stats, blocks)
+        wanted = Outputs(packed, scales, stats, blocks)
         with self._queues() as queues:
-            passage = Passage(self._device, queues, job, uploaded(array, job), wanted)
-            found = passage.look(job.pieces(piece_bytes), room) if looks else np.zeros(1, FOUND)[0]
+            pipeline = Pipeline(self._device, queues, job, uploaded(array, job), wanted)
+            found = pipeline.find_amax(job.pieces(piece_bytes), room) if looks else np.zeros(1, FOUND)[0]
             if tensor_amax is not None:
                 found["finite"] = np.float32(tensor_amax).view(np.uint32)
-            encode, decode = cpu.tensor_scales(recipe, float(found["finite"].view(np.float32)))
-            passage.tell(found)
-            measured = passage.send(job.pieces(piece_bytes))
+            encode, decode = cpu.tensor_scales(scheme, float(found["finite"].view(np.float32)))
+            pipeline.set_amax(found)
+            measured = pipeline.run(job.pieces(piece_bytes))
         scale = decode if has_scale else None
-        return Quantized(recipe, tuple(x.shape), packed, scales, scale, encode, measured, blocks)
+        return Quantized(scheme, tuple(x.shape), packed, scales, scale, encode, measured, blocks)
 
-    def quantize_both(self, x: Array, dtype: str, recipe: Recipe, *, stream: int = 0) -> tuple[Quantized, Quantized]:
+    def quantize_both(self, x: Array, dtype: str, scheme: Scheme, *, stream: int = 0) -> tuple[Quantized, Quantized]:
         """See `Backend.quantize_both`."""
-        return cpu.both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, recipe)
+        return cpu.both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, scheme)
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Array:
         """See `Backend.dequantize`."""
@@ -110,7 +110,7 @@ class Cuda:
         out = np.empty(q.shape, cpu.TYPES[dtype][1])
         if out.size == 0:
             return out
-        job = Job(q.shape, dtype, q.recipe)
+        job = KernelJob(q.shape, dtype, q.scheme)
         packed = np.ascontiguousarray(q.packed).reshape(job.all_rows, -1)
         scales = np.ascontiguousarray(q.scales).reshape(-1)
         values = out.reshape(job.all_rows, -1)

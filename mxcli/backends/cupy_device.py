@@ -11,7 +11,7 @@ import numpy as np
 
 from mxcli.backends import nvrtc
 from mxcli.backends.device import Buffer, Launch
-from mxcli.backends.kernels import Compiler
+from mxcli.backends.nvrtc import Compiler
 from mxcli.errors import EnvironmentFailure
 
 try:

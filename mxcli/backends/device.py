@@ -13,12 +13,12 @@ import numpy as np
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel to compile: its file, its name in it, the definitions the file is read with, sorted, and the recipe that
-    becomes constants in it (an `MxRecipe` as it lies in memory; empty: it depends on none)."""
+    becomes constants in it (an `MxScheme` as it lies in memory; empty: it depends on none)."""
 
     file: str
     name: str
     definitions: tuple[tuple[str, str], ...]
-    recipe: bytes = b""
+    scheme: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mxcli.backends import cpu
+from mxcli.backends.abi import kernel_scheme, rotation
 from mxcli.backends.device import Kernel, Launch
-from mxcli.backends.recipes import kernel_recipe, rotation
 from mxcli.numerics.blocks import folded, grid_shape, packed_columns
 from mxcli.numerics.hadamard import Hadamard
-from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.scheme import Scheme
 
 THREADS = 256
 """Threads of a block, where kernels do not say otherwise; MX_SUMS of `kernels/measure.h`."""
@@ -56,26 +56,26 @@ class Piece:
     chunks: tuple[int, int]
 
 
-class Job:
+class KernelJob:
     """A tensor of a shape and type under a recipe: its cut into units, chunks and pieces, and the kernels for it."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, recipe: Recipe, stream: int = 0) -> None:
-        self.recipe, self.shape, self.dtype = recipe, shape, dtype
-        self._key = np.uint64(recipe.seed | stream << 32)
+    def __init__(self, shape: tuple[int, ...], dtype: str, scheme: Scheme, stream: int = 0) -> None:
+        self.scheme, self.shape, self.dtype = scheme, shape, dtype
+        self._key = np.uint64(scheme.seed | stream << 32)
         self.batch, self.rows, self.columns = folded(shape)
-        height, width = recipe.format.block
+        height, width = scheme.format.block
         self.whole = height is None and width is None
         self.block_rows = height or max(1, self.batch * self.rows if self.whole else self.rows)
         self.block_columns = width or max(1, self.columns)
-        self.cut = cpu.cut(shape, recipe)
-        grid = grid_shape(recipe.format, shape)
+        self.cut = cpu.cut(shape, scheme)
+        grid = grid_shape(scheme.format, shape)
         self.across = grid[-1]
         self.blocks = int(np.prod(grid))
-        self.row_bytes = packed_columns(recipe.format, self.columns)
-        self.scale_bytes = recipe.format.scale.bits // 8
+        self.row_bytes = packed_columns(scheme.format, self.columns)
+        self.scale_bytes = scheme.format.scale.bits // 8
         self.item_bytes = np.dtype(cpu.TYPES[dtype][1]).itemsize
-        self._numbers = kernel_recipe(recipe)
-        self._recipe = bytes(self._numbers)
+        self._numbers = kernel_scheme(scheme)
+        self._scheme = bytes(self._numbers)
 
     @property
     def growth(self) -> int:
@@ -133,7 +133,7 @@ class Job:
         height = min(self.block_rows, self.all_rows if self.whole else self.rows)
         vectors = -(-min(self.block_columns, self.columns) // VECTOR) * height
         # A group of a transform is read by several threads: nothing is held between the two looks.
-        held = -(-vectors // THREADS) if self.recipe.hadamard is None else MOST_HELD + 1
+        held = -(-vectors // THREADS) if self.scheme.hadamard is None else MOST_HELD + 1
         threads = min(THREADS, -(-vectors // 32) * 32) if held <= MOST_HELD else 1024
         kernel = self._kernel(
             "quantize_blocks.cu",
@@ -154,9 +154,9 @@ class Job:
     @property
     def has_both(self) -> bool:
         """Whether one kernel quantizes the tensor along rows and along columns, both being read once."""
-        height, width = self.recipe.format.block
+        height, width = self.scheme.format.block
         served = height == 1 and width in (16, 32)  # a thread holds a block, and 128 elements would not fit
-        return served and (self.recipe.hadamard is None or self.recipe.hadamard.size <= (width or 0))
+        return served and (self.scheme.hadamard is None or self.scheme.hadamard.size <= (width or 0))
 
     def quantize_both(self, row: Addresses, column: Addresses, processors: int, conversions: int) -> Launch:
         """Codes and scales of the whole tensor along rows, and along columns those of it with the last two dimensions
@@ -178,11 +178,11 @@ class Job:
         """How many neighbours a thread of `quantize_rows.cu` takes; 0 where that kernel does not serve."""
         tries = bool(self._numbers.candidate_count)
         # A thread reads 16 bytes or more and writes 8 or more: fewer were slower on an H100.
-        least = 8 if self.recipe.format.element.stored_bits == 8 else 32
+        least = 8 if self.scheme.format.element.stored_bits == 8 else 32
         if self.whole:
             return 0 if tries else least
         width = self.block_columns
-        if self.block_rows != 1 or self.recipe.format.block[1] is None or width & (width - 1):
+        if self.block_rows != 1 or self.scheme.format.block[1] is None or width & (width - 1):
             return 0
         if tries:
             return max(least, width) if width <= 32 else 0
@@ -242,7 +242,7 @@ class Job:
             *map(_pointer, (at.totals, at.sums)),
         )
         grid = min(chunks[1] - chunks[0], 4 * processors)
-        if in_rows and not self.whole and self.recipe.format.block[1] is not None:
+        if in_rows and not self.whole and self.scheme.format.block[1] is not None:
             rows, columns = self.all_rows, self.columns
             if columns % width == 0:
                 rows, columns = 1, rows * columns
@@ -304,14 +304,14 @@ class Job:
             *map(np.int64, (first, last, rows, self.columns, self.block_rows, self.block_columns)),
             _pointer(at.x),
         )
-        each = VECTOR if self.recipe.hadamard is None else self.recipe.hadamard.size
+        each = VECTOR if self.scheme.hadamard is None else self.scheme.hadamard.size
         threads = (last - first) * -(-self.columns // each)
         return Launch(kernel, -(-threads // THREADS), THREADS, arguments)
 
     def _kernel(self, file: str, name: str, **choices: int) -> Kernel:
-        choices |= {"MX_SOURCE": cpu.TYPES[self.dtype][0], "MX_BITS": self.recipe.format.element.stored_bits}
-        definitions = _defined(choices) + rotation_definitions(self.recipe.hadamard)
-        return Kernel(file, name, tuple(sorted(definitions)), self._recipe)
+        choices |= {"MX_SOURCE": cpu.TYPES[self.dtype][0], "MX_BITS": self.scheme.format.element.stored_bits}
+        definitions = _defined(choices) + rotation_definitions(self.scheme.hadamard)
+        return Kernel(file, name, tuple(sorted(definitions)), self._scheme)
 
 
 def amax_of(

@@ -16,8 +16,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from mxcli.backends.abi import KernelScheme, kernel_folder, literal
+from mxcli.backends.device import Kernel
 from mxcli.errors import EnvironmentFailure, MxcliError
 
 _SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
@@ -270,3 +273,51 @@ def _store(key: str, code: bytes) -> None:
 def _remove(file: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(file)
+
+
+FILES = (
+    *("quantize_rows.cu", "quantize_blocks.cu", "quantize_both.cu", "measure_rows.cu", "measure_blocks.cu"),
+    *("dequantize.cu", "reduce.cu"),
+)
+HEADERS = ("numerics.h", "device.h", "blocks.h", "measure.h")
+
+
+@cache
+def source(file: str) -> str:
+    """The text of a kernel file or header of this installation."""
+    return (kernel_folder() / file).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """Kernels for GPUs of one compute capability."""
+
+    capability: tuple[int, int]
+
+    @property
+    def architecture(self) -> str:
+        """What the kernels are compiled for. From 10.0 on, all that this very GPU can do."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}" + ("a" if major >= 10 else "")
+
+    @property
+    def conversions(self) -> int:
+        """MX_HARDWARE of `kernels/device.h`."""
+        if self.capability < (8, 9):
+            return 0
+        return 1 if self.capability < (10, 0) else 2
+
+    def text(self, kernel: Kernel) -> tuple[str, Mapping[str, str], dict[str, str]]:
+        """The kernel's source, the headers it may include, and its definitions."""
+        definitions = dict(kernel.definitions)
+        if kernel.scheme:
+            definitions["MX_SCHEME"] = "MxScheme" + literal(KernelScheme.from_buffer_copy(kernel.scheme))
+        return source(kernel.file), {name: source(name) for name in HEADERS}, definitions
+
+    def cubin(self, kernel: Kernel) -> bytes:
+        """The file of a kernel as machine code, from the cache where it has been compiled before.
+
+        Raises EnvironmentFailure where there is no compiler for this GPU.
+        """
+        text, headers, definitions = self.text(kernel)
+        return cubin(kernel.file, text, headers, self.architecture, definitions)

@@ -121,7 +121,7 @@ class _Result:
 
 
 def _on_cpu(asked: _Asked, threads: list[int]) -> _Result:
-    from mxcli.flows.bench import run_quantize_bench
+    from mxcli.flows.bench.quantize import run_quantize_bench
     from mxcli.output.bench import RECORD_NAMES, bench_record, bench_text, row_records
 
     report = run_quantize_bench(
@@ -138,8 +138,8 @@ def _on_cpu(asked: _Asked, threads: list[int]) -> _Result:
 
 
 def _on_gpu(asked: _Asked, device: str) -> _Result:
-    from mxcli.flows.bench_gpu import recipes_to_time, run_gpu_bench
-    from mxcli.flows.peers import named_peers
+    from mxcli.flows.bench.gpu import recipes_to_time, run_gpu_bench
+    from mxcli.flows.bench.quantize import named_peers
     from mxcli.output.bench_gpu import RECORD_NAMES, bench_record, bench_text, row_records
 
     recipes = recipes_to_time(asked.formats, asked.scale_rounding, asked.dialect)

@@ -15,9 +15,9 @@ from mxcli.cli.streams import deliver, on_disk, refuse_existing, stdout_screen, 
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from mxcli.flows.bench_gemm import GemmReport
-    from mxcli.flows.gemm_operands import Values
-    from mxcli.flows.gemm_shapes import Shape
+    from mxcli.flows.bench.gemm import GemmReport
+    from mxcli.flows.bench.gemm_operands import Values
+    from mxcli.flows.products.shapes import Shape
 
 MOST_DRIFT_PERCENT = 5.0
 """Between the halves of the rounds; more is told of."""
@@ -114,10 +114,9 @@ def gemm(
       mxcli bench gemm --from samples/tiny-llama --tokens 16 --passes fprop,dgrad,wgrad --rounds 3
       mxcli bench gemm --device cuda --kernel fp8-row,mxfp4-as-fp8-row --json gemm.json
     """
-    from mxcli.flows.bench_gemm import GemmReport, GemmSettings, find_peak, refuse_unmet, run_gemm_bench
-    from mxcli.flows.gemm_engine import open_engine
-    from mxcli.flows.gemm_kernels import named_kernels
-    from mxcli.flows.gemm_timing import clock_of
+    from mxcli.flows.bench.gemm import GemmReport, GemmSettings, clock_of, find_peak, refuse_unmet, run_gemm_bench
+    from mxcli.flows.bench.gemm_kernels import named_kernels
+    from mxcli.flows.bench.gemm_operands import open_engine
     from mxcli.output.bench_gemm import (
         RECORD_NAMES,
         compare_with,
@@ -192,8 +191,8 @@ def _asked(
 ) -> tuple[list[Shape], Values]:
     """The shapes that are asked for (none: the default ones) and where operands come from."""
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.gemm_operands import Values, find_distribution
-    from mxcli.flows.gemm_shapes import layer_shapes, read_shapes, typed_shapes
+    from mxcli.flows.bench.gemm_operands import Values, find_distribution
+    from mxcli.flows.products.shapes import layer_shapes, read_shapes, typed_shapes
 
     if captures is not None and source is None:
         raise UsageError("--captures are of a model's layers: name the model with --from.")
@@ -212,13 +211,13 @@ def _asked(
 
 
 def _default_shapes(device: str) -> list[Shape]:
-    from mxcli.flows.gemm_shapes import typed_shapes
+    from mxcli.flows.products.shapes import typed_shapes
 
     return typed_shapes(SMALL if device == CPU else LARGE)
 
 
 def _processor() -> str:
-    from mxcli.flows.bench import processor_name
+    from mxcli.flows.bench.quantize import processor_name
 
     return processor_name()
 

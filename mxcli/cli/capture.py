@@ -18,7 +18,7 @@ from mxcli.cli.streams import INTERRUPTED, deliver, refuse_existing, stdout_scre
 from mxcli.errors import EnvironmentFailure, InputError, UsageError, printable
 
 if TYPE_CHECKING:
-    from mxcli.flows.capturing.text import Text
+    from mxcli.flows.capture.model import Text
 
 _STDIN = "-"
 _THREADS_A_PROCESSOR = 16
@@ -149,10 +149,10 @@ def capture(
         raise UsageError(
             f"--learning-rate {learning_rate}: give a finite number, or 0 to leave the weights as they are."
         )
-    from mxcli.flows.capturing.asked import known_roles
-    from mxcli.flows.capturing.model import compute_device, stated_dtype
-    from mxcli.flows.capturing.plan import CaptureFolder, CaptureRequest, plan_capture
-    from mxcli.flows.capturing.run import capture_model
+    from mxcli.flows.capture.arguments import known_roles
+    from mxcli.flows.capture.model import compute_device, stated_dtype
+    from mxcli.flows.capture.plan import CaptureFolder, CaptureRequest, plan_capture
+    from mxcli.flows.capture.run import capture_model
     from mxcli.output.capture import capture_json, capture_plan_json, capture_plan_text
 
     asked = CaptureRequest(
@@ -205,7 +205,7 @@ def capture(
 
 
 def _read_text(file: str) -> Text:
-    from mxcli.flows.capturing.text import stated_text
+    from mxcli.flows.capture.model import stated_text
 
     if file == _STDIN:
         return stated_text("stdin", sys.stdin.buffer.read())

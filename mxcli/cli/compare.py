@@ -10,25 +10,28 @@ from mxcli.cli import options, recipes
 from mxcli.cli.arguments import STDOUT, listed
 from mxcli.cli.forms import (
     Forms,
+    Pages,
     check_dry_run,
     check_forms,
+    check_pages,
     deliver_forms,
+    deliver_pages,
     deliver_plan,
     enforce_limits,
     stated_limits,
+    study_of_compared,
 )
 from mxcli.cli.machine import found_device, machine, open_backend
-from mxcli.cli.pages import Pages, check_pages, deliver_pages, study_of_compared
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import INTERRUPTED, deliver, talk_on_stderr
 from mxcli.errors import UsageError, printable
 from mxcli.numerics.blocks import axes_of
-from mxcli.numerics.draws import check_seed, stated_sampling
+from mxcli.numerics.streams import check_seed, stated_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mxcli.flows.compare import Compared, Comparison, Metrics
+    from mxcli.flows.measure.compare import Compared, Comparison, Metrics
 
 
 def compare(
@@ -113,23 +116,23 @@ def compare(
         names,
         listed(scale_roundings or rules.get("scale_rounding"), "--scale-roundings"),
         listed(roundings or rules.get("rounding"), "--roundings"),
-        listed(hadamards, "--hadamards") if usual is None else [str(usual.size)],
+        listed(hadamards, "--hadamards") if usual is None else [str(usual)],
         axes=axes_of(rules["axis"]),
         dialect=rules["dialect"],
         nonfinite=rules["nonfinite"],
         seed=rules["seed"] or 0,
-        hadamard_seed=hadamard_seed if usual is None else usual.seed,
+        hadamard_seed=hadamard_seed if usual is None else rules.get("hadamard_seed"),
     )
-    check_seed(seed, is_drawn=sampling is not None or any(recipe.rounding.is_random for recipe in combinations.recipes))
+    check_seed(seed, is_drawn=sampling is not None or any(recipe.rounding.is_random for recipe in combinations.schemes))
     asked = recipes.options_for_formats(names[0], rules, content, selectors, analysis=True)
-    from mxcli.flows.grouping import check_grouping
+    from mxcli.flows.measure.totals import check_grouping
 
     check_grouping(by)
-    from mxcli.flows.compare import make_comparison, plan_comparison
-    from mxcli.flows.measuring import memory_to_measure
-    from mxcli.flows.memory import check_memory
-    from mxcli.flows.restoring import open_floats
-    from mxcli.flows.sampled import bytes_to_read, memory_to_sample
+    from mxcli.flows.measure.compare import make_comparison, plan_comparison
+    from mxcli.flows.measure.measure import memory_to_measure
+    from mxcli.flows.measure.sampled import bytes_to_read, memory_to_sample
+    from mxcli.flows.plan.memory import check_memory
+    from mxcli.flows.write.restore import open_floats
     from mxcli.output.comparison import compared_line, comparison_csv, comparison_json, comparison_text
     from mxcli.output.comparison_plan import PlannedComparison, comparison_plan_json, comparison_plan_text
     from mxcli.output.plan import Site

@@ -14,14 +14,14 @@ def formats(incomplete: str) -> list[str]:
 
 def scale_roundings(incomplete: str) -> list[str]:
     """Names of scale rules and recipes."""
-    from mxcli.numerics.rounding import POWER_OF_TWO_ROUNDINGS, SCALE_RECIPES
+    from mxcli.numerics.scale_rules import MANTISSA_SCALE_RULES, POWER_OF_TWO_SCALE_RULES
 
-    return _beginning([*POWER_OF_TWO_ROUNDINGS, *SCALE_RECIPES], incomplete)
+    return _beginning([*POWER_OF_TWO_SCALE_RULES, *MANTISSA_SCALE_RULES], incomplete)
 
 
 def roundings(incomplete: str) -> list[str]:
     """Names of element roundings."""
-    from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
+    from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS
 
     return _beginning(ELEMENT_ROUNDINGS, incomplete)
 

@@ -46,8 +46,8 @@ def dequantize(
         raise UsageError("missing option '-o/--output DIR': name the directory to write.")
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.dequantize import dequantize_checkpoint, memory_to_dequantize
-    from mxcli.flows.memory import check_memory
+    from mxcli.flows.plan.memory import check_memory
+    from mxcli.flows.write.dequantize import dequantize_checkpoint, memory_to_dequantize
     from mxcli.output.export import json_text
 
     checkpoint = open_checkpoint(source)

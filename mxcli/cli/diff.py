@@ -57,8 +57,8 @@ def diff(
     check_forms(forms, force=force, sources=[a, b])
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.diff import diff_sides, memory_to_diff, side_of
-    from mxcli.flows.memory import check_memory
+    from mxcli.flows.plan.memory import check_memory
+    from mxcli.flows.verify.diff import diff_sides, memory_to_diff, side_of
     from mxcli.output.difference import difference_csv, difference_json, difference_text
     from mxcli.output.difference_words import failure_sentence
 

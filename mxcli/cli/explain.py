@@ -39,7 +39,7 @@ def explain(
     """
     from mxcli.numerics.training import TRAINING_RECIPES
     from mxcli.output.explanation import TRAINING, find_topics, names_page, topic_page
-    from mxcli.output.training_recipes import training_table
+    from mxcli.output.training import training_table
 
     screen = stdout_screen(no_color=no_color)
     if name is None:
@@ -48,6 +48,6 @@ def explain(
     if name.strip().lower() == TRAINING:
         deliver(training_table(TRAINING_RECIPES.values(), screen))
         return
-    from mxcli.cli.worked import worked_example
+    from mxcli.cli.examples import worked_example
 
     deliver("\n\n".join(topic_page(topic, worked_example(topic.row), screen) for topic in find_topics(name)))

@@ -28,7 +28,7 @@ def inspect(
     """
     refuse_existing([json], force=force, sources=[source])
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.inspect import inspect_checkpoint
+    from mxcli.flows.measure.inspect import inspect_checkpoint
     from mxcli.output.export import json_text
     from mxcli.output.inspection import inspection_record, inspection_text
 

@@ -11,7 +11,7 @@ from mxcli.backends import check_device, choose_backend, find_device
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from mxcli.backends import Backend
+    from mxcli.backends.backend import Backend
     from mxcli.cli.streams import Talk
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?(?:([KMGT])(?:i?B)?|B)?", re.IGNORECASE)

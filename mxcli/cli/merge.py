@@ -32,7 +32,7 @@ def merge(
       mxcli merge shared
     """
     refuse_existing([json], force=force, sources=[folder])
-    from mxcli.flows.merge import merge_shares
+    from mxcli.flows.write.records import merge_shares
     from mxcli.output.export import json_text
 
     merged = merge_shares(folder, force=force)

@@ -16,8 +16,8 @@ from mxcli.errors import UsageError
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
     from mxcli.files.tensors import TensorInfo
-    from mxcli.flows.plan import Options, Plan
-    from mxcli.numerics.recipe import Recipe
+    from mxcli.flows.plan.plan import Options, Plan
+    from mxcli.numerics.scheme import Scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +29,17 @@ class Products:
     activation_format: str | None = None
     gradient_format: str | None = None
 
-    def recipes(self, options: Options) -> dict[str, Recipe]:
+    def recipes(self, options: Options) -> dict[str, Scheme]:
         """The rules of activations and of gradients; the weights' scale rounding where it serves their format."""
-        from mxcli.flows.gemm_shapes import DY, X
-        from mxcli.flows.overrides import serves
+        from mxcli.flows.plan.overrides import request_in
+        from mxcli.flows.products.shapes import DY, X
         from mxcli.numerics.formats import find_format
-        from mxcli.numerics.recipe import resolve
+        from mxcli.numerics.scheme import resolve
 
-        usual = options.usual
         found = {}
         for name, format in ((X, self.activation_format), (DY, self.gradient_format)):
             row = find_format(format or options.format)
-            found[name] = resolve(
-                row,
-                scale_rounding=usual.scale_rounding if serves(usual, row) else None,
-                rounding=usual.rounding,
-                dialect=usual.dialect,
-                nonfinite=options.nonfinite,
-                seed=options.seed or 0,
-                hadamard=options.hadamard,
-            )
+            found[name] = resolve(row, request_in(options.default_request, row).rules)
         return found
 
 
@@ -87,9 +78,8 @@ def deliver_products(
 ) -> None:
     """Measures the products and writes them in every form that is asked for."""
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.memory import check_memory
-    from mxcli.flows.products.planned import memory_to_multiply, plan_products
-    from mxcli.flows.products.report import report_products
+    from mxcli.flows.plan.memory import check_memory
+    from mxcli.flows.products.report import memory_to_multiply, plan_products, report_products
     from mxcli.output.products import products_csv, products_json, products_text
 
     planned = plan_products(checkpoint, open_checkpoint(asked.captures), plan, asked.recipes(plan.options))

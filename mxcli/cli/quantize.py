@@ -14,15 +14,14 @@ from mxcli.cli.machine import found_device, machine, open_backend
 from mxcli.cli.streams import INTERRUPTED, deliver, stdout_screen, talk_on_stderr
 from mxcli.cli.writing import Writing
 from mxcli.errors import UsageError, printable
-from mxcli.numerics.draws import check_seed
-from mxcli.numerics.hadamard import stated_hadamard
+from mxcli.numerics.streams import check_seed
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
-    from mxcli.flows.arrange import Arrangement
-    from mxcli.flows.plan import Options, Plan
-    from mxcli.flows.quantize import Written
-    from mxcli.flows.report import Report
+    from mxcli.flows.measure.report import Report
+    from mxcli.flows.plan.plan import Options, Plan
+    from mxcli.flows.write.arrange import Arrangement
+    from mxcli.flows.write.quantize import Written
     from mxcli.output.plan import Site
 
 
@@ -109,24 +108,24 @@ def quantize(
         fuse=fuse,
         axis=axis,
         seed=seed,
-        hadamard=stated_hadamard(hadamard, hadamard_seed),
+        hadamard=hadamard,
+        hadamard_seed=hadamard_seed,
     )
-    from mxcli.flows.arrange import arrange
-    from mxcli.flows.memory import check_memory
-    from mxcli.flows.plan import draws_at_random
-    from mxcli.flows.quantize import quantize_checkpoint
-    from mxcli.flows.report import report_of
-    from mxcli.flows.restoring import open_floats
+    from mxcli.flows.plan.memory import check_memory
+    from mxcli.flows.plan.plan import is_stochastic
+    from mxcli.flows.write.arrange import arrange
+    from mxcli.flows.write.quantize import quantize_checkpoint, report_from_stats
+    from mxcli.flows.write.restore import open_floats
 
     checkpoint = open_floats(source, requantize=requantize)
     recipes.check_recipe(content, checkpoint)
     plan = _planned(checkpoint, wanted, captures)
-    check_seed(seed, is_drawn=draws_at_random([plan]))
+    check_seed(seed, is_drawn=is_stochastic([plan]))
     arrangement = arrange(checkpoint, plan, max_shard_bytes=how.max_shard_bytes)
     for task in arrangement.tasks:
         talk.detail(f"{printable(task.step.tensor.name)}: {task.step.reason}")
     if output is None or dry_run:
-        result = report_of(source, checkpoint, plan, arrangement)
+        result = report_from_stats(source, checkpoint, plan, arrangement)
         talk.notes((*result.notes, *_share_notes(checkpoint, arrangement, how)))
         site = _site(output, found_device(where, talk), where.max_memory)
         check_memory(arrangement.need, site.max_memory, site.device)
@@ -145,7 +144,7 @@ def quantize(
             manner=manner,
             command=repeatable(context.obj or ()),
         )
-    result = report_of(source, checkpoint, plan, written.arrangement, written.layers)
+    result = report_from_stats(source, checkpoint, plan, written.arrangement, written.layers)
     talk.notes((*result.notes, *writing.resumed_notes(written.outcome)))
     if not written.outcome.complete:
         deliver_report(result, forms, verb="quantize")
@@ -157,14 +156,14 @@ def quantize(
 
 
 def _planned(checkpoint: Checkpoint, wanted: Options, captures: str | None) -> Plan:
-    from mxcli.flows.plan import make_plan
+    from mxcli.flows.plan.plan import make_plan
 
     plan = make_plan(checkpoint, wanted)
     if captures is None:
         return plan
     from mxcli.backends.cpu import Cpu
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.input_scales import with_input_scales
+    from mxcli.flows.write.input_scales import with_input_scales
 
     return with_input_scales(checkpoint, plan, open_checkpoint(captures), backend=Cpu())
 
@@ -173,7 +172,7 @@ def _share_notes(checkpoint: Checkpoint, arrangement: Arrangement, how: Writing)
     """What of a plan, which is always of the whole output, a share would write."""
     if how.share is None:
         return []
-    from mxcli.flows.quantize import share_of
+    from mxcli.flows.write.quantize import share_of
 
     names = [shard.name for shard in share_of(checkpoint, arrangement, how.share).shards]
     return [f"Share {how.share} would write {', '.join(names) or 'no file: there are fewer files than shares'}."]
@@ -210,8 +209,8 @@ def _deliver_plan(
     how: Writing,
 ) -> None:
     """The plan, after whatever would refuse the output has had its say."""
-    from mxcli.files.writer_place import check_place
-    from mxcli.files.writer_progress import progress_path, read_progress, refuse_unfinished
+    from mxcli.files.partials import check_place
+    from mxcli.files.progress import progress_path, read_progress, refuse_unfinished
     from mxcli.output.plan import output_files, plan_json, plan_text
 
     if site.folder is not None:

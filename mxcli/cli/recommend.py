@@ -15,6 +15,7 @@ from mxcli.cli.machine import found_device, machine, open_backend
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import deliver, on_disk, refuse_existing, talk_on_stderr
 from mxcli.errors import InputError, UsageError, printable
+from mxcli.numerics.scheme import Rules
 
 SORTS = ("harm", "sqnr_db", "bits_per_element", "elements", "name")
 CONFIG_FILES = ("compressed-tensors.json", "llm-compressor.yaml", "modelopt.yaml", "auto-round.json")
@@ -118,23 +119,23 @@ def recommend(
         on_indivisible=on_indivisible,
         layout=layout,
     )
-    from mxcli.numerics.recipe import resolve_all
+    from mxcli.numerics.scheme import resolve_all
 
-    resolve_all(names, rounding=rules["rounding"], dialect=rules["dialect"], nonfinite=rules["nonfinite"])
+    resolve_all(names, Rules(rounding=rules["rounding"], dialect=rules["dialect"], nonfinite=rules["nonfinite"]))
     asked = recipes.options_for_formats(names[0], rules, content, selectors)
-    from mxcli.flows.recipe_text import spelled_format
-    from mxcli.flows.targets import stated_target
+    from mxcli.flows.plan.recipe_text import spelled_format
+    from mxcli.flows.recommend.candidates import stated_target
 
     target = stated_target(bits, min_sqnr, keep_percent, len({spelled_format(name) for name in names}))
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.files.tensors import TensorInfo
-    from mxcli.flows.memory import check_memory
-    from mxcli.flows.output_error import CapturedInputs
-    from mxcli.flows.producer_configs import producer_files
-    from mxcli.flows.recipe_text import recipe_text
-    from mxcli.flows.recommend import memory_to_recommend, objective_of, plan_candidates
-    from mxcli.flows.recommend import recommend as recommended
-    from mxcli.flows.restoring import open_floats
+    from mxcli.flows.plan.memory import check_memory
+    from mxcli.flows.plan.recipe_text import recipe_text
+    from mxcli.flows.products.output_error import CapturedInputs
+    from mxcli.flows.recommend.producer_configs import producer_files
+    from mxcli.flows.recommend.recommend import memory_to_recommend, objective_of, plan_candidates
+    from mxcli.flows.recommend.recommend import recommend as recommended
+    from mxcli.flows.write.restore import open_floats
     from mxcli.output.export import json_line
     from mxcli.output.plan import Site
     from mxcli.output.recommendation import (
@@ -153,8 +154,8 @@ def recommend(
     checkpoint = open_floats(source, requantize=requantize)
     recipes.check_recipe(content, checkpoint)
     candidates = plan_candidates(checkpoint, names, asked, target)
-    for steps in zip(*(plan.steps for plan in candidates.plans), strict=True):
-        if not any(step.recipe for step in steps):
+    for steps in zip(*(plan.tensors for plan in candidates.plans), strict=True):
+        if not any(step.scheme for step in steps):
             talk.detail(f"{printable(steps[0].tensor.name)}: {steps[0].reason}")
     inputs = None if captures is None else CapturedInputs(open_checkpoint(captures))
     need = memory_to_recommend(candidates, inputs)

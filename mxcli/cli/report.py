@@ -9,23 +9,25 @@ import typer
 from mxcli.cli import options, recipes
 from mxcli.cli.forms import (
     Forms,
+    Pages,
     check_dry_run,
     check_forms,
+    check_pages,
+    deliver_pages,
     deliver_plan,
     deliver_report,
     enforce_limits,
     stated_limits,
     stream_layer,
+    study_of,
 )
 from mxcli.cli.machine import found_device, machine, open_backend
-from mxcli.cli.pages import Pages, check_pages, deliver_pages, study_of
 from mxcli.cli.products import deliver_products, sorts_of, stated_products
 from mxcli.cli.progress import progress
 from mxcli.cli.streams import INTERRUPTED, talk_on_stderr
 from mxcli.cli.training import Draws, Training, TrainingOf, deliver_training, stated_training
 from mxcli.errors import UsageError, printable
-from mxcli.numerics.draws import check_seed, stated_sampling
-from mxcli.numerics.hadamard import stated_hadamard
+from mxcli.numerics.streams import check_seed, stated_sampling
 
 
 def report(
@@ -137,15 +139,16 @@ def report(
         on_indivisible=on_indivisible,
         axis=axis,
         seed=seed,
-        hadamard=stated_hadamard(hadamard, hadamard_seed),
+        hadamard=hadamard,
+        hadamard_seed=hadamard_seed,
         analysis=True,
     )
-    from mxcli.flows.measuring import measured_steps, memory_to_measure
-    from mxcli.flows.memory import check_memory
-    from mxcli.flows.plan import draws_at_random, make_plans
-    from mxcli.flows.report import LayerReport, Tally, make_report, planned_layers
-    from mxcli.flows.restoring import open_floats
-    from mxcli.flows.sampled import bytes_to_read, memory_to_sample
+    from mxcli.flows.measure.measure import measured_tensors, memory_to_measure
+    from mxcli.flows.measure.report import LayerReport, Tally, make_report, planned_layers
+    from mxcli.flows.measure.sampled import bytes_to_read, memory_to_sample
+    from mxcli.flows.plan.memory import check_memory
+    from mxcli.flows.plan.plan import is_stochastic, make_plans
+    from mxcli.flows.write.restore import open_floats
     from mxcli.output.measuring_plan import Effort
     from mxcli.output.plan import Site
     from mxcli.output.report_plan import PlannedReport, report_plan_json, report_plan_text
@@ -153,16 +156,16 @@ def report(
     checkpoint = open_floats(source, requantize=requantize)
     recipes.check_recipe(content, checkpoint)
     plans = make_plans(checkpoint, asked)
-    check_seed(seed, is_drawn=sampling is not None or draws_at_random(plans))
+    check_seed(seed, is_drawn=sampling is not None or is_stochastic(plans))
     for decided in planned_layers(*plans):
         talk.detail(f"{printable(decided.name)}: {decided.reason}")
     blocks = per_block is not None
     need = memory_to_sample(sampling, *plans) if sampling else memory_to_measure(*plans, per_block=blocks)
-    sizes = {steps[0].tensor.name: bytes_to_read(sampling, steps) for steps in measured_steps(plans)}
+    sizes = {steps[0].tensor.name: bytes_to_read(sampling, steps) for steps in measured_tensors(plans)}
     if dry_run:
         site = Site(None, None, found_device(where, talk), where.max_memory)
         check_memory(need, site.max_memory, site.device)
-        tensors = [steps[0].tensor for steps in measured_steps(plans)]
+        tensors = [steps[0].tensor for steps in measured_tensors(plans)]
         unmeasured = Tally(source, checkpoint, *plans).report()
         talk.notes(unmeasured.notes)
         ways = "both axes" if len(plans) > 1 else ""

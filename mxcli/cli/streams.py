@@ -104,7 +104,7 @@ def refuse_source(files: Iterable[Path], sources: Sequence[str]) -> None:
     """Raises RefusedError for a file that belongs to one of the sources: no --force lets it be written."""
     if not sources:
         return
-    from mxcli.files.source_files import source_of
+    from mxcli.files.source import source_of
 
     for file in files:
         if source := source_of(file, sources):

@@ -12,10 +12,10 @@ from mxcli.cli.arguments import STDOUT
 from mxcli.cli.forms import Forms, check_forms
 from mxcli.cli.machine import Machine, open_backend
 from mxcli.cli.progress import progress
-from mxcli.cli.recipes import plan_options
+from mxcli.cli.recipes import selection_rules
 from mxcli.cli.streams import Talk, deliver, stdout_screen
 from mxcli.errors import UsageError, printable
-from mxcli.numerics.draws import check_draws
+from mxcli.numerics.streams import check_draws
 
 if TYPE_CHECKING:
     from mxcli.flows.products.trained_layers import TrainedLayer
@@ -117,18 +117,16 @@ def deliver_training(stated: StatedTraining, where: Machine, forms: Forms, talk:
 
 def _report(stated: StatedTraining, where: Machine, talk: Talk) -> TrainingReport:
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.memory import check_memory
-    from mxcli.flows.plan import make_plan
+    from mxcli.flows.plan.memory import check_memory
+    from mxcli.flows.plan.plan import Options, make_plan
     from mxcli.flows.products.trained_layers import memory_to_train, trained_model
-    from mxcli.flows.products.trained_products import Trial
-    from mxcli.flows.products.training import report_training
-    from mxcli.flows.restoring import open_floats
+    from mxcli.flows.products.training import Trial, report_training
+    from mxcli.flows.write.restore import open_floats
+    from mxcli.numerics.scheme import Rules
 
     asked = stated.asked
     # Of the plan only what it takes counts: recipes have formats of their own.
-    choice = plan_options(
-        "mxfp8", None, None, None, asked.selectors, nonfinite="saturate", on_indivisible="pad", analysis=True
-    )
+    choice = Options("mxfp8", Rules(), on_indivisible="pad", selection=selection_rules(asked.selectors), analysis=True)
     checkpoint = open_floats(asked.source, requantize=asked.requantize)
     if asked.products is None and not checkpoint.captures:
         raise UsageError(

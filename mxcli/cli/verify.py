@@ -65,10 +65,10 @@ def verify(
     check_forms(forms, force=force, sources=[source, against])
     talk = talk_on_stderr(quiet=quiet, no_color=no_color)
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.memory import check_memory
-    from mxcli.flows.restoring import open_floats
-    from mxcli.flows.soundness.subject import subject_of
-    from mxcli.flows.verify import checked_originals, memory_to_verify, verify_subject
+    from mxcli.flows.plan.memory import check_memory
+    from mxcli.flows.verify.subject import subject_of
+    from mxcli.flows.verify.verify import checked_originals, memory_to_verify, verify_subject
+    from mxcli.flows.write.restore import open_floats
     from mxcli.output.verification import failure_sentence, verification_csv, verification_json, verification_text
 
     subject = subject_of(open_checkpoint(source), tensor_parallel)

@@ -20,8 +20,8 @@ from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from mxcli.cli.streams import Talk
-    from mxcli.files.writer_progress import Share
-    from mxcli.flows.writing import Manner, Outcome
+    from mxcli.files.progress import Share
+    from mxcli.flows.write.pipeline import Outcome, WriteOptions
 
 Resume = Annotated[
     bool,
@@ -72,7 +72,7 @@ def asked(*, force: bool, resume: bool, max_shard_size: str | None, shard_range:
 
 def share_of(text: str) -> Share:
     """The share that I/N means; raises UsageError for what means none."""
-    from mxcli.files.writer_progress import Share
+    from mxcli.files.progress import Share
 
     found = _SHARE.fullmatch(text.strip())
     share = Share(int(found[1]), int(found[2])) if found else None
@@ -85,12 +85,12 @@ def share_of(text: str) -> Share:
 
 
 @contextmanager
-def manner(verb: str, how: Writing, talk: Talk) -> Iterator[Manner]:
+def manner(verb: str, how: Writing, talk: Talk) -> Iterator[WriteOptions]:
     """How to write what was asked for: with a display of progress, and to the next tensor's end after a signal."""
-    from mxcli.flows.writing import Manner
+    from mxcli.flows.write.pipeline import WriteOptions
 
     with progress(verb, talk) as show, stopping() as stop:
-        yield Manner(how.force, how.resume, how.share, stop, show)
+        yield WriteOptions(how.force, how.resume, how.share, stop, show)
 
 
 @contextmanager

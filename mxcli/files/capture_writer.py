@@ -14,11 +14,10 @@ from pathlib import Path
 
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable
 from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION
-from mxcli.files.safetensors_file import read_safetensors
+from mxcli.files.partials import Partials, Place, sync_folder
+from mxcli.files.safetensors import read_safetensors
+from mxcli.files.shard_file import ALIGNMENT, CHUNK_BYTES, partial_path
 from mxcli.files.tensors import LARGEST, Array, byte_count
-from mxcli.files.writer_partials import Partials, sync_folder
-from mxcli.files.writer_place import Place
-from mxcli.files.writer_shards import ALIGNMENT, CHUNK_BYTES, partial_path
 
 STEP_FILE = re.compile(r"step-(\d{6,})(?:-rank-(\d+))?\.safetensors")
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}

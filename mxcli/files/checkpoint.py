@@ -13,20 +13,28 @@ from pathlib import Path
 from mxcli.errors import InputError, printable, together
 from mxcli.files.capture_source import Captures, as_captures
 from mxcli.files.captures import Capture
-from mxcli.files.dialect import detect_dialect
-from mxcli.files.directory import GGUF, NUMPY, PYTORCH, SAFETENSORS, listing, without_weights
-from mxcli.files.gguf_file import read_gguf
-from mxcli.files.index import ShardIndex, absent_tensors, index_notes
+from mxcli.files.dialect import detect_dialect, file_notes, remarks
+from mxcli.files.directory import (
+    GGUF,
+    NUMPY,
+    PYTORCH,
+    SAFETENSORS,
+    ShardIndex,
+    absent_tensors,
+    index_notes,
+    listing,
+    without_weights,
+)
+from mxcli.files.gguf import read_gguf
 from mxcli.files.model_files import Configs, read_config, read_producer_config, side_files
-from mxcli.files.numpy_file import read_npy, read_npz
-from mxcli.files.pytorch_file import read_pytorch
+from mxcli.files.numpy import read_npy, read_npz
+from mxcli.files.pytorch import read_pytorch
 from mxcli.files.reading import read_in_place
-from mxcli.files.remarks import file_notes, remarks
 from mxcli.files.roles import MTP, WEIGHT, mtp_prefixes
-from mxcli.files.safetensors_file import read_safetensors
+from mxcli.files.safetensors import read_safetensors
 from mxcli.files.source import Source, locate
+from mxcli.files.structure import tied_by_config
 from mxcli.files.tensors import IN_MEMORY, Array, FileContents, TensorInfo
-from mxcli.files.ties import tied_by_config
 
 READERS: Mapping[str, Callable[[Path], FileContents]] = {
     SAFETENSORS: read_safetensors,

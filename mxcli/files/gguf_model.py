@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from mxcli.errors import InputError, RefusedError, printable, together
-from mxcli.files.gguf_package import gguf_package
-from mxcli.files.gguf_settings import HeadSizes, as_number, head_sizes, model_settings, rope_factors, rope_kind
-from mxcli.files.outline import Outline, Target
+from mxcli.files.gguf import gguf_package
+from mxcli.files.gguf_metadata import HeadSizes, as_number, head_sizes, model_settings, rope_factors, rope_kind
+from mxcli.files.outline import Destination, OutputOutline
 from mxcli.files.tensors import Array, TensorInfo
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -52,7 +52,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> Outline:
+def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> OutputOutline:
     """The outline of a model with this config.json and these tensors.
 
     Raises RefusedError with every reason why a file would not say what the model is: another architecture, tensors
@@ -65,7 +65,7 @@ def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> Outline:
     sizes = head_sizes(config)
     places = _places(family, as_number(config, "num_hidden_layers"))
     problems = [*_unlike(family, config)]
-    targets: dict[str, Target | None] = {}
+    targets: dict[str, Destination | None] = {}
     for info in infos:
         try:
             targets[info.name] = _target(info, family, sizes, places)
@@ -82,7 +82,7 @@ def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> Outline:
         remarks.append("Biases are written; transformers' loader of GGUF files leaves them out of such models.")
     if config.get("sliding_window") and config.get("model_type") == "mistral":
         remarks.append("GGUF's llama attends to everything: the model's sliding window is not carried.")
-    return Outline(
+    return OutputOutline(
         targets,
         {} if factors is None else {ROPE_FACTORS: factors},
         family.architecture,
@@ -132,7 +132,7 @@ def _places(family: Family, layers: int) -> Any:
     return gguf.get_tensor_name_map(architecture, layers)
 
 
-def _target(info: TensorInfo, family: Family, sizes: HeadSizes, places: Any) -> Target | None:
+def _target(info: TensorInfo, family: Family, sizes: HeadSizes, places: Any) -> Destination | None:
     """Where a tensor goes; raises ValueError where it cannot."""
     if _LEFT_OUT.search(info.name):
         return None
@@ -144,11 +144,11 @@ def _target(info: TensorInfo, family: Family, sizes: HeadSizes, places: Any) -> 
     turned = _TURNED.search(info.name) if family.turned else None
     dtype = "F32" if len(info.shape) < 2 and info.dtype in ("F16", "BF16") else info.dtype
     if turned is None:
-        return Target(name, dtype)
+        return Destination(name, dtype)
     heads = sizes.heads if turned[2] == "q" else sizes.key_heads
     if info.shape[0] != heads * sizes.size or sizes.size % 2:
         raise ValueError(f"its {info.shape[0]:,} rows are not {heads:,} heads of {sizes.size:,}, an even number")
-    return Target(name, dtype, partial(interleaved, heads=heads))
+    return Destination(name, dtype, partial(interleaved, heads=heads))
 
 
 def interleaved(x: Array, heads: int) -> Array:

@@ -13,7 +13,7 @@ from mxcli.files.tensors import Array, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Destination:
     """Where a tensor goes: its name and dtype there, and what puts its rows in order where that is another one."""
 
     name: str
@@ -27,20 +27,20 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class OutputOutline:
     """A model in its output: the target of each tensor by its name in the source (None: it has no place there),
     binary32 tensors that the source lacks, what adds settings to the header, and what a user should know."""
 
-    targets: Mapping[str, Target | None]
+    targets: Mapping[str, Destination | None]
     constants: Mapping[str, Array] = field(default_factory=dict)
     architecture: str = ""
     settings: tuple[Callable[[Any], None], ...] = ()
     remarks: tuple[str, ...] = ()
 
 
-def as_it_is(infos: Iterable[TensorInfo]) -> Outline:
+def unchanged_outline(infos: Iterable[TensorInfo]) -> OutputOutline:
     """Every tensor under its own name."""
-    return Outline({info.name: Target(info.name, info.dtype) for info in infos})
+    return OutputOutline({info.name: Destination(info.name, info.dtype) for info in infos})
 
 
 def _widened(x: Array, dtype: str) -> Array:

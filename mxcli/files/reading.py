@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import mmap
 import os
+import struct
+import zipfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import IO
 
 import numpy as np
 
@@ -119,3 +122,19 @@ def release_pages(array: Array) -> None:
 def _frozen(array: Array) -> Array:
     array.flags.writeable = False
     return array
+
+
+LOCAL_HEADER_BYTES = 30
+LOCAL_SIGNATURE = b"PK\x03\x04"
+
+
+def member_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
+    """Position of the first byte of a member: after its local header, name and extra field; raises
+    BadZipFile.
+    """
+    file.seek(member.header_offset)
+    header = file.read(LOCAL_HEADER_BYTES)
+    if len(header) < LOCAL_HEADER_BYTES or not header.startswith(LOCAL_SIGNATURE):
+        raise zipfile.BadZipFile("a member has no local header")
+    name_bytes, extra_bytes = struct.unpack_from("<HH", header, LOCAL_HEADER_BYTES - 4)
+    return member.header_offset + LOCAL_HEADER_BYTES + int(name_bytes) + int(extra_bytes)

@@ -18,14 +18,69 @@ integers or codes of 8 bits or fewer.
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mxcli.errors import UsageError, did_you_mean, printable, together
-from mxcli.files.globs import glob_regex, suggest_glob, suggest_regex, suggest_role
+from mxcli.errors import UsageError, closest, did_you_mean, printable, together
 from mxcli.files.roles import ACTIVATION, ALIASES, GRADIENT, SELECTABLE, WEIGHT, role_row, tags_of
 from mxcli.files.tensors import DTYPES, TensorInfo
+
+
+def glob_regex(glob: str) -> re.Pattern[str]:
+    """The regex that matches from the start of the names a glob takes: whole names, or whole module paths.
+
+    `*` stands for any characters, dots included, `?` for one character, `[..]` for one of a set.
+    """
+    whole = fnmatch.translate(glob)
+    return re.compile(whole if glob.endswith("*") else f"{whole}|{fnmatch.translate(glob + '.*')}")
+
+
+def suggest_glob(glob: str, names: Collection[str]) -> str:
+    """A question, with a leading space, proposing a glob that does match; else an example of the names."""
+    candidates = [f"*.{glob}", *_respelled(glob, names)]
+    for candidate in candidates:
+        pattern = glob_regex(candidate)
+        count = sum(pattern.match(name) is not None for name in names)
+        if count:
+            return f" Did you mean {printable(candidate)} ({_tensors(count)})?"
+    return _example(names)
+
+
+def suggest_regex(regex: re.Pattern[str], names: Collection[str]) -> str:
+    """A hint when the regex occurs inside names but matches no whole one, else an example of the names."""
+    count = sum(regex.search(name) is not None for name in names)
+    if count:
+        wider = printable(f"re:.*({regex.pattern}).*")
+        return f" It must match the whole name; {wider} matches {_tensors(count)}."
+    return _example(names)
+
+
+def suggest_role(tensors: Mapping[str, TensorInfo]) -> str:
+    """The roles and tags that do occur."""
+    present = sorted({tag for info in tensors.values() for tag in tags_of(info.name, info.role)})
+    return f" Here are {', '.join('@' + tag for tag in present)}."
+
+
+def _respelled(glob: str, names: Iterable[str]) -> list[str]:
+    """The glob with each word that no name contains replaced by the closest word of the names."""
+    words = {word for name in names for word in name.split(".") if not word.isdigit()}
+    respelled = glob
+    for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", glob):
+        if word not in words:
+            respelled = respelled.replace(word, next(iter(closest(word, words)), word))
+    return [respelled, f"*.{respelled}"] if respelled != glob else []
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count:,} tensors"
+
+
+def _example(names: Iterable[str]) -> str:
+    first = next(iter(names), None)
+    return f" Names here look like {printable(first)}." if first is not None else ""
+
 
 DEFAULT_ROLES = frozenset({WEIGHT, ACTIVATION, GRADIENT})
 ROLE_MARK, REGEX_MARK = "@", "re:"
@@ -53,7 +108,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Decision:
     """Whether a tensor is taken, the rule that decided (None: the defaults), and why in words."""
 
     taken: bool
@@ -65,7 +120,7 @@ class Choice:
 class Selection:
     """A choice for every tensor; per rule, in order, how many tensors it matched and how many it decided."""
 
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, Decision]
     rules: tuple[Rule, ...]
     matched: tuple[int, ...]
     decided: tuple[int, ...]
@@ -148,20 +203,20 @@ def suggestion(selector: str, tensors: Mapping[str, TensorInfo]) -> str:
     return suggest_glob(selector, tensors.keys())
 
 
-def _choice(info: TensorInfo, rule: Rule | None, restricts: bool, default_roles: Collection[str]) -> Choice:
+def _choice(info: TensorInfo, rule: Rule | None, restricts: bool, default_roles: Collection[str]) -> Decision:
     usual = info.role in default_roles
     if rule is None:
         if restricts:
-            return Choice(False, None, "no --include takes it")
-        return Choice(usual, None, _kind(info) if usual else f"kept: {_kind(info)}")
+            return Decision(False, None, "no --include takes it")
+        return Decision(usual, None, _kind(info) if usual else f"kept: {_kind(info)}")
     if not rule.include or usual:
-        return Choice(rule.include, rule, str(rule))
+        return Decision(rule.include, rule, str(rule))
     dtype = DTYPES[info.dtype]
     if not dtype.is_float or dtype.bits <= 8:
-        return Choice(False, rule, f"kept: {info.dtype} is no float of more than 8 bits ({rule} matches it)")
+        return Decision(False, rule, f"kept: {info.dtype} is no float of more than 8 bits ({rule} matches it)")
     if rule.names(info):
-        return Choice(True, rule, str(rule))
-    return Choice(False, rule, f"kept: {_kind(info)} ({rule} matches it; only its name or @{info.role} takes it)")
+        return Decision(True, rule, str(rule))
+    return Decision(False, rule, f"kept: {_kind(info)} ({rule} matches it; only its name or @{info.role} takes it)")
 
 
 def _kind(info: TensorInfo) -> str:

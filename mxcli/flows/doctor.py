@@ -117,7 +117,8 @@ def _gpu_state() -> gpus.GpuState:
 def _kernel() -> Kernel:
     if package_version("numpy") is None:
         return Kernel(None, None, None, "numpy is not installed")
-    from mxcli.backends import cpu, library
+    from mxcli.backends import abi as library
+    from mxcli.backends import cpu
 
     try:
         folder = library.kernel_folder()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import Stats
 
 ROW, COLUMN, BOTH = "row", "column", "both"
@@ -78,7 +78,7 @@ class Quantized:
     divide by instead. `stats` and `per_block` are None where they were not asked for.
     """
 
-    recipe: Recipe
+    scheme: Scheme
     shape: tuple[int, ...]
     packed: Any
     scales: Any
@@ -90,4 +90,4 @@ class Quantized:
     @property
     def format(self) -> BlockFormat:
         """The block format of the codes."""
-        return self.recipe.format
+        return self.scheme.format

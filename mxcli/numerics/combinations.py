@@ -11,8 +11,8 @@ from mxcli.errors import UsageError, did_you_mean, printable, together
 from mxcli.numerics.dialects import find_dialect
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
 from mxcli.numerics.hadamard import SIZES, Hadamard, find_hadamard
-from mxcli.numerics.recipe import Recipe, find_rounding, find_scale_rule, resolve, scale_kind, scale_rules
-from mxcli.numerics.rounding import ELEMENT_ROUNDINGS, SCALE_RECIPES
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, MANTISSA_SCALE_RULES
+from mxcli.numerics.scheme import Rules, Scheme, find_rounding, find_scale_rule, resolve, scale_kind, scale_rules
 
 NO_TRANSFORM = "none"
 COMMON_RULES = ("floor", "ceil", "rceil", "even")
@@ -29,7 +29,7 @@ class Combinations:
     not the same for all. `axes` has the axis of each (None: the dimension that a layer sums over).
     """
 
-    recipes: tuple[Recipe, ...]
+    schemes: tuple[Scheme, ...]
     names: tuple[str, ...]
     notes: tuple[str, ...]
     axes: tuple[str | None, ...]
@@ -37,13 +37,13 @@ class Combinations:
     @property
     def without_axes(self) -> tuple[str, ...]:
         """The names without the axis: what is compared along several has the same along each."""
-        return tuple(_names([(recipe, None) for recipe in self.recipes]))
+        return tuple(_names([(scheme, None) for scheme in self.schemes]))
 
     @property
     def varies(self) -> bool:
         """Whether more is compared than formats and scale rules: element roundings, transforms or axes."""
-        ways = zip(self.recipes, self.axes, strict=True)
-        return len({(recipe.rounding.name, recipe.hadamard, axis) for recipe, axis in ways}) > 1
+        ways = zip(self.schemes, self.axes, strict=True)
+        return len({(scheme.rounding.name, scheme.hadamard, axis) for scheme, axis in ways}) > 1
 
 
 def combine(
@@ -80,7 +80,7 @@ def combine(
     applied = _distinct("--hadamards", transforms, _transform_name, notes) or [None]
     alone = len(rows) == len(chosen) == len(applied) == len(axes) == 1 and not rules
     _refuse_rules_without_format(rules, rows)
-    found, left_out = list[tuple[Recipe, str | None]](), []
+    found, left_out = list[tuple[Scheme, str | None]](), []
     for row in rows:
         wanted = _usual(row) if alone else rules
         if not wanted and (unserved := _unserved(row, dialect)):
@@ -90,18 +90,20 @@ def combine(
         if serving:
             left_out += [f"{row.name} {rule}" for rule in wanted if rule not in serving]
         elif wanted:
-            own = resolve(row, dialect=dialect).scale_rule.name
+            own = resolve(row, Rules(dialect=dialect)).scale_rule.name
             notes.append(f"{row.name} takes none of {', '.join(rules)}: it is compared under {own}, its own.")
         found += [
             (
                 resolve(
                     row,
-                    scale_rounding=rule,
-                    rounding=rounding,
-                    dialect=dialect,
-                    nonfinite=nonfinite,
-                    seed=seed,
-                    hadamard=hadamard,
+                    Rules(
+                        scale_rounding=rule,
+                        rounding=rounding,
+                        dialect=dialect,
+                        nonfinite=nonfinite,
+                        seed=seed,
+                        hadamard=hadamard,
+                    ),
                 ),
                 axis,
             )
@@ -114,7 +116,7 @@ def combine(
     if len(found) < 2:
         raise UsageError(_one_only(found[0][0]))
     return Combinations(
-        tuple(recipe for recipe, _ in found), tuple(_names(found)), tuple(notes), tuple(axis for _, axis in found)
+        tuple(scheme for scheme, _ in found), tuple(_names(found)), tuple(notes), tuple(axis for _, axis in found)
     )
 
 
@@ -122,7 +124,7 @@ def _usual(row: BlockFormat) -> list[str]:
     """The rules that a format is compared under by itself."""
     if row.has_power_of_two_scales:
         return list(COMMON_RULES)
-    return [recipe.name for recipe in SCALE_RECIPES.values() if recipe.scale == scale_kind(row)]
+    return [scheme.name for scheme in MANTISSA_SCALE_RULES.values() if scheme.scale == scale_kind(row)]
 
 
 def _meant(names: Iterable[str], find: Callable[[str], T], problems: list[str]) -> list[T]:
@@ -174,7 +176,7 @@ def _transform_name(hadamard: Hadamard | None) -> str:
 def _unserved(row: BlockFormat, dialect: str | None) -> str | None:
     """Why a dialect cannot quantize to a format for which no rule is named, if it cannot."""
     try:
-        resolve(row, dialect=dialect)
+        resolve(row, Rules(dialect=dialect))
     except UsageError as error:
         return error.message
     return None
@@ -191,25 +193,25 @@ def _refuse_rules_without_format(rules: Sequence[str], rows: Sequence[BlockForma
         raise together(UsageError, "Rules that serve no format", problems)
 
 
-def _names(found: Sequence[tuple[Recipe, str | None]]) -> list[str]:
+def _names(found: Sequence[tuple[Scheme, str | None]]) -> list[str]:
     """Format and scale rule of each, and what else is not the same for all."""
-    parts = [(recipe.rounding.name, _transform_name(recipe.hadamard), axis or "usual") for recipe, axis in found]
+    parts = [(scheme.rounding.name, _transform_name(scheme.hadamard), axis or "usual") for scheme, axis in found]
     differ = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
     return [
         " ".join(
             [
-                recipe.format.name,
-                recipe.scale_rule.name,
+                scheme.format.name,
+                scheme.scale_rule.name,
                 *(part for part, differs in zip(each, differ, strict=True) if differs),
             ]
         )
-        for (recipe, _), each in zip(found, parts, strict=True)
+        for (scheme, _), each in zip(found, parts, strict=True)
     ]
 
 
-def _one_only(recipe: Recipe) -> str:
+def _one_only(scheme: Scheme) -> str:
     return (
-        f"nothing to compare: {recipe.format.name} under {recipe.scale_rule.name} is one combination. Name another "
-        f"format, a rule with --scale-roundings ({', '.join(scale_rules(recipe.format))}) a rounding with "
+        f"nothing to compare: {scheme.format.name} under {scheme.scale_rule.name} is one combination. Name another "
+        f"format, a rule with --scale-roundings ({', '.join(scale_rules(scheme.format))}) a rounding with "
         f"--roundings ({', '.join(ELEMENT_ROUNDINGS)}), --hadamards none,16 or --axis both, or use `mxcli report`."
     )

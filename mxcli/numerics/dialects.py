@@ -14,7 +14,7 @@ ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ProducerChoice:
     """What a dialect does for one kind of scale (`e8m0`, `narrow`, `fp32`) and one element, or `any`.
 
     `byte0_exponent` maps a rule to the power of two that elements are divided by when the scale byte is 0 (2^-127).
@@ -40,22 +40,25 @@ class Dialect:
     name: str
     meaning: str
     source: str
-    choices: Mapping[str, Mapping[str, Choice]] = field(hash=False)
+    choices: Mapping[str, Mapping[str, ProducerChoice]] = field(hash=False)
     aliases: tuple[str, ...] = ()
 
-    def choice(self, scale_kind: str, element: str) -> Choice | None:
+    def choice(self, scale_kind: str, element: str) -> ProducerChoice | None:
         """The choice for a kind of scale and an element; None where the producer has no such format."""
         rows = self.choices.get(scale_kind, {})
         return rows.get(element) or rows.get(ANY)
 
 
 _TE_BYTE0 = {"floor": -126, "ceil": -126, "even": -126, "rceil": 0}
-_AMAX = {ANY: Choice("amax")}
-_MODELOPT_MX = {ANY: Choice("rceil"), "e2m1": Choice("rceil", rounding="half-toward-zero", set_zero_input=True)}
+_AMAX = {ANY: ProducerChoice("amax")}
+_MODELOPT_MX = {
+    ANY: ProducerChoice("rceil"),
+    "e2m1": ProducerChoice("rceil", rounding="half-toward-zero", set_zero_input=True),
+}
 _CT_MX = {
-    "e4m3": Choice("ct-even1"),
-    "e2m1": Choice("even", clear_zero_input=True),
-    "e2m3": Choice("even"),
+    "e4m3": ProducerChoice("ct-even1"),
+    "e2m1": ProducerChoice("even", clear_zero_input=True),
+    "e2m3": ProducerChoice("even"),
 }
 
 DEFAULT = Dialect(
@@ -63,7 +66,7 @@ DEFAULT = Dialect(
     "The default: scales rounded so that nothing saturates (rceil), NVFP4 in Transformer Engine's order of operations, "
     "and no step that turns finite data into NaN or loses a factor of two at the bottom of the range.",
     "Recipes for Pre-training LLMs with MXFP8, algorithm 1; Pretraining Large Language Models with NVFP4, appendix B",
-    {"e8m0": {ANY: Choice("rceil")}, "narrow": {ANY: Choice("te")}, "fp32": _AMAX},
+    {"e8m0": {ANY: ProducerChoice("rceil")}, "narrow": {ANY: ProducerChoice("te")}, "fp32": _AMAX},
 )
 
 DIALECTS: dict[str, Dialect] = {
@@ -74,15 +77,15 @@ DIALECTS: dict[str, Dialect] = {
             "ocp",
             "The letter of the OCP specification: scales rounded down (floor), so block maxima may saturate.",
             "OCP MX v1.0, section 6.3",
-            {"e8m0": {ANY: Choice("floor")}, "narrow": {ANY: Choice("te")}, "fp32": _AMAX},
+            {"e8m0": {ANY: ProducerChoice("floor")}, "narrow": {ANY: ProducerChoice("te")}, "fp32": _AMAX},
         ),
         Dialect(
             "te",
             "NVIDIA Transformer Engine: rceil; elements of a block whose scale byte is 0 are divided by 1, not 2^-127.",
             "Transformer Engine 2.20 (read); its MXFP8 and NVFP4 casts",
             {
-                "e8m0": {ANY: Choice("rceil", byte0_exponent=_TE_BYTE0)},
-                "narrow": {ANY: Choice("te")},
+                "e8m0": {ANY: ProducerChoice("rceil", byte0_exponent=_TE_BYTE0)},
+                "narrow": {ANY: ProducerChoice("te")},
                 "fp32": _AMAX,
             },
             aliases=("nvidia",),
@@ -91,7 +94,7 @@ DIALECTS: dict[str, Dialect] = {
             "paper",
             "The two training papers read literally: rceil for power-of-two scales, equations 1 to 4 for NVFP4.",
             "Recipes for Pre-training LLMs with MXFP8; Pretraining Large Language Models with NVFP4",
-            {"e8m0": {ANY: Choice("rceil")}, "narrow": {ANY: Choice("paper")}, "fp32": _AMAX},
+            {"e8m0": {ANY: ProducerChoice("rceil")}, "narrow": {ANY: ProducerChoice("paper")}, "fp32": _AMAX},
         ),
         Dialect(
             "torchao",
@@ -99,8 +102,8 @@ DIALECTS: dict[str, Dialect] = {
             "2^-126 (rceil: by 1), NVFP4 block scales are never subnormal.",
             "torchao 0.18, prototype.mx_formats (run)",
             {
-                "e8m0": {ANY: Choice("floor", byte0_exponent=_TE_BYTE0)},
-                "narrow": {ANY: Choice("torchao")},
+                "e8m0": {ANY: ProducerChoice("floor", byte0_exponent=_TE_BYTE0)},
+                "narrow": {ANY: ProducerChoice("torchao")},
                 "fp32": _AMAX,
             },
         ),
@@ -110,7 +113,7 @@ DIALECTS: dict[str, Dialect] = {
             "NVIDIA ModelOpt 0.47, qtensor classes (run)",
             {
                 "e8m0": _MODELOPT_MX,
-                "narrow": {ANY: Choice("modelopt")},
+                "narrow": {ANY: ProducerChoice("modelopt")},
                 "fp32": _AMAX,
             },
         ),
@@ -120,8 +123,8 @@ DIALECTS: dict[str, Dialect] = {
             "NVIDIA ModelOpt 0.47, FP8QTensor on bfloat16 weights (run)",
             {
                 "e8m0": _MODELOPT_MX,
-                "narrow": {ANY: Choice("modelopt")},
-                "fp32": {ANY: Choice("amax-bf16-quotient")},
+                "narrow": {ANY: ProducerChoice("modelopt")},
+                "fp32": {ANY: ProducerChoice("amax-bf16-quotient")},
             },
         ),
         Dialect(
@@ -130,7 +133,7 @@ DIALECTS: dict[str, Dialect] = {
             "compressed-tensors 0.20 (run)",
             {
                 "e8m0": _CT_MX,
-                "narrow": {ANY: Choice("ct")},
+                "narrow": {ANY: ProducerChoice("ct")},
                 "fp32": _AMAX,
             },
             aliases=("ct",),
@@ -142,8 +145,8 @@ DIALECTS: dict[str, Dialect] = {
             "compressed-tensors 0.20 through llm-compressor 0.14 on a CPU (run)",
             {
                 "e8m0": _CT_MX,
-                "narrow": {ANY: Choice("ct-bf16")},
-                "fp32": {ANY: Choice("amax-bf16")},
+                "narrow": {ANY: ProducerChoice("ct-bf16")},
+                "fp32": {ANY: ProducerChoice("amax-bf16")},
             },
             aliases=("ct-bf16",),
         ),
@@ -151,26 +154,26 @@ DIALECTS: dict[str, Dialect] = {
             "vllm",
             "vLLM's reference quantizers for NVFP4 and dynamic FP8; it defines no rule for E8M0 scales.",
             "vLLM 0.33, tests (read); auto-round 0.14",
-            {"narrow": {ANY: Choice("vllm")}, "fp32": {ANY: Choice("vllm-min")}},
+            {"narrow": {ANY: ProducerChoice("vllm")}, "fp32": {ANY: ProducerChoice("vllm-min")}},
         ),
         Dialect(
             "quark",
             "AMD Quark: `even`; a zero block has byte 1 (2^-126), and negative zero is never written.",
             "AMD Quark 0.13 (run)",
-            {"e8m0": {ANY: Choice("even", min_exponent=-126, clear_zero_code=True, infinity_is_nan=True)}},
+            {"e8m0": {ANY: ProducerChoice("even", min_exponent=-126, clear_zero_code=True, infinity_is_nan=True)}},
         ),
         Dialect(
             "microxcaling",
             "Microsoft's MX emulator: floor; blocks made only of binary32 subnormals become zero; NaN or infinity "
             "makes the whole block NaN.",
             "microxcaling 1.1 with round='even' (run); Microscaling Data Formats for Deep Learning, algorithm 1",
-            {"e8m0": {ANY: Choice("floor", flush_subnormal_blocks=True, infinity_is_nan=True)}},
+            {"e8m0": {ANY: ProducerChoice("floor", flush_subnormal_blocks=True, infinity_is_nan=True)}},
         ),
         Dialect(
             "gguf",
             "GGUF's MXFP4: floor; ties toward zero, and no negative zero.",
             "gguf 0.19 (run)",
-            {"e8m0": {"e2m1": Choice("floor", rounding="half-toward-zero", clear_zero_code=True)}},
+            {"e8m0": {"e2m1": ProducerChoice("floor", rounding="half-toward-zero", clear_zero_code=True)}},
         ),
     )
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mxcli.errors import UsageError, did_you_mean, printable
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.recipe import Recipe, resolve
+from mxcli.numerics.scheme import Rules, Scheme, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Reencoding:
     meaning: str
 
     @property
-    def recipe(self) -> Recipe:
+    def scheme(self) -> Scheme:
         """How the values are encoded again."""
-        return resolve(self.format, scale_rounding="rceil")
+        return resolve(self.format, Rules(scale_rounding="rceil"))
 
 
 REENCODINGS: dict[str, Reencoding] = {

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from mxcli.errors import UsageError, did_you_mean, printable, together
 from mxcli.numerics.floats import FloatFormat
 from mxcli.numerics.hadamard import find_hadamard
-from mxcli.numerics.recipe import Recipe, resolve
-from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS
+from mxcli.numerics.scheme import Rules, Scheme, resolve
 
 ALL = "all"
 STOCHASTIC = "stochastic"
@@ -241,14 +241,16 @@ def find_training(names: str) -> list[TrainingRecipe]:
     return list(TRAINING_RECIPES.values()) if ALL in wanted else [TRAINING_RECIPES[name] for name in wanted]
 
 
-def rules_of(operand: Operand, seed: int = 0) -> Recipe:
+def rules_of(operand: Operand, seed: int = 0) -> Scheme:
     """The recipe that kernels take; the signs of the transform are Transformer Engine's fixed ones where it has any."""
     return resolve(
         operand.format,
-        scale_rounding=operand.scale_rounding,
-        rounding=operand.rounding,
-        seed=seed,
-        hadamard=None if operand.hadamard is None else find_hadamard(operand.hadamard),
+        Rules(
+            scale_rounding=operand.scale_rounding,
+            rounding=operand.rounding,
+            seed=seed,
+            hadamard=None if operand.hadamard is None else find_hadamard(operand.hadamard),
+        ),
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mxcli.errors import InputError, LimitError, printable
 from mxcli.files.plain import read_json_object
-from mxcli.flows.bench_gemm import GemmReport, GemmRow
-from mxcli.flows.timing import Timing
+from mxcli.flows.bench.gemm import GemmReport, GemmRow
+from mxcli.flows.bench.quantize import Timing
 from mxcli.output.numbers import ABSENT, counted, significant
 from mxcli.output.screen import Screen, folded_lines
 from mxcli.output.table import Column, aligned

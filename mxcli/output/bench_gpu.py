@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from mxcli.flows.bench_gpu import GpuReport, GpuRow
+from mxcli.flows.bench.gpu import GpuReport, GpuRow
+from mxcli.output.bench import TIMING_NAMES, equal_cell, flat_records, rate_cells, settings_record, spread_percent
 from mxcli.output.numbers import ABSENT, significant
 from mxcli.output.screen import Screen
 from mxcli.output.table import Column, aligned
-from mxcli.output.timed import (
-    TIMING_NAMES,
-    equal_cell,
-    flat_records,
-    rate_cells,
-    settings_record,
-    spread_percent,
-)
 
 _COLUMNS = (
     Column("what", right=False),

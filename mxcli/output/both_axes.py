@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mxcli.flows.report import Report
-from mxcli.flows.sums import Metrics, Totals
+from mxcli.flows.measure.report import Report
+from mxcli.flows.measure.totals import Metrics, Totals
 from mxcli.numerics.metrics import judged_number
-from mxcli.output.cells import EXACT
-from mxcli.output.numbers import counted
+from mxcli.output.numbers import EXACT, counted
 
 SPOKEN_DB = 0.05
 """A smaller difference is not worth a word."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from mxcli.errors import printable
 from mxcli.files.capture_writer import CapturedTensor, StepName
-from mxcli.flows.capturing.plan import CapturePlan
-from mxcli.flows.capturing.run import CaptureRun
+from mxcli.flows.capture.plan import CapturePlan
+from mxcli.flows.capture.run import CaptureRun
 from mxcli.output.export import json_text
 from mxcli.output.numbers import ABSENT, byte_size, counted, shape_text
 from mxcli.output.screen import Screen, bold, folded_lines

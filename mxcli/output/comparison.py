@@ -6,27 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from mxcli.errors import printable
-from mxcli.flows.compare import Compared, Comparison, best_of
-from mxcli.flows.plan import Options
-from mxcli.flows.records import options_record, recipe_record
+from mxcli.flows.measure.compare import Compared, Comparison, best_of
+from mxcli.flows.plan.plan import Options
+from mxcli.flows.write.records import options_record, scheme_record
 from mxcli.numerics.combinations import Combinations
 from mxcli.numerics.estimates import keys_of
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import NUMBERS
-from mxcli.numerics.recipe import Recipe
-from mxcli.output.cells import noise_cell, number_cell
-from mxcli.output.compared_series import compared_series_lines, compared_series_records
+from mxcli.numerics.scheme import Scheme
 from mxcli.output.comparison_totals import BEST, delta, delta_cell, total_lines, wins
-from mxcli.output.comparison_words import concluded
+from mxcli.output.conclusion import concluded
 from mxcli.output.export import csv_text, json_line, json_text
-from mxcli.output.numbers import counted, shape_text
-from mxcli.output.report import (
-    ending_lines,
-    headed,
-    sample_record,
-    worst_first,
-)
+from mxcli.output.numbers import counted, noise_cell, number_cell, shape_text
+from mxcli.output.report import ending_lines, headed, sample_record, worst_first
 from mxcli.output.screen import Screen, bold, folded_lines
+from mxcli.output.series import compared_series_lines, compared_series_records
 from mxcli.output.table import Column, Row, aligned, least_width
 
 DELTAS = ("sqnr_db", "saturated_percent", "underflowed_percent")
@@ -80,9 +74,9 @@ def comparison_json(comparison: Comparison) -> str:
         "by_dtype": {dtype: asdict(total) for dtype, total in comparison.by_dtype.items()},
         "options": shared_options(comparison.options),
         "combinations": [
-            {"name": name, **recipe_record(recipe), "axis": axis, "best_on_tensors": won}
+            {"name": name, **scheme_record(recipe), "axis": axis, "best_on_tensors": won}
             for name, recipe, axis, won in zip(
-                names, comparison.combinations.recipes, comparison.combinations.axes, wins(comparison), strict=True
+                names, comparison.combinations.schemes, comparison.combinations.axes, wins(comparison), strict=True
             )
         ],
         "counts": dict(comparison.counts),
@@ -125,10 +119,10 @@ def shared_options(options: Options) -> dict[str, object]:
 
 def rule_lines(combinations: Combinations) -> list[str]:
     """A line per format with everything it is compared under."""
-    rows = {recipe.format.name: recipe.format for recipe in combinations.recipes}
+    rows = {recipe.format.name: recipe.format for recipe in combinations.schemes}
     lines = []
     for name, row in rows.items():
-        recipes = [recipe for recipe in combinations.recipes if recipe.format.name == name]
+        recipes = [recipe for recipe in combinations.schemes if recipe.format.name == name]
         tensor = f", {row.tensor_scale.name} tensor scale" if row.tensor_scale else ""
         lines.append(
             f"{name}: {row.element.name} elements, {row.scale.name} scales by {row.block_name}{tensor}; scale rounding "
@@ -138,7 +132,7 @@ def rule_lines(combinations: Combinations) -> list[str]:
     return lines
 
 
-def _transforms(recipes: Sequence[Recipe]) -> str:
+def _transforms(recipes: Sequence[Scheme]) -> str:
     """The transforms in words, if there are any."""
     if not any(recipe.hadamard for recipe in recipes):
         return ""
@@ -247,5 +241,5 @@ def _csv_rows(layer: Compared, combinations: Combinations) -> Iterator[dict[str,
     if not layer.metrics:
         yield record
     named = _named(combinations, layer.metrics).items()
-    for recipe, axis, (name, metrics) in zip(combinations.recipes, combinations.axes, named, strict=False):
-        yield {**record, "combination": name, **recipe_record(recipe), "axis": axis, **metrics}
+    for recipe, axis, (name, metrics) in zip(combinations.schemes, combinations.axes, named, strict=False):
+        yield {**record, "combination": name, **scheme_record(recipe), "axis": axis, **metrics}

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.flows.compare import Compared, ComparisonPlan, counts_of
-from mxcli.flows.inspect import Total, totals_by
-from mxcli.flows.memory import Need
-from mxcli.flows.plan import Options
-from mxcli.flows.records import recipe_record
-from mxcli.flows.report import KEPT, TIED
+from mxcli.flows.measure.compare import Compared, ComparisonPlan, counts_of
+from mxcli.flows.measure.inspect import Total, totals_by
+from mxcli.flows.measure.report import KEPT, TIED
+from mxcli.flows.plan.memory import Need
+from mxcli.flows.plan.plan import Options
+from mxcli.flows.write.records import scheme_record
 from mxcli.output.comparison import rule_lines, shared_options
 from mxcli.output.export import json_text
 from mxcli.output.measuring_plan import Effort, effort_lines, effort_record, source_record, tensor_lines, tensor_records
@@ -100,9 +100,9 @@ def comparison_plan_json(plan: PlannedComparison) -> str:
             **source_record(plan.source, plan.checkpoint),
             "options": shared_options(plan.options),
             "combinations": [
-                {"name": name, **recipe_record(recipe), "quantized_bytes": size}
+                {"name": name, **scheme_record(recipe), "quantized_bytes": size}
                 for name, recipe, size in zip(
-                    combinations.names, combinations.recipes, plan.planned.quantized_bytes, strict=True
+                    combinations.names, combinations.schemes, plan.planned.quantized_bytes, strict=True
                 )
             ],
             "counts": dict(plan.counts),

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mxcli.errors import printable
-from mxcli.flows.compare import Comparison, best_of
+from mxcli.flows.measure.compare import Comparison, best_of
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import number_of
-from mxcli.output.cells import noise_cell, number_cell
-from mxcli.output.numbers import ABSENT, significant
+from mxcli.output.numbers import ABSENT, noise_cell, number_cell, significant
 from mxcli.output.screen import Screen
 from mxcli.output.table import Column, Row, aligned
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from mxcli.errors import printable
-from mxcli.flows.diff import AXIS, TRANSFORM, Diff, Difference
-from mxcli.flows.diff_rules import Explanation
-from mxcli.flows.soundness.errors import Distance
+from mxcli.flows.verify.diff import AXIS, TRANSFORM, Diff, Difference
+from mxcli.flows.verify.diff_blocks import Explanation
+from mxcli.flows.verify.errors import Distance
 from mxcli.numerics.hadamard import Hadamard, signs_text
 from mxcli.output.difference_words import MOST_STEPS, conclusion, percent
 from mxcli.output.export import csv_text, json_text

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from mxcli.errors import printable
 from mxcli.files.directory import GGUF
-from mxcli.files.gguf_file import GGUF_NAMES
-from mxcli.flows.diff import AXIS, EQUAL, TRANSFORM, Diff, Difference, Treatment
-from mxcli.flows.diff_blocks import BlockDifference
-from mxcli.flows.diff_rules import Explanation, rules_of
+from mxcli.files.gguf import GGUF_NAMES
+from mxcli.flows.verify.diff import AXIS, EQUAL, TRANSFORM, Diff, Difference, Treatment
+from mxcli.flows.verify.diff_blocks import BlockDifference, Explanation, rules_of
 from mxcli.numerics.formats import find_format
 from mxcli.numerics.hadamard import Hadamard
 from mxcli.output.numbers import counted, significant

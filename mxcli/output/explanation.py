@@ -8,30 +8,38 @@ from dataclasses import dataclass, fields
 
 from mxcli.errors import UsageError, did_you_mean, printable
 from mxcli.files.layouts import LAYOUTS, Layout
-from mxcli.numerics.dialects import ANY, DIALECTS, Choice, Dialect
+from mxcli.numerics.dialects import ANY, DIALECTS, Dialect, ProducerChoice
 from mxcli.numerics.floats import ELEMENTS, SCALES, FloatFormat
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
 from mxcli.numerics.hadamard import TRANSFORMS, Transform
-from mxcli.numerics.metrics import ESTIMATED, KNOWN, METRICS, OF_SAMPLE, Metric
-from mxcli.numerics.objectives import OBJECTIVES, Objective
-from mxcli.numerics.recipe import scale_rules
-from mxcli.numerics.rounding import (
+from mxcli.numerics.metrics import ESTIMATED, KNOWN, METRICS, OBJECTIVES, OF_SAMPLE, Metric, Objective
+from mxcli.numerics.scale_rules import (
     ELEMENT_ROUNDINGS,
-    POWER_OF_TWO_ROUNDINGS,
-    SCALE_RECIPES,
+    MANTISSA_SCALE_RULES,
+    POWER_OF_TWO_SCALE_RULES,
     ElementRounding,
-    ScaleRecipe,
-    ScaleRounding,
+    MantissaScaleRule,
+    PowerOfTwoScaleRule,
 )
+from mxcli.numerics.scheme import scale_rules
 from mxcli.numerics.training import TRAINING_RECIPES, TrainingRecipe
 from mxcli.output.formats import TEXT_WIDTH, facts_lines, format_page, scalar_facts
 from mxcli.output.screen import Screen, bold
-from mxcli.output.training_recipes import training_facts
+from mxcli.output.training import training_facts
 
 Row = (
-    BlockFormat | FloatFormat | ScaleRounding | ScaleRecipe | ElementRounding | Dialect | Metric | Objective | Layout
-    | TrainingRecipe | Transform
-)  # fmt: skip
+    BlockFormat
+    | FloatFormat
+    | PowerOfTwoScaleRule
+    | MantissaScaleRule
+    | ElementRounding
+    | Dialect
+    | Metric
+    | Objective
+    | Layout
+    | TrainingRecipe
+    | Transform
+)
 
 TRAINING = "training"
 """What stands before the name of a training recipe, since some have the name of their format."""
@@ -39,8 +47,8 @@ TRAINING = "training"
 TOPICS: Mapping[str, Mapping[str, Row]] = {
     "block formats": FORMATS,
     "element and scale formats": ELEMENTS | SCALES,
-    "scale rounding rules (power-of-two scales)": POWER_OF_TWO_ROUNDINGS,
-    "scale recipes (scales with a mantissa)": SCALE_RECIPES,
+    "scale rounding rules (power-of-two scales)": POWER_OF_TWO_SCALE_RULES,
+    "scale recipes (scales with a mantissa)": MANTISSA_SCALE_RULES,
     "element roundings": ELEMENT_ROUNDINGS,
     "transforms": TRANSFORMS,
     "dialects (--as)": DIALECTS,
@@ -134,11 +142,11 @@ def _page(row: Row, screen: Screen) -> list[str]:
     if isinstance(row, TrainingRecipe):
         return [f"{row.name}: a training recipe", "", *_words(row.meaning, screen), "",
                 *facts_lines(training_facts(row), screen)]  # fmt: skip
-    if isinstance(row, ScaleRounding):
+    if isinstance(row, PowerOfTwoScaleRule):
         served = ", ".join(f.name for f in FORMATS.values() if row.name in scale_rules(f))
         return [_title(row, "a scale rounding rule"), "", *_words(row.meaning, screen), "",
                 *_facts(row, screen, formula=row.formula, serves=served)]  # fmt: skip
-    if isinstance(row, ScaleRecipe):
+    if isinstance(row, MantissaScaleRule):
         served = ", ".join(f.name for f in FORMATS.values() if row.name in scale_rules(f))
         return [_title(row, "a scale recipe"), "", *_words(row.meaning, screen), "",
                 "  T: amax of the tensor, A: amax of the block, S: block scale, x: element", "",
@@ -154,13 +162,15 @@ def _named() -> Iterator[tuple[str, str, Row]]:
                 yield kind, name, row
 
 
-def _title(row: Dialect | Layout | ScaleRounding | ScaleRecipe | Transform, kind: str) -> str:
+def _title(row: Dialect | Layout | PowerOfTwoScaleRule | MantissaScaleRule | Transform, kind: str) -> str:
     also = f" (also {', '.join(row.aliases)})" if row.aliases else ""
     return f"{row.name}{also}: {kind}"
 
 
 def _facts(
-    row: Dialect | Layout | ScaleRounding | ScaleRecipe | ElementRounding | Transform, screen: Screen, **facts: str
+    row: Dialect | Layout | PowerOfTwoScaleRule | MantissaScaleRule | ElementRounding | Transform,
+    screen: Screen,
+    **facts: str,
 ) -> list[str]:
     return facts_lines({**facts, "source": row.source}, screen)
 
@@ -177,12 +187,12 @@ def _choices(dialect: Dialect, screen: Screen) -> list[str]:
     )
 
 
-def _choice_words(choice: Choice) -> str:
+def _choice_words(choice: ProducerChoice) -> str:
     """The rule, the rounding, and every field that differs from the usual."""
-    usual = Choice(choice.rule)
+    usual = ProducerChoice(choice.rule)
     odd = [
         f"{field.name.replace('_', ' ')} {_value_words(getattr(choice, field.name))}"
-        for field in fields(Choice)
+        for field in fields(ProducerChoice)
         if field.name not in ("rule", "rounding") and getattr(choice, field.name) != getattr(usual, field.name)
     ]
     return "; ".join([f"{choice.rule}, {choice.rounding}", *odd])

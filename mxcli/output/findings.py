@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from mxcli.errors import printable
-from mxcli.flows.report import KEPT, Report
+from mxcli.flows.measure.report import KEPT, Report
 from mxcli.numerics.metrics import number_of
 from mxcli.output.both_axes import axes_concluded
 from mxcli.output.numbers import counted, significant

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from mxcli.numerics.floats import FloatFormat
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.recipe import resolve, scale_rules
+from mxcli.numerics.scheme import Scheme, resolve, scale_rules
 from mxcli.output.numbers import ABSENT, decimal, power_of_two
 from mxcli.output.screen import Screen
 from mxcli.output.table import Column, aligned
@@ -144,3 +144,13 @@ def _block_words(row: BlockFormat) -> str:
     if columns is None:
         return "tensor" if rows is None else "row"
     return f"block of {rows} x {columns} elements"
+
+
+def rules_words(recipe: Scheme) -> str:
+    """How scales and elements are rounded, after which transform and as whom: all that its bytes depend on."""
+    seed = f" (seed {recipe.seed})" if recipe.rounding.is_random else ""
+    after = f" after {recipe.hadamard.name}" if recipe.hadamard is not None else ""
+    return (
+        f"scale rounding {recipe.scale_rule.name}, element rounding {recipe.rounding.name}{seed}{after}, as "
+        f"{recipe.dialect.name}"
+    )

@@ -14,14 +14,12 @@ from html import escape
 from importlib.resources import files
 
 from mxcli.errors import printable
-from mxcli.flows.worst_blocks import COMPARED
-from mxcli.output.cells import noise_cell, number_cell
-from mxcli.output.charts import BlockChart, Chart
+from mxcli.flows.measure.worst_blocks import COMPARED
+from mxcli.output.charts import DARK, LIGHT, BlockChart, Chart, variables
 from mxcli.output.inspection import dtype_mix
-from mxcli.output.numbers import ABSENT, byte_size, counted, quantity
+from mxcli.output.numbers import ABSENT, byte_size, counted, noise_cell, number_cell, quantity
 from mxcli.output.page_data import embedded, page_data
-from mxcli.output.palette import DARK, LIGHT, variables
-from mxcli.output.study import Metrics, Provenance, Study
+from mxcli.output.study import Metrics, PageSource, Study
 from mxcli.output.study_charts import study_charts
 from mxcli.output.svg import signed
 from mxcli.output.svg_charts import is_wide, svg
@@ -30,7 +28,7 @@ TITLES = {"report": "Quantization report", "compare": "Comparison of quantizatio
 SERIES = range(8)
 
 
-def html_page(study: Study, provenance: Provenance) -> str:
+def html_page(study: Study, provenance: PageSource) -> str:
     """The page; the same study has the same bytes."""
     charts = study_charts(study)
     plots = [chart for chart in charts if not isinstance(chart, BlockChart)]
@@ -265,7 +263,7 @@ def _options(words: Iterable[str]) -> str:
     return "".join(f"<option>{escape(word)}</option>" for word in words)
 
 
-def _footer(provenance: Provenance) -> str:
+def _footer(provenance: PageSource) -> str:
     command = shlex.join(["mxcli", *map(printable, provenance.command)])
     inputs = "".join(
         f"<tr><th scope=row><bdi>{escape(printable(name))}</bdi></th>{_identity(found)}</tr>"

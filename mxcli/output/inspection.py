@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from mxcli.errors import printable
-from mxcli.flows.inspect import Captured, Inspection, Total
+from mxcli.flows.measure.inspect import Captured, Inspection, Total
 from mxcli.output.numbers import byte_size, counted, quantity, shape_text
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned

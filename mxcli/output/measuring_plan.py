@@ -9,8 +9,8 @@ from typing import Protocol
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.tensors import TensorInfo
-from mxcli.flows.inspect import Total, totals_by
-from mxcli.flows.memory import Need
+from mxcli.flows.measure.inspect import Total, totals_by
+from mxcli.flows.plan.memory import Need
 from mxcli.output.numbers import byte_size, counted, shape_text
 from mxcli.output.plan import Site, memory_words
 from mxcli.output.screen import Screen, folded_lines

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from mxcli.numerics.estimates import uncertainty_of
+from mxcli.numerics.measures import Value
+from mxcli.numerics.metrics import number_of
+
 ABSENT = "-"
 
 
@@ -98,3 +102,19 @@ def sparkline(counts: Mapping[int, int]) -> str:
         sums[(number - first) // each] += count
     highest = max(sums)
     return "".join(BARS[-(-count * len(BARS) // highest) - 1] if count else " " for count in sums)
+
+
+EXACT = "exact"
+
+Metrics = Mapping[str, Value]
+
+
+def noise_cell(metrics: Metrics, name: str) -> str:
+    """A measure of noise; `exact` where there is none."""
+    return EXACT if metrics["mse"] == 0 else number_cell(metrics, name)
+
+
+def number_cell(metrics: Metrics, name: str) -> str:
+    """Three significant digits of a metric, and two of how unsure an estimate is."""
+    unsure = uncertainty_of(metrics, name)
+    return significant(number_of(metrics, name)) + ("" if unsure is None else f" ±{unsure:#.2g}".rstrip("."))

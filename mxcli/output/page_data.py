@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from mxcli.numerics.metrics import METRICS, number_of
-from mxcli.output.cells import EXACT
 from mxcli.output.charts import Cell, Chart
-from mxcli.output.numbers import shape_text
+from mxcli.output.numbers import EXACT, shape_text
 from mxcli.output.study import Study, Tensor
 
 TEXT, WORD, NUMBER, WHOLE = "text", "word", "number", "whole"

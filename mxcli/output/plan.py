@@ -8,11 +8,11 @@ from mxcli.backends import CPU
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import RECORD
-from mxcli.files.writer_progress import Share
-from mxcli.flows.arrange import Arrangement, Task
-from mxcli.flows.memory import Need
-from mxcli.flows.report import Report, decision_of
-from mxcli.flows.sharding import INDEX, is_indexed
+from mxcli.files.progress import Share
+from mxcli.flows.measure.report import Report, decision_of
+from mxcli.flows.plan.memory import Need
+from mxcli.flows.write.arrange import Arrangement, Task
+from mxcli.flows.write.sharding import INDEX, is_indexed
 from mxcli.output.export import json_text
 from mxcli.output.numbers import ABSENT, byte_size, counted, shape_text
 from mxcli.output.report import count_lines, headlines
@@ -106,7 +106,7 @@ def plan_json(
                     "role": task.step.tensor.role,
                     "decision": decision_of(task.step),
                     "reason": task.step.reason,
-                    "format": task.step.recipe.format.name if task.step.recipe else None,
+                    "format": task.step.scheme.format.name if task.step.scheme else None,
                     "bytes": task.step.tensor.nbytes,
                     "output_bytes": _output_bytes(task),
                 }

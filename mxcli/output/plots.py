@@ -7,9 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mxcli.output.charts import DRAWABLE, BarChart, BlockChart, Chart, HeatMap, Histogram, LineChart, RangeChart
+from mxcli.output.charts import (
+    DRAWABLE,
+    LIGHT,
+    SERIES_LIGHT,
+    BarChart,
+    BlockChart,
+    Chart,
+    HeatMap,
+    Histogram,
+    LineChart,
+    RangeChart,
+)
 from mxcli.output.numbers import significant
-from mxcli.output.palette import LIGHT, SERIES_LIGHT
 from mxcli.output.svg import fitted, signed, sparse
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from mxcli.flows.gemm_shapes import DY, W, X
 from mxcli.flows.products.report import LayerProduct, ProductReport
-from mxcli.flows.records import recipe_record
+from mxcli.flows.products.shapes import DY, W, X
+from mxcli.flows.write.records import scheme_record
 from mxcli.output.export import csv_text, json_text
+from mxcli.output.formats import rules_words
 from mxcli.output.numbers import counted, significant
-from mxcli.output.rules import rules_words
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
 
@@ -61,7 +61,7 @@ def products_json(report: ProductReport) -> str:
         {
             "source": report.source,
             "captures": report.captures,
-            "rules": {name: recipe_record(recipe) for name, recipe in report.recipes.items()},
+            "rules": {name: scheme_record(recipe) for name, recipe in report.recipes.items()},
             "notes": list(report.notes),
             "by_pass": {name: energies.metrics for name, energies in report.by_pass.items()},
             "products": [_record(product) for product in report.products],

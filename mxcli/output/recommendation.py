@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from mxcli.errors import printable
-from mxcli.flows.choices import Effect, Group
-from mxcli.flows.recommend import Choice, Recommendation
-from mxcli.flows.records import options_record
-from mxcli.flows.targets import BITS, KEEP_PERCENT, MIN_SQNR, Target
-from mxcli.numerics.metrics import number_of
-from mxcli.numerics.objectives import Objective
+from mxcli.flows.recommend.candidates import BITS, KEEP_PERCENT, MIN_SQNR, Effect, Group, Target
+from mxcli.flows.recommend.recommend import GroupChoice, Recommendation
+from mxcli.flows.write.records import options_record
+from mxcli.numerics.metrics import Objective, number_of
 from mxcli.output.export import csv_text, json_text
 from mxcli.output.inspection import source_line
 from mxcli.output.numbers import ABSENT, counted, quantity, significant, trimmed
@@ -34,7 +32,7 @@ _TARGETS = {
 class Sort:
     """An order of groups: by what, and in words."""
 
-    key: Callable[[Choice], float | str]
+    key: Callable[[GroupChoice], float | str]
     words: str
 
 
@@ -173,7 +171,7 @@ def _kept_percent(result: Recommendation) -> float:
     return 100 * sum(choice.group.elements for choice in result.kept) / result.elements
 
 
-def _worst(choice: Choice) -> float:
+def _worst(choice: GroupChoice) -> float:
     return min(choice.options, key=lambda option: option.bits).harm
 
 
@@ -189,7 +187,7 @@ def _columns(result: Recommendation) -> Sequence[Column]:
     )
 
 
-def _row(choice: Choice, result: Recommendation) -> Row:
+def _row(choice: GroupChoice, result: Recommendation) -> Row:
     group, option = choice.group, choice.option
     harms = [None if (each := choice.of(name)) is None else each.harm for name in result.formats]
     return [
@@ -221,7 +219,7 @@ def _total(result: Recommendation) -> Row:
     ]
 
 
-def _group_record(choice: Choice) -> dict[str, object]:
+def _group_record(choice: GroupChoice) -> dict[str, object]:
     group = choice.group
     return {
         "name": group.name,

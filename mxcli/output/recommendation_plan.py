@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.flows.choices import KEEP, Group
-from mxcli.flows.inspect import Total, totals_by
-from mxcli.flows.memory import Need
-from mxcli.flows.recommend import Candidates
-from mxcli.numerics.objectives import Objective
+from mxcli.flows.measure.inspect import Total, totals_by
+from mxcli.flows.plan.memory import Need
+from mxcli.flows.recommend.candidates import KEEP, Group
+from mxcli.flows.recommend.recommend import Candidates
+from mxcli.numerics.metrics import Objective
 from mxcli.output.export import json_text
 from mxcli.output.inspection import source_line
 from mxcli.output.measuring_plan import Effort, effort_lines, effort_record, source_record

@@ -8,22 +8,21 @@ from dataclasses import asdict
 from typing import Protocol, TypeVar
 
 from mxcli.errors import printable
-from mxcli.flows.inspect import Total
-from mxcli.flows.plan import Options
-from mxcli.flows.records import options_record, recipe_record
-from mxcli.flows.report import KEPT, LayerReport, Report
-from mxcli.flows.sampled import Taken
+from mxcli.flows.measure.inspect import Total
+from mxcli.flows.measure.report import KEPT, LayerReport, Report
+from mxcli.flows.measure.sampled import Taken
+from mxcli.flows.plan.plan import Options
+from mxcli.flows.write.records import options_record, scheme_record
 from mxcli.numerics.estimates import keys_of
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import METRICS, number_of
-from mxcli.numerics.recipe import Recipe
 from mxcli.numerics.samples import CONFIDENCE_PERCENT
+from mxcli.numerics.scheme import Scheme
 from mxcli.output.both_axes import axes_concluded
-from mxcli.output.cells import noise_cell, number_cell
 from mxcli.output.export import csv_text, json_line, json_text
+from mxcli.output.formats import rules_words
 from mxcli.output.inspection import source_line
-from mxcli.output.numbers import ABSENT, counted, shape_text, significant, sparkline
-from mxcli.output.rules import rules_words
+from mxcli.output.numbers import ABSENT, counted, noise_cell, number_cell, shape_text, significant, sparkline
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.series import series_lines, series_records
 from mxcli.output.table import Column, Row, aligned
@@ -152,7 +151,7 @@ def ending_lines(
 
 def headlines(report: Report, screen: Screen) -> list[str]:
     """What the source is, the rules in force and the policies."""
-    return headed(report, map(recipe_line, report.recipes), screen)
+    return headed(report, map(scheme_line, report.schemes), screen)
 
 
 def headed(result: Measured, rules: Iterable[str], screen: Screen) -> list[str]:
@@ -171,7 +170,7 @@ def report_json(report: Report, verb: str = "report", **more: object) -> str:
         "bytes": report.total.bytes,
         "by_dtype": {dtype: asdict(total) for dtype, total in report.by_dtype.items()},
         "options": options_record(report.options),
-        "recipes": [{**recipe_record(recipe), "tensors": count} for recipe, count in report.recipes],
+        "recipes": [{**scheme_record(recipe), "tensors": count} for recipe, count in report.schemes],
         "counts": dict(report.counts),
         "unfinished": report.unfinished,
         **sample_record(report.sample),
@@ -202,7 +201,7 @@ def layer_record(layer: LayerReport) -> dict[str, object]:
         "role": layer.role,
         "decision": layer.decision,
         "reason": layer.reason,
-        **(recipe_record(layer.recipe) if layer.recipe else {}),
+        **(scheme_record(layer.scheme) if layer.scheme else {}),
         **({} if layer.axis is None else {"axis": layer.axis}),
         **layer.metrics,
     }
@@ -223,7 +222,7 @@ def layer_line(layer: LayerReport) -> str:
 
 def policy_line(options: Options) -> str:
     """What is done about values and lengths that do not fit."""
-    return f"non-finite input: {options.nonfinite}; indivisible lengths: {options.on_indivisible}"
+    return f"non-finite input: {options.rules.nonfinite}; indivisible lengths: {options.on_indivisible}"
 
 
 def sample_lines(sample: Taken | None) -> list[str]:
@@ -253,7 +252,7 @@ def _share(sample: Taken) -> str:
     return f"{significant(100 * sample.sampled_elements / sample.elements) if sample.elements else '100'} %"
 
 
-def recipe_line(counted_recipe: tuple[Recipe, int]) -> str:
+def scheme_line(counted_recipe: tuple[Scheme, int]) -> str:
     """A recipe in words, and how many tensors have it."""
     recipe, count = counted_recipe
     row = recipe.format

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.flows.compare import stored_bytes
-from mxcli.flows.plan import Plan, Step
-from mxcli.flows.records import options_record, recipe_record
-from mxcli.flows.report import Report, planned_layers
+from mxcli.flows.measure.compare import stored_bytes
+from mxcli.flows.measure.report import Report, planned_layers
+from mxcli.flows.plan.plan import Plan, TensorPlan
+from mxcli.flows.write.records import options_record, scheme_record
 from mxcli.output.export import json_text
 from mxcli.output.measuring_plan import Effort, effort_lines, effort_record, source_record, tensor_lines, tensor_records
 from mxcli.output.numbers import byte_size, significant
@@ -26,7 +26,7 @@ class PlannedReport:
     effort: Effort
 
     @property
-    def quantized(self) -> tuple[Step, ...]:
+    def quantized(self) -> tuple[TensorPlan, ...]:
         """What would be measured: the tensors quantized, along each axis."""
         return tuple(step for plan in self.plans for step in plan.quantized)
 
@@ -62,7 +62,7 @@ def report_plan_json(planned: PlannedReport) -> str:
         {
             **source_record(report.source, planned.checkpoint),
             "options": options_record(report.options),
-            "recipes": [{**recipe_record(recipe), "tensors": count} for recipe, count in report.recipes],
+            "recipes": [{**scheme_record(recipe), "tensors": count} for recipe, count in report.schemes],
             "counts": dict(report.counts),
             "quantized_bytes": planned.quantized_bytes,
             **effort_record(planned.effort),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mxcli.files.captures import CAPTURED_ROLES
-from mxcli.flows.gemm_shapes import DY, PASSES, W, X
-from mxcli.flows.soundness.finding import SEVERITIES
+from mxcli.flows.products.shapes import DY, PASSES, W, X
+from mxcli.flows.verify.check import SEVERITIES
 from mxcli.numerics.estimates import SAMPLED, is_estimated, uncertainty_key
 from mxcli.numerics.metrics import METRICS, Metric
-from mxcli.numerics.recipe import NONFINITE_POLICIES
 from mxcli.numerics.samples import CONFIDENCE_PERCENT
+from mxcli.numerics.scheme import NONFINITE_POLICIES
 from mxcli.output import products
 
 Schema = dict[str, Any]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mxcli.flows.sums import Metrics, StepTotal
+from mxcli.flows.measure.totals import Metrics, TrainingStepTotal
 from mxcli.numerics.metrics import number_of
 from mxcli.output.charts import Line, LineChart
 
@@ -82,13 +82,13 @@ _MEASURES = (
 )
 
 
-def step_charts(series: Mapping[str, Sequence[StepTotal]]) -> list[LineChart]:
+def step_charts(series: Mapping[str, Sequence[TrainingStepTotal]]) -> list[LineChart]:
     """The charts of series by what they are of; one that would show nothing is left out."""
     charts = (_chart(measure, series) for measure in _MEASURES)
     return [chart for chart in charts if any(y for line in chart.lines for _, y in line.points)]
 
 
-def _chart(measure: _Measure, series: Mapping[str, Sequence[StepTotal]]) -> LineChart:
+def _chart(measure: _Measure, series: Mapping[str, Sequence[TrainingStepTotal]]) -> LineChart:
     lines, joined = [], 1
     for name, found in series.items():
         joined = max(joined, -(-len(found) // POINTS))

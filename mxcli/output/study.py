@@ -8,22 +8,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mxcli.errors import printable
-from mxcli.flows.compare import best_of
-from mxcli.flows.inspect import Total
-from mxcli.flows.sums import StepTotal, series
-from mxcli.flows.worst_blocks import WorstBlock
+from mxcli.flows.measure.compare import best_of
+from mxcli.flows.measure.inspect import Total
+from mxcli.flows.measure.totals import TrainingStepTotal, totals_over_steps
+from mxcli.flows.measure.worst_blocks import WorstBlock
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import METRICS
-from mxcli.output.compared_series import compared_series_sentences
 from mxcli.output.comparison import rule_lines, titles
-from mxcli.output.comparison_words import concluded
+from mxcli.output.conclusion import concluded
 from mxcli.output.findings import findings
-from mxcli.output.report import policy_line, recipe_line, sample_lines
-from mxcli.output.series import series_name
+from mxcli.output.report import policy_line, sample_lines, scheme_line
+from mxcli.output.series import compared_series_sentences, series_name
 
 if TYPE_CHECKING:
-    from mxcli.flows.compare import Compared, Comparison
-    from mxcli.flows.report import LayerReport, Report
+    from mxcli.flows.measure.compare import Compared, Comparison
+    from mxcli.flows.measure.report import LayerReport, Report
 
 Metrics = Mapping[str, Value]
 _NOTHING: Metrics = {"tensors": 0, **dict.fromkeys(METRICS)}
@@ -50,9 +49,9 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
+class PageSource:
     """Where a result comes from: the command that makes it again, the version, and what identifies each input file
-    (as `mxcli.flows.fingerprint` has it)."""
+    (as `mxcli.flows.write.records` has it)."""
 
     command: Sequence[str]
     version: str
@@ -86,7 +85,7 @@ class Study:
     notes: tuple[str, ...]
     unfinished: int
     worst_blocks: tuple[WorstBlock, ...] = ()
-    series: Mapping[str, Sequence[StepTotal]] = field(default_factory=dict)
+    series: Mapping[str, Sequence[TrainingStepTotal]] = field(default_factory=dict)
     ways: str = "recipe"
 
     @property
@@ -105,7 +104,7 @@ def study_of_report(report: Report, worst_blocks: Sequence[WorstBlock] = ()) -> 
         total=report.total,
         by_dtype=report.by_dtype,
         recipes=tuple(along) or (_recipe_name(report),),
-        rules=(*map(recipe_line, report.recipes), policy_line(report.options), *sample_lines(report.sample)),
+        rules=(*map(scheme_line, report.schemes), policy_line(report.options), *sample_lines(report.sample)),
         measured=tuple(_reported(rows, along) for rows in _by_tensor(report.layers)),
         kept=tuple(_kept(layer) for layer in report.kept),
         sums=() if not any(sums) else tuple(each or _NOTHING for each in sums),
@@ -116,7 +115,7 @@ def study_of_report(report: Report, worst_blocks: Sequence[WorstBlock] = ()) -> 
         notes=report.notes,
         unfinished=report.unfinished,
         worst_blocks=tuple(worst_blocks),
-        series={series_name(*key): found for key, found in series(report.by_step).items()},
+        series={series_name(*key): found for key, found in totals_over_steps(report.by_step).items()},
         ways="axis" if along else "recipe",
     )
 
@@ -144,15 +143,15 @@ def study_of_comparison(comparison: Comparison, worst_blocks: Sequence[WorstBloc
     )
 
 
-def _compared_series(comparison: Comparison) -> dict[str, list[StepTotal]]:
+def _compared_series(comparison: Comparison) -> dict[str, list[TrainingStepTotal]]:
     """The series of each role, one recipe after the other."""
-    named = list(zip(titles(comparison.combinations), map(series, comparison.by_step), strict=False))
+    named = list(zip(titles(comparison.combinations), map(totals_over_steps, comparison.by_step), strict=False))
     roles = dict.fromkeys(key for _, found in named for key in found)
     return {series_name(role, title): found[role, axis] for role, axis in roles for title, found in named}
 
 
 def _recipe_name(report: Report) -> str:
-    names = [f"{recipe.format.name} {recipe.scale_rule.name}" for recipe, _ in report.recipes]
+    names = [f"{recipe.format.name} {recipe.scale_rule.name}" for recipe, _ in report.schemes]
     return ", ".join(names) or printable(report.options.format)
 
 

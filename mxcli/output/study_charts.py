@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from mxcli.errors import printable
-from mxcli.flows.grouping import labels, layer_of
-from mxcli.flows.worst_blocks import WorstBlock
+from mxcli.flows.measure.totals import labels, layer_of
+from mxcli.flows.measure.worst_blocks import WorstBlock
 from mxcli.numerics.metrics import number_of
 from mxcli.output.charts import (
     BarChart,
@@ -333,7 +333,7 @@ def _comparison(study: Study) -> Chart | None:
 
 
 def _block(at: int, block: WorstBlock, study: Study) -> BlockChart:
-    row = block.recipe.format
+    row = block.scheme.format
     width = (row.element.bits + 3) // 4
     down = len({each.row for each in block.elements}) > 1
     elements = tuple(

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from mxcli.errors import printable
-from mxcli.flows.records import recipe_record
-from mxcli.flows.soundness.errors import Distance
-from mxcli.flows.soundness.finding import NOTE, PROBLEM, SEVERITIES, WARNING, Finding, Result
-from mxcli.flows.soundness.origin import Origin
-from mxcli.flows.verify import Verification, Verified
+from mxcli.flows.verify.check import NOTE, PROBLEM, SEVERITIES, WARNING, Finding, Result
+from mxcli.flows.verify.errors import Distance
+from mxcli.flows.verify.provenance import Provenance
+from mxcli.flows.verify.verify import Verification, Verified
+from mxcli.flows.write.records import scheme_record
 from mxcli.output.export import csv_text, json_text
+from mxcli.output.formats import rules_words
 from mxcli.output.inspection import source_line
 from mxcli.output.numbers import counted, shape_text, significant
-from mxcli.output.rules import rules_words
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
 
@@ -194,8 +194,8 @@ def _error_cells(distance: Distance) -> list[str]:
     return [significant(distance.sqnr_db), significant(distance.relative_error), significant(distance.max_abs_error)]
 
 
-def _short_origin(origin: Origin) -> str:
-    whose = f"{origin.recipe.scale_rule.name} as {origin.recipe.dialect.name}"
+def _short_origin(origin: Provenance) -> str:
+    whose = f"{origin.scheme.scale_rule.name} as {origin.scheme.dialect.name}"
     if origin.draws_unknown:
         return "draws not known"
     return whose if origin.exact else f"{_share(origin.equal_blocks, origin.blocks)} of blocks {whose}"
@@ -210,7 +210,7 @@ def _share(part: int, whole: int) -> str:
 def _origin_sentences(result: Verification) -> Iterator[str]:
     """Whose bytes the weights have, those of most first, and what the others come nearest to."""
     traced = [weight.origin for weight in result.weights if weight.origin is not None]
-    exact = Counter(origin.recipe for origin in traced if origin.exact)
+    exact = Counter(origin.scheme for origin in traced if origin.exact)
     every = len(traced)
     for recipe, count in exact.most_common():
         which = (
@@ -230,8 +230,8 @@ def _origin_sentences(result: Verification) -> Iterator[str]:
         )
     rest = [origin for origin in traced if not origin.exact and not origin.draws_unknown]
     if rest:
-        near = Counter(origin.recipe for origin in rest).most_common(1)[0][0]
-        mine = [origin for origin in rest if origin.recipe == near]
+        near = Counter(origin.scheme for origin in rest).most_common(1)[0][0]
+        mine = [origin for origin in rest if origin.scheme == near]
         equal, blocks = sum(origin.equal_blocks for origin in mine), sum(origin.blocks for origin in mine)
         yield (
             f"Bytes: {counted(len(rest), 'weight')} of {every:,} {'has' if len(rest) == 1 else 'have'} those of no "
@@ -297,11 +297,11 @@ def _error_record(distance: Distance) -> dict[str, object]:
     }
 
 
-def _origin_record(origin: Origin | None) -> dict[str, object] | None:
+def _origin_record(origin: Provenance | None) -> dict[str, object] | None:
     if origin is None:
         return None
     return {
-        **recipe_record(origin.recipe),
+        **scheme_record(origin.scheme),
         "exact": origin.exact,
         "equal_blocks": origin.equal_blocks,
         "blocks_tried": origin.blocks,

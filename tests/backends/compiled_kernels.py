@@ -13,12 +13,12 @@ from kernel_oracle import recipe_of
 
 from mxcli.backends import nvrtc
 from mxcli.backends.device import Kernel
-from mxcli.backends.kernels import Compiler
-from mxcli.backends.launches import Addresses, Job, amax_of
+from mxcli.backends.launches import Addresses, KernelJob, amax_of
+from mxcli.backends.nvrtc import Compiler
 from mxcli.errors import MxcliError
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.hadamard import find_hadamard
-from mxcli.numerics.recipe import scale_rules
+from mxcli.numerics.scheme import scale_rules
 
 SHAPE = (4096, 4096)
 NOWHERE = Addresses(0)
@@ -31,13 +31,13 @@ ONE_OF_EACH_KIND = (
 
 def codes(name: str, rule: str | None, capability: tuple[int, int]) -> Kernel:
     """What makes codes and scales of a bfloat16 matrix."""
-    job = Job(SHAPE, "BF16", recipe_of(name, rule))
+    job = KernelJob(SHAPE, "BF16", recipe_of(name, rule))
     return job.quantize(job.piece(0, job.cut.units), NOWHERE, Compiler(capability).conversions).kernel
 
 
 def statistics(name: str, rule: str | None, capability: tuple[int, int], *, with_codes: bool) -> list[Kernel]:
     """What measures one."""
-    job, conversions = Job(SHAPE, "BF16", recipe_of(name, rule)), Compiler(capability).conversions
+    job, conversions = KernelJob(SHAPE, "BF16", recipe_of(name, rule)), Compiler(capability).conversions
     piece = job.piece(0, job.cut.units)
     launches = [job.measure(piece, NOWHERE, 132, conversions=conversions, codes=with_codes)]
     if job.has_shares:
@@ -47,13 +47,13 @@ def statistics(name: str, rule: str | None, capability: tuple[int, int], *, with
 
 def values(name: str, dtype: str) -> Kernel:
     """What makes values of codes."""
-    job = Job(SHAPE, dtype, recipe_of(name))
+    job = KernelJob(SHAPE, dtype, recipe_of(name))
     return job.dequantize(job.piece(0, job.cut.units), NOWHERE, 1.0, 1.0).kernel
 
 
 def reductions(dtype: str) -> list[Kernel]:
     """What finds largest magnitudes, and the noisiest blocks."""
-    job = Job(SHAPE, dtype, recipe_of("mxfp8"))
+    job = KernelJob(SHAPE, dtype, recipe_of("mxfp8"))
     return [amax_of(dtype, 0, 1, 0, 0, 132).kernel, job.worst(0, 1, 0, 0).kernel]
 
 
@@ -64,7 +64,7 @@ def training_kernels(capability: tuple[int, int]) -> dict[str, Kernel]:
         for size in (None, 16, 128) if name == "nvfp4" else (None, 16):
             hadamard = None if size is None else find_hadamard(size)
             recipe = recipe_of(name, rounding="stochastic", hadamard=hadamard)
-            job = Job(SHAPE, "BF16", recipe)
+            job = KernelJob(SHAPE, "BF16", recipe)
             piece = job.piece(0, job.cut.units)
             what = f"{name}, stochastic, {hadamard.name if hadamard else 'no transform'}"
             found[f"codes of {what}"] = job.quantize(piece, NOWHERE, conversions).kernel
@@ -102,7 +102,7 @@ def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
     for dtype in ("F32", "BF16", "F16", "F64"):
         found |= {f"{dtype} {kernel.name}": kernel for kernel in reductions(dtype)}
     for dtype in ("F32", "BF16", "F64"):
-        both = Job(SHAPE, dtype, recipe_of("mxfp8")).quantize_both(
+        both = KernelJob(SHAPE, dtype, recipe_of("mxfp8")).quantize_both(
             NOWHERE, NOWHERE, 132, Compiler(capability).conversions
         )
         found[f"{dtype} both axes of mxfp8"] = both.kernel
@@ -133,8 +133,8 @@ def remarks(kernel: Kernel, capability: tuple[int, int]) -> str:
 def compile_all(capability: tuple[int, int]) -> dict[str, str]:
     """Remarks about every kernel; a file with the same definitions is compiled once."""
     kernels = kernels_for(capability)
-    distinct = {(k.file, k.definitions, k.recipe): k for k in kernels.values()}
+    distinct = {(k.file, k.definitions, k.scheme): k for k in kernels.values()}
     slow_first = sorted(distinct.items(), key=lambda item: not item[0][0].startswith("measure"))
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         started = {key: pool.submit(remarks, kernel, capability) for key, kernel in slow_first}
-        return {what: started[k.file, k.definitions, k.recipe].result() for what, k in kernels.items()}
+        return {what: started[k.file, k.definitions, k.scheme].result() for what, k in kernels.items()}

@@ -1,4 +1,4 @@
-// A CUDA driver library for tests: it says what the environment variables FAKE_* tell it to say.
+// A CUDA driver library for tests: the environment variables FAKE_* set its results.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +20,7 @@ static int capability(int device, int which) {
   return which ? -1 : count;
 }
 
-// Handles are not indices, as the interface allows.
+// Handles differ from indices, as the interface allows.
 static const int first_handle = 40;
 
 extern "C" {

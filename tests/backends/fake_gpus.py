@@ -1,4 +1,4 @@
-"""A machine with GPUs that are not there: a compiled driver library, and packages by word of mouth."""
+"""A machine with fake GPUs: a compiled driver library and pretended packages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NO_NVRTC = EnvironmentFailure("NVRTC, the CUDA compiler, is not installed: pip i
 
 
 def build_driver(folder: Path, *options: str) -> Path:
-    """libcuda.so.1 in the folder; what it says is told by FAKE_INIT, FAKE_DRIVER, FAKE_GPUS and FAKE_GET."""
+    """Build libcuda.so.1 in the folder; FAKE_INIT, FAKE_DRIVER, FAKE_GPUS and FAKE_GET control its results."""
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     if compiler is None:
-        pytest.skip("no C++ compiler to make a driver library with")
+        pytest.skip("needs a C++ compiler to build a driver library")
     library = folder / "libcuda.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", *options, str(SOURCE), "-o", str(library)], check=True)
     return library
@@ -29,7 +29,7 @@ def build_driver(folder: Path, *options: str) -> Path:
 def install(
     monkeypatch: pytest.MonkeyPatch, packages: Mapping[str, str], nvrtc: tuple[int, int] | EnvironmentFailure
 ) -> None:
-    """Lets these packages alone seem to be installed."""
+    """Pretend that only these packages are installed."""
 
     def version(name: str) -> str:
         if name not in packages:

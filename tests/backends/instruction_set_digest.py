@@ -12,14 +12,14 @@ from kernel_samples import SAMPLES, normal
 
 from mxcli.backends import cpu
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import Histogram, Stats
 
 WIDE = ("mxfp8_e4m3", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128", "e2m1:e8m0:1x1024", "e4m3:fp32:8x24", "e5m2:e8m0:1x7")
 """Formats also tried on a tensor of several chunks."""
 
 
-def digest_of(x: Array, recipe: Recipe) -> bytes:
+def digest_of(x: Array, recipe: Scheme) -> bytes:
     """Of codes, scales, statistics, per-block arrays and dequantized values."""
     q = kernel(x, recipe, per_block=True)
     assert q.per_block is not None

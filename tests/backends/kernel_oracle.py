@@ -14,8 +14,8 @@ import oracle
 from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import FORMATS, find_format
-from mxcli.numerics.recipe import Recipe, resolve, scale_kind, scale_rules
-from mxcli.numerics.rounding import ElementStep, ScaleRecipe
+from mxcli.numerics.scale_rules import ElementScaleFormula, MantissaScaleRule
+from mxcli.numerics.scheme import Rules, Scheme, resolve, scale_kind, scale_rules
 from mxcli.numerics.stats import Stats
 
 Array = npt.NDArray[Any]
@@ -64,7 +64,7 @@ def power_of_two_rules(*rules: str) -> list[tuple[str, str]]:
 # --- The kernel --------------------------------------------------------------------------------------------
 
 
-def kernel(x: Array, recipe: Recipe, **options: Any) -> Quantized:
+def kernel(x: Array, recipe: Scheme, **options: Any) -> Quantized:
     """Quantizes `x`, whose numpy type says how the kernel reads it."""
     dtype = next(name for name, kind in DTYPES.items() if kind == x.dtype)
     return cpu.quantize(x.view(np.uint16) if dtype == "BF16" else x, dtype, recipe, **options)
@@ -76,9 +76,9 @@ def stats_of(q: Quantized) -> Stats:
     return q.stats
 
 
-def recipe_of(name: str, rule: str | None = None, **choices: Any) -> Recipe:
+def recipe_of(name: str, rule: str | None = None, **choices: Any) -> Scheme:
     """The recipe of a format's name and a scale rule's."""
-    return resolve(name, scale_rounding=rule, **choices)
+    return resolve(name, Rules(scale_rounding=rule, **choices))
 
 
 # --- The oracle --------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ _BYTE0 = {-127: "exact", -126: "torchao", 0: "torchao"}
 _ZEROS = {"clear_zero_code": "unsigned", "clear_zero_input": "plus-for-zero", "set_zero_input": "minus-for-zero"}
 
 
-def expected(x: Array, recipe: Recipe, tensor_amax: float | None = None) -> oracle.OracleResult:
+def expected(x: Array, recipe: Scheme, tensor_amax: float | None = None) -> oracle.OracleResult:
     """The oracle's result; binary64 is rounded to binary32 first, a block that is all of a tensor is a row of it."""
     with np.errstate(over="ignore", invalid="ignore"):
         source = x.astype(np.float32) if x.dtype == np.float64 else x
@@ -96,7 +96,7 @@ def expected(x: Array, recipe: Recipe, tensor_amax: float | None = None) -> orac
         return _reshaped(_expected(source.reshape(1, -1), recipe, tensor_amax), x.shape)
 
 
-def statistics(x: Array, recipe: Recipe, result: oracle.OracleResult) -> dict[str, Any]:
+def statistics(x: Array, recipe: Scheme, result: oracle.OracleResult) -> dict[str, Any]:
     """The oracle's statistics of a result of `expected`."""
     if recipe.format.block == (None, None):
         return oracle.statistics(x.reshape(1, -1), _reshaped(result, (1, x.size)))
@@ -108,7 +108,7 @@ def _reshaped(result: oracle.OracleResult, shape: tuple[int, ...]) -> oracle.Ora
     return replace(result, **{name: getattr(result, name).reshape(shape) for name in names})
 
 
-def _expected(x: Array, recipe: Recipe, tensor_amax: float | None) -> oracle.OracleResult:
+def _expected(x: Array, recipe: Scheme, tensor_amax: float | None) -> oracle.OracleResult:
     row, choice, rule = recipe.format, recipe.choice, recipe.scale_rule.name
 
     def run(**options: Any) -> oracle.OracleResult:
@@ -127,7 +127,7 @@ def _expected(x: Array, recipe: Recipe, tensor_amax: float | None) -> oracle.Ora
     if scale_kind(row) == "narrow":
         tensor_scale = {"tensor_scale": row.tensor_scale is not None, "tensor_amax": tensor_amax}
         return run(scale="e4m3", variant=rule, **tensor_scale)
-    if isinstance(recipe.scale_rule, ScaleRecipe):
+    if isinstance(recipe.scale_rule, MantissaScaleRule):
         return _with_binary32_scales(x, recipe, recipe.scale_rule)
     result = run(rule=rule, byte0=_BYTE0[choice.byte0_exponent.get(rule, -127)])
     if rule == "best":  # errors say nothing about a block of zeros, nor about one with an infinity
@@ -151,7 +151,7 @@ def _where_no_error_decides(x: Array, floor: oracle.OracleResult, best: oracle.O
     return replace(best, **chosen)
 
 
-def _with_binary32_scales(x: Array, recipe: Recipe, rule: ScaleRecipe) -> oracle.OracleResult:
+def _with_binary32_scales(x: Array, recipe: Scheme, rule: MantissaScaleRule) -> oracle.OracleResult:
     """As the oracle's binary32 scales, with what the rule's row says of zero, small and bfloat16 scales."""
     fmt = oracle.element_format(recipe.format.element.name)
     matrix = oracle._matrix(oracle._widen(x))
@@ -167,7 +167,7 @@ def _with_binary32_scales(x: Array, recipe: Recipe, rule: ScaleRecipe) -> oracle
         scale = np.maximum(np.where(scale == 0, np.float32(rule.zero_scale), scale), np.float32(rule.min_scale))
         factor = oracle._spread(scale)
         quotient = blocks / factor
-        if rule.element_step is ElementStep.OVER_PRODUCT_BF16:
+        if rule.element_step is ElementScaleFormula.OVER_PRODUCT_BF16:
             quotient = oracle._bfloat16(quotient)
         infinite = np.isinf(blocks) & ~np.isnan(factor)
         arguments = np.where(infinite, blocks, quotient).astype(np.float64)
@@ -195,7 +195,7 @@ def _with_binary32_scales(x: Array, recipe: Recipe, rule: ScaleRecipe) -> oracle
 # --- One compared with the other ---------------------------------------------------------------------------
 
 
-def assert_equals_oracle(x: Array, recipe: Recipe, tensor_amax: float | None = None, **options: Any) -> Quantized:
+def assert_equals_oracle(x: Array, recipe: Scheme, tensor_amax: float | None = None, **options: Any) -> Quantized:
     """Codes, scales, tensor scales and dequantized values, bit for bit; NaN equals NaN."""
     q, e = kernel(x, recipe, tensor_amax=tensor_amax, **options), expected(x, recipe, tensor_amax)
     case = f"{recipe.format.name} {recipe.scale_rule.name} {recipe.rounding.name} {x.dtype} {x.shape}"

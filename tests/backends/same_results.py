@@ -1,4 +1,4 @@
-"""One backend's results held against another's, bit for bit; the GPU's kernels, run on this processor, as a backend."""
+"""Bitwise comparison of two backends; GPU is the emulated GPU, or a real one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import pytest
 from kernel_oracle import DTYPES
 from processor_device import ProcessorDevice
 
-from mxcli.backends import Backend, choose_backend, cpu
+from mxcli.backends import choose_backend, cpu
+from mxcli.backends.backend import Backend
 from mxcli.backends.cuda import Cuda
 from mxcli.numerics.blocks import PerBlock, Quantized
-from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import Histogram, Stats
 
 Array = npt.NDArray[Any]
 needs_cxx = pytest.mark.skipif(shutil.which(cuda_on_cpu.CXX) is None, reason="needs g++ to run CUDA on a CPU")
 WANTED_GPU = os.environ.get("MXCLI_TEST_GPU")
-"""A real one for the tests to use, such as cuda:0."""
+"""A real GPU to test, such as cuda:0."""
 GPU = choose_backend(WANTED_GPU) if WANTED_GPU else Cuda(ProcessorDevice())
 CPU = cpu.Cpu(threads=1)
 
@@ -34,12 +35,12 @@ def bits(x: Array) -> tuple[Array, str]:
     return (x.view(np.uint16) if dtype == "BF16" else x), dtype
 
 
-def quantize(backend: Backend, x: Array, recipe: Recipe, **options: Any) -> Quantized:
+def quantize(backend: Backend, x: Array, recipe: Scheme, **options: Any) -> Quantized:
     return backend.quantize(*bits(x), recipe, **options)
 
 
-def assert_same(x: Array, recipe: Recipe, gpu: Backend = GPU, *, cpu: Backend = CPU, **options: Any) -> Quantized:
-    """Quantizes on both with the same options; returns what the GPU gave."""
+def assert_same(x: Array, recipe: Scheme, gpu: Backend = GPU, *, cpu: Backend = CPU, **options: Any) -> Quantized:
+    """Quantize on both backends with the same options; return the GPU's result."""
     with np.errstate(all="ignore"):
         wanted, given = quantize(cpu, x, recipe, **options), quantize(gpu, x, recipe, **options)
     case = f"{recipe.format.name} {recipe.scale_rule.name} {recipe.rounding.name} {recipe.dialect.name}"
@@ -48,21 +49,21 @@ def assert_same(x: Array, recipe: Recipe, gpu: Backend = GPU, *, cpu: Backend = 
     return given
 
 
-def measure_and_quantize(x: Array, recipe: Recipe, gpu: Backend = GPU) -> None:
-    """Through the kernels that measure, and through those that do not."""
+def measure_and_quantize(x: Array, recipe: Scheme, gpu: Backend = GPU) -> None:
+    """Compare the kernels with statistics and those without."""
     assert_same(x, recipe, gpu, stats=False)
     assert_same(x, recipe, gpu, per_block=True)
 
 
 def differences(given: Quantized, wanted: Quantized) -> list[str]:
-    """What differs in any bit: its name and where it first does."""
+    """Return each difference: its name and first position."""
     found = [f"{name}: {first_difference(getattr(given, name), getattr(wanted, name))}" for name in ("packed", "scales")
              if not same_bytes(getattr(given, name), getattr(wanted, name))]  # fmt: skip
-    for name in ("recipe", "shape", "tensor_scale", "tensor_encode"):
+    for name in ("scheme", "shape", "tensor_scale", "tensor_encode"):
         if getattr(given, name) != getattr(wanted, name):
             found.append(f"{name}: {getattr(given, name)}, not {getattr(wanted, name)}")
     if (given.stats is None) != (wanted.stats is None) or (given.per_block is None) != (wanted.per_block is None):
-        return [*found, "statistics are there, or are not"]
+        return [*found, "only one result has statistics"]
     if given.stats is not None and wanted.stats is not None:
         found += stats_that_differ(given.stats, wanted.stats)
     for name in PerBlock.__slots__ if given.per_block is not None else ():
@@ -86,12 +87,12 @@ def shown(value: object) -> object:
 
 
 def same_bytes(given: Array, wanted: Array) -> bool:
-    """Equal types, shapes and bits."""
+    """Return whether types, shapes and bits are equal."""
     return given.dtype == wanted.dtype and given.shape == wanted.shape and given.tobytes() == wanted.tobytes()
 
 
 def first_difference(given: Array, wanted: Array) -> str:
-    """Where two arrays first differ, and what either holds there."""
+    """Describe the first difference of two arrays."""
     if given.dtype != wanted.dtype or given.shape != wanted.shape:
         return f"{given.dtype} {given.shape}, not {wanted.dtype} {wanted.shape}"
     size = given.itemsize

@@ -1,4 +1,4 @@
-"""Which backend a device word stands for."""
+"""The backend selected by --device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from command_line import environment
 
 import mxcli.backends
-from mxcli.backends import Backend, check_device, choose_backend, cpu, find_device, gpus
+from mxcli.backends import check_device, choose_backend, cpu, find_device, gpus
+from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.backends.gpus import Gpu, GpuState
 from mxcli.errors import EnvironmentFailure, UsageError
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import resolve
 
 OLD, NEW, NEWER = (Gpu(index, f"GPU {index}", (major, 0), 1 << 30) for index, major in enumerate((7, 9, 10)))
 TOO_OLD = "cuda:0 (GPU 0) has compute capability 7.0, and 8.0 is needed: use another GPU"
@@ -25,7 +26,7 @@ NO_DRIVER = "there is no NVIDIA driver on this machine (libcuda.so.1 is not foun
 
 
 class OnGpu:
-    """Stands for an opened device."""
+    """Stub of an opened device."""
 
     def __init__(self, index: int, max_memory: int | None) -> None:
         if max_memory == 1:
@@ -41,7 +42,7 @@ def state(*there: Gpu, problems: tuple[str, ...] = ()) -> GpuState:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lets this machine have the GPUs of a state."""
+    """Return a function that replaces this machine's GPUs by those of a state."""
     module: Any = types.ModuleType("mxcli.backends.cuda")
     module.open_device = OnGpu
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -55,13 +56,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("word", ["", "gpu", "tpu", "cpu:1", "cuda:", "cuda:-1", "cuda:x", "CUDA", "cuda:0:1", "a\nb"])
-def test_other_words_mean_nothing(word: str) -> None:
+def test_invalid_devices(word: str) -> None:
     with pytest.raises(UsageError, match="--device takes auto, cpu, cuda or cuda:N"):
         check_device(word)
 
 
 @pytest.mark.parametrize("word", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
-def test_words_that_mean_something(word: str) -> None:
+def test_valid_devices(word: str) -> None:
     check_device(word)
 
 
@@ -75,7 +76,7 @@ def test_checking_and_finding_import_nothing_heavy() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_the_cpu_takes_its_threads(machine: Any) -> None:
+def test_cpu_with_threads(machine: Any) -> None:
     machine(state(NEW))
     assert choose_backend("cpu", threads=3) == Cpu(3)
     assert choose_backend("cpu").name == "cpu"
@@ -92,7 +93,7 @@ def test_auto_is_the_first_usable_gpu(machine: Any, word: str | None) -> None:
     assert notes == []
 
 
-def test_auto_is_the_cpu_where_there_is_no_driver_and_looks_no_further(
+def test_auto_without_a_driver_is_the_cpu_without_examination(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(GpuState(None, (), None, None, (NO_DRIVER, NO_CUPY)))
@@ -114,25 +115,25 @@ def test_auto_is_the_cpu_where_there_is_no_driver_and_looks_no_further(
         ),
     ],
 )
-def test_auto_tells_of_a_gpu_that_could_be_used(machine: Any, found: GpuState, notes: list[str]) -> None:
+def test_auto_reports_an_unusable_gpu(machine: Any, found: GpuState, notes: list[str]) -> None:
     machine(found)
-    told: list[str] = []
-    assert choose_backend("auto", on_note=told.append) == Cpu()
-    assert told == notes
+    reported: list[str] = []
+    assert choose_backend("auto", on_note=reported.append) == Cpu()
+    assert reported == notes
 
 
-def test_a_gpu_that_cannot_be_opened_is_refused_or_left_alone(machine: Any) -> None:
+def test_gpu_that_cannot_be_opened(machine: Any) -> None:
     machine(state(NEW))
-    told: list[str] = []
-    assert choose_backend("auto", max_memory=1, on_note=told.append) == Cpu()
-    assert told == ["GPU present but not used: cuda:1: 1 byte is too little; see mxcli doctor"]
+    notes: list[str] = []
+    assert choose_backend("auto", max_memory=1, on_note=notes.append) == Cpu()
+    assert notes == ["GPU present but not used: cuda:1: 1 byte is too little; see mxcli doctor"]
     with pytest.raises(EnvironmentFailure, match="1 byte is too little"):
         choose_backend("cuda", max_memory=1)
     with pytest.raises(EnvironmentFailure, match=r"--device cuda:1: libcublas\.so\.12: cannot open"):
         choose_backend("cuda", max_memory=2)
 
 
-def test_a_gpu_by_name(machine: Any) -> None:
+def test_gpu_by_index(machine: Any) -> None:
     there = [Gpu(0, "A", (7, 0), 1), Gpu(1, "B", (8, 0), 1), Gpu(2, "C", (9, 0), 1)]
     problem = "cuda:0 (A) has compute capability 7.0, and 8.0 is needed: use another GPU"
     machine(state(*there, problems=(problem,)))
@@ -146,7 +147,7 @@ def test_a_gpu_by_name(machine: Any) -> None:
 
 
 @pytest.mark.parametrize("word", ["cuda", "cuda:0", "cuda:7"])
-def test_a_gpu_asked_for_in_vain_tells_all_that_is_missing(machine: Any, word: str) -> None:
+def test_requested_gpu_reports_everything_missing(machine: Any, word: str) -> None:
     machine(GpuState(None, (), None, None, (NO_DRIVER, NO_CUPY)))
     with pytest.raises(EnvironmentFailure) as refused:
         choose_backend(word)
@@ -155,7 +156,7 @@ def test_a_gpu_asked_for_in_vain_tells_all_that_is_missing(machine: Any, word: s
     assert refused.value.details == (NO_DRIVER, NO_CUPY)
 
 
-def test_the_cpu_is_a_backend_like_its_functions() -> None:
+def test_cpu_backend_equals_its_functions() -> None:
     x, recipe = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32), resolve("nvfp4")
     backend: Backend = Cpu(2)
     q = backend.quantize(x, "F32", recipe, per_block=True)

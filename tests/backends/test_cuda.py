@@ -1,6 +1,6 @@
-"""The GPU's kernels and launches give the CPU's codes, scales and statistics, bit for bit.
+"""GPU kernels and launches produce the CPU's codes, scales and statistics, bit for bit.
 
-`tests/gpu/cuda_on_cpu.py` runs the kernels on this processor, thread by thread; a GPU is not needed.
+No GPU is needed: `tests/gpu/cuda_on_cpu.py` emulates the kernels on the CPU, thread by thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mxcli.errors import UsageError
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.hadamard import find_hadamard
-from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS
 from mxcli.numerics.stats import Amax
 
 pytestmark = needs_cxx
@@ -26,7 +26,7 @@ KINDS = (
     *("mxfp8", "mxfp6", "mxfp4", "nvfp4", "nvfp4_2d"),
     *("fp8_e4m3", "fp8_e4m3_channel", "fp8_e4m3_1x128", "fp8_e4m3_128x128"),
 )
-"""A format for every way of dealing a tensor to threads."""
+"""Formats that cover every mapping of a tensor to threads."""
 PARTED = ("mxfp8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e5m2_channel", "fp8_e4m3_128x128")
 
 # --- Formats, rules, roundings, dialects -------------------------------------------------------------------
@@ -70,8 +70,8 @@ def test_every_spelled_format(name: str) -> None:
         ("e3m2:e8m0:channel", "best"),
     ],
 )
-def test_blocks_of_any_shape(name: str, rule: str | None) -> None:
-    many = name.split(":")[2] in ("8x4", "1x1", "1x3")  # blocks: they take turns
+def test_block_shapes(name: str, rule: str | None) -> None:
+    many = name.split(":")[2] in ("8x4", "1x1", "1x3")  # more blocks than threads
     for x in (normal(9, 40 if many else 1100, seed=4), nonfinite(7, 70), SAMPLES["ties"]):
         measure_and_quantize(x, recipe_of(name, rule))
 
@@ -82,7 +82,7 @@ def test_every_dialect(dialect: str) -> None:
     for name in FORMATS:
         try:
             recipe = recipe_of(name, dialect=dialect)
-        except UsageError:  # test_kernel.py has which and why
+        except UsageError:  # test_kernel.py checks which and why
             continue
         for sample in ("normal", "subnormal", "nonfinite", "ties", "mostly zero"):
             assert_same(SAMPLES[sample], recipe, stats=False)
@@ -105,7 +105,7 @@ def test_every_source_type(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
-def test_every_number_of_a_16_bit_source_type(dtype: str) -> None:
+def test_all_values_of_16_bit_types(dtype: str) -> None:
     measure_and_quantize(np.arange(2**16, dtype=np.uint16).view(DTYPES[dtype]).reshape(-1, 32), recipe_of("mxfp8"))
 
 
@@ -124,20 +124,20 @@ def test_every_shape(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e4m3_channel", "fp8_e4m3_128x128"])
-def test_a_row_longer_than_a_chunk(name: str) -> None:
+def test_row_longer_than_a_chunk(name: str) -> None:
     x = normal(1, 70_000)
     x[0, 69_999] = 900
     measure_and_quantize(x, recipe_of(name))
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_nothing(name: str) -> None:
+def test_empty_tensors(name: str) -> None:
     for shape in ((0,), (0, 32), (5, 0), (2, 0, 32)):
         q = assert_same(np.zeros(shape, np.float32), recipe_of(name), per_block=True)
         assert same_bytes(GPU.dequantize(q), np.zeros(shape, np.float32))
 
 
-def test_strided_arrays_are_read_in_their_own_order() -> None:
+def test_strided_arrays() -> None:
     x = normal(64, 96)
     for view in (x.T, x[::2], x[:, ::3], x[::-1], x.reshape(-1)[1:-31].reshape(-1, 32)):
         measure_and_quantize(view, recipe_of("mxfp4"))
@@ -145,8 +145,8 @@ def test_strided_arrays_are_read_in_their_own_order() -> None:
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F64"])
 @pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128"])
-def test_memory_that_begins_anywhere(name: str, dtype: str) -> None:
-    """One element after where vectors could be read."""
+def test_unaligned_memory(name: str, dtype: str) -> None:
+    """Tensors that start one element after an aligned address."""
     gpu = Cuda(ProcessorDevice(shift=1))
     for x in (normal(3, 64), SAMPLES["nonfinite"]):
         x = x.astype(DTYPES[dtype])
@@ -161,7 +161,7 @@ def test_memory_that_begins_anywhere(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("shape", [(300, 551), (3, 130, 200)], ids=str)
 @pytest.mark.parametrize("name", PARTED)
 def test_pieces(name: str, shape: tuple[int, ...]) -> None:
-    """Whatever goes through at a time: a chunk, several, all."""
+    """Pieces of one chunk, of several, and the whole tensor."""
     x = normal(*shape)
     x.reshape(-1)[[-7, 70_000]] = 900, np.nan
     counts = set()
@@ -174,15 +174,15 @@ def test_pieces(name: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("rule", ["floor", "best"])
-def test_a_scale_for_the_tensor_in_pieces(rule: str) -> None:
-    """A rule that tries scales sees the whole tensor at once."""
+def test_per_tensor_scale_in_pieces(rule: str) -> None:
+    """Rule `best` needs the whole tensor at once."""
     x = normal(300, 551)
     for name in ("e4m3:e8m0:tensor", "e2m1:e8m0:tensor"):
         measure_and_quantize(x, recipe_of(name, rule), Cuda(ProcessorDevice(), piece_bytes=1 << 16))
 
 
-def test_the_noisiest_blocks_of_many_pieces() -> None:
-    """More blocks than one thread block looks through, equally noisy ones among them."""
+def test_noisiest_blocks_of_many_pieces() -> None:
+    """More blocks than one thread block reduces, with ties."""
     x = np.tile(normal(1_000, 4), (5, 1))
     q = assert_same(x, recipe_of("e4m3:e8m0:1x4"), Cuda(ProcessorDevice(), piece_bytes=1 << 14), per_block=True)
     assert q.stats is not None
@@ -193,7 +193,7 @@ def test_the_noisiest_blocks_of_many_pieces() -> None:
 
 @pytest.mark.parametrize("order", ["descending", "shuffle:1"])
 @pytest.mark.parametrize("name", KINDS)
-def test_any_order_of_threads(name: str, order: str) -> None:
+def test_thread_order(name: str, order: str) -> None:
     gpu = Cuda(ProcessorDevice(order=order))
     for x in (SAMPLES["normal"], SAMPLES["nonfinite"], SAMPLES["mostly zero"], normal(300, 8)):
         measure_and_quantize(x, recipe_of(name), gpu)
@@ -221,14 +221,14 @@ def test_neither_codes_nor_statistics() -> None:
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_2d"])
-def test_a_tensor_scale_of_a_set_of_tensors(name: str) -> None:
+def test_shared_tensor_scale(name: str) -> None:
     for amax in (0.0, 0.25, 4.0, 1000.0):
         assert_same(SAMPLES["normal"], recipe_of(name), tensor_amax=amax, stats=False)
         assert_same(SAMPLES["nonfinite"], recipe_of(name), tensor_amax=amax)
     assert_same(SAMPLES["normal"], recipe_of("fp8_e4m3"), tensor_amax=1000.0)
 
 
-def test_arrays_used_again() -> None:
+def test_reused_arrays() -> None:
     recipe, (first, second) = recipe_of("mxfp8"), (normal(3, 64), normal(3, 64, seed=5))
     old = assert_same(first, recipe, stats=False)
     new = GPU.quantize(second, "F32", recipe, reuse=old)
@@ -261,7 +261,7 @@ def test_dequantized_in_pieces(name: str) -> None:
         assert len(device.launches) > 1
 
 
-def test_values_that_binary16_does_not_hold() -> None:
+def test_values_outside_binary16() -> None:
     q = CPU.quantize(log_uniform(-9, 9, 8, 64), "F32", recipe_of("mxfp8"))
     y = GPU.dequantize(q, "F16")
     assert same_bytes(y, CPU.dequantize(q, "F16"))
@@ -269,7 +269,7 @@ def test_values_that_binary16_does_not_hold() -> None:
     assert (np.abs(y) < 2.0**-14).any()
 
 
-# --- Largest magnitudes ------------------------------------------------------------------------------------
+# --- Amax -------------------------------------------------------------------------------------------------
 
 
 def amax(x: Array, piece_bytes: int = 64 << 20) -> Amax:
@@ -281,7 +281,7 @@ def amax(x: Array, piece_bytes: int = 64 << 20) -> Amax:
     return found
 
 
-def test_where_the_first_nonfinite_lies() -> None:
+def test_first_nonfinite() -> None:
     x = normal(1, 40_000)
     x[0, 39_000] = -12.5
     assert amax(x) == Amax(12.5, 0, -1)
@@ -302,16 +302,16 @@ def test_amax_of_every_type(dtype: str) -> None:
     assert amax(np.zeros((0, 3)).astype(DTYPES[dtype])) == Amax(0.0, 0, -1)
 
 
-def test_binary64_beyond_binary32_is_infinite() -> None:
+def test_binary64_above_binary32_is_infinite() -> None:
     assert amax(np.array([1.0, 1e300, -2.0])) == Amax(2.0, 1, 1)
 
 
-# --- Chance, transforms, given scales ----------------------------------------------------------------------
+# --- Stochastic rounding, transforms, given amax ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*KINDS, "e4m3:e8m0:1x24", "e2m1:fp32:tensor", "int8:e8m0:1x32"])
 def test_stochastic_rounding(name: str) -> None:
-    """Whatever takes the elements: whole vectors, parts of four, rows that begin between two draws."""
+    """Whole vectors, parts of four, and rows that start between two Philox calls."""
     recipe = recipe_of(name, rounding="stochastic", seed=7)
     for x in (normal(9, 70), nonfinite(7, 70), SAMPLES["mostly zero"], SAMPLES["wide range"], normal(2, 3, 512)):
         assert_same(x, recipe, stats=False, stream=3)
@@ -327,7 +327,7 @@ def test_stochastic_rounding(name: str) -> None:
     ],
 )
 def test_hadamard_transforms(name: str, size: int) -> None:
-    """A group may hold blocks, or a block groups, and a thread more or less than either."""
+    """Groups larger and smaller than blocks and than a thread's elements."""
     for rounding in ("nearest-even", "stochastic"):
         recipe = recipe_of(name, rounding=rounding, hadamard=find_hadamard(size, 5))
         x = normal(2, 3, 640) if rounding == "nearest-even" else nonfinite(7, 256)
@@ -340,14 +340,14 @@ def test_hadamard_transforms(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [16, 128])
-def test_amax_of_a_transform(size: int) -> None:
+def test_amax_of_transformed_values(size: int) -> None:
     for x in (normal(5, 256), nonfinite(7, 128)):
         assert GPU.amax(x, "F32", find_hadamard(size)) == CPU.amax(x, "F32", find_hadamard(size))
 
 
 @pytest.mark.parametrize("amax", [0.0, 0.5, 448.0, 1e30])
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "e4m3:e8m0:tensor"])
-def test_a_scale_for_another_amax(name: str, amax: float) -> None:
+def test_given_amax(name: str, amax: float) -> None:
     for x in (normal(40, 70), nonfinite(7, 128), np.zeros((3, 5), np.float32)):
         assert_same(x, recipe_of(name), tensor_amax=amax, stats=False)
         assert_same(x, recipe_of(name), tensor_amax=amax, per_block=True)

@@ -1,4 +1,4 @@
-"""A GPU whose memory is small, full, or limited: the same bytes, or an error that says what was asked for."""
+"""Small, full or limited GPU memory: the same bytes, or an error with the requested bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = normal(300, 551)
 
 
 class FullOnce(ProcessorDevice):
-    """Memory runs out once, after `left` more buffers: somebody else takes it after it was asked about."""
+    """Memory that runs out once, after `left` more buffers, as if another process had taken it."""
 
     left, taken = -1, 0
 
@@ -34,8 +34,8 @@ class FullOnce(ProcessorDevice):
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "fp8_e4m3"])
-def test_wherever_memory_runs_out_the_next_call_works(name: str) -> None:
-    """Nothing stays in use, and nothing of the failed call reaches the arrays it was given."""
+def test_next_call_works_wherever_memory_ran_out(name: str) -> None:
+    """A failed call frees its memory and leaves reused arrays intact."""
     device, recipe = FullOnce(), recipe_of(name)
     gpu = Cuda(device, piece_bytes=1)
     held, wanted = quantize(gpu, -2 * X, recipe), quantize(CPU, X, recipe)
@@ -52,7 +52,7 @@ def test_wherever_memory_runs_out_the_next_call_works(name: str) -> None:
         assert same_bytes(after.scales, wanted.scales)
 
 
-def test_the_error_has_the_bytes_asked_for() -> None:
+def test_error_reports_requested_bytes() -> None:
     device, recipe = FullOnce(), recipe_of("mxfp8")
     gpu = Cuda(device)
     for buffers, nbytes in ((0, "24"), (2, "661,200"), (3, "165,300"), (4, "5,400")):
@@ -75,8 +75,8 @@ def test_the_error_has_the_bytes_asked_for() -> None:
 # --- Limits ------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_is_too_low() -> None:
-    """Codes and numbers per block of MXFP8 need less than binary32 does: twice 661,200 bytes for each of two queues."""
+def test_limit_too_low() -> None:
+    """MXFP8 codes and per-block numbers need less than binary32: twice 661,200 bytes for each of two queues."""
     words = (
         r"^cuda:0: {} bytes of its memory may be used and {} are needed; end what else uses it, raise --max-memory, "
     )
@@ -92,7 +92,7 @@ def test_a_limit_that_is_too_low() -> None:
     assert_same(normal(1, 32), recipe, gpu, stats=False)
 
 
-def test_a_limit_just_high_enough() -> None:
+def test_limit_just_high_enough() -> None:
     device, recipe = ProcessorDevice(), recipe_of("mxfp8")
     with pytest.raises(EnvironmentFailure, match="2,644,799 bytes of its memory may be used and 2,644,800 are needed"):
         quantize(Cuda(device, max_memory=2_644_799), X, recipe)
@@ -108,12 +108,12 @@ def test_a_limit_just_high_enough() -> None:
     ("name", "growth"),
     [("mxfp4", 3), ("nvfp4", 3), ("fp8_e4m3", 2), ("fp8_e4m3_128x128", 2), ("e4m3:fp32:1x4", 5), ("e4m3:fp32:1x1", 16)],
 )
-def test_a_tensor_larger_than_the_limit(name: str, growth: int) -> None:
-    """A limit of two pieces of a MiB with all that is made of them."""
+def test_tensor_larger_than_the_limit(name: str, growth: int) -> None:
+    """A limit of two 1 MiB pieces and their results."""
     x = normal(1_100 if growth < 4 else 600, 2_048).astype(DTYPES["BF16"])
     device, limit = ProcessorDevice(), growth * 2 << 20
     gpu = Cuda(device, max_memory=limit)
-    many = growth > 4  # blocks: without statistics, which take seconds
+    many = growth > 4  # many blocks: skip statistics, which take seconds
     assert_same(x, recipe_of(name), gpu, stats=not many, per_block=not many)
     launches = [
         launch for launch in device.launches if "_rows" in launch.kernel.file or "_blocks" in launch.kernel.file
@@ -122,7 +122,7 @@ def test_a_tensor_larger_than_the_limit(name: str, growth: int) -> None:
     assert device.most_used <= limit
 
 
-def test_a_tensor_larger_than_the_memory() -> None:
+def test_tensor_larger_than_the_memory() -> None:
     x = normal(2_500, 1_000)
     for name in ("mxfp8", "nvfp4", "fp8_e5m2"):
         device = ProcessorDevice(memory=9_400_000)
@@ -133,8 +133,8 @@ def test_a_tensor_larger_than_the_memory() -> None:
         assert Cuda(device).amax(x, "F32") == CPU.amax(x, "F32")
 
 
-def test_what_must_fit_whole_and_does_not() -> None:
-    """A rule that tries scales for the whole tensor."""
+def test_whole_tensor_does_not_fit() -> None:
+    """Rule `best` with a per-tensor scale needs the whole tensor."""
     device = ProcessorDevice(memory=9_400_000)
     x = normal(2_500, 1_000)
     with pytest.raises(EnvironmentFailure, match=r"^out of memory: 10,000,000 bytes asked for$"):
@@ -147,7 +147,7 @@ def test_what_must_fit_whole_and_does_not() -> None:
 
 
 @pytest.mark.parametrize("x", [np.zeros(4, np.uint8), np.zeros(0, np.uint8)])
-def test_types_that_the_kernels_do_not_read_or_write(x: Array) -> None:
+def test_unsupported_types(x: Array) -> None:
     gpu, recipe = Cuda(ProcessorDevice()), recipe_of("mxfp8")
     for backend in (gpu, CPU):
         with pytest.raises(UsageError, match=r"^type F8_E4M3 is not one the kernel reads: F32, BF16, F16, F64$"):

@@ -1,5 +1,4 @@
-"""Every golden vector through the CPU and the GPU's kernels: by scale rule, and through every dialect that means the
-same variant."""
+"""All golden vectors through the CPU and GPU kernels: by scale rule, and through all dialects with the same variant."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from same_results import GPU, needs_cxx, quantize
 
-from mxcli.backends import Backend, cpu
+from mxcli.backends import cpu
+from mxcli.backends.backend import Backend
 from mxcli.errors import UsageError
 from mxcli.files.packing import swizzle
 from mxcli.numerics.blocks import Quantized
@@ -25,14 +25,14 @@ from mxcli.numerics.dialects import DIALECTS, find_dialect
 from mxcli.numerics.floats import ELEMENTS, FloatFormat
 from mxcli.numerics.formats import find_format
 from mxcli.numerics.hadamard import Hadamard, find_hadamard
-from mxcli.numerics.recipe import Recipe, scale_kind
+from mxcli.numerics.scheme import Scheme, scale_kind
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 FILES = sorted(path.stem for path in GOLDEN.glob("*.safetensors"))
 QUANTIZED = [stem for stem in FILES if "__" in stem]
 NOT_COMPUTED = {"MANIFEST.json": "no vectors"}
 HADAMARD = "hadamard."
-"""How names of tensors of layout.safetensors begin that are of transforms."""
+"""Prefix of the names of transform tensors in layout.safetensors."""
 ROUNDED_TO_NEAREST_EVEN = 0.5, 1, 0
 REGIONS = {"tensor": "", "channel": "_channel", "1x128": "_1x128", "128x128": "_128x128"}
 
@@ -44,7 +44,7 @@ on_every_backend = pytest.mark.parametrize(
 
 @functools.cache
 def golden(stem: str) -> tuple[dict[str, Array], list[str]]:
-    """The tensors of a file, and the names of its cases."""
+    """Return a file's tensors and the names of its cases."""
     path = GOLDEN / f"{stem}.safetensors"
     with safe_open(path, "numpy") as file:
         metadata = file.metadata()
@@ -52,7 +52,7 @@ def golden(stem: str) -> tuple[dict[str, Array], list[str]]:
 
 
 def format_and_rule(stem: str) -> tuple[str, str]:
-    """What a file's name stands for."""
+    """Return the format and scale rule of a file name."""
     name, rule = stem.split("__")
     kind, *parts = name.split("_")
     if kind == "mx":
@@ -73,9 +73,9 @@ def case_tensors(stem: str, case: str) -> dict[str, Array]:
 def compare(
     q: Quantized, wanted: dict[str, Array], suffix: str = "", where: Array | None = None, *, backend: Backend = CPU
 ) -> set[str]:
-    """Asserts that all of a case is reproduced, or the blocks `where` says; returns the tensors it compared.
+    """Compare a case, or the blocks selected by `where`; return the names of the compared tensors.
 
-    Codes of blocks whose power-of-two scale is NaN are whatever a producer leaves there.
+    Codes of blocks with a NaN power-of-two scale are not compared: producers leave arbitrary codes there.
     """
     compared = np.ones(q.shape, bool) if where is None else spread(where, q)
     codes_matter = compared & ~spread(q.scales == 255, q) if scale_kind(q.format) == "e8m0" else compared
@@ -92,7 +92,7 @@ def compare(
 
 
 def spread(grid: Array, q: Quantized) -> npt.NDArray[np.bool_]:
-    """One value per block, for each of its elements."""
+    """Expand one value per block to its elements."""
     rows, columns = q.format.block
     tall = grid.repeat(rows or q.shape[-2], -2)
     return tall.repeat(columns or q.shape[-1], -1)[: q.shape[-2], : q.shape[-1]]
@@ -109,7 +109,7 @@ def spread(grid: Array, q: Quantized) -> npt.NDArray[np.bool_]:
 )
 @pytest.mark.parametrize("stem", QUANTIZED)
 def test_quantized_files(stem: str, backend: Backend, stats: bool) -> None:
-    """Every case, and every tensor of it."""
+    """All cases with all their tensors."""
     name, rule = format_and_rule(stem)
     _, cases = golden(stem)
     count = 0
@@ -131,16 +131,16 @@ def test_quantized_files(stem: str, backend: Backend, stats: bool) -> None:
 
 @dataclass(frozen=True)
 class Same:
-    """Where a dialect that uses a file's rule makes the file's bytes: the suffix of its tensors, and which blocks."""
+    """Part of a file that a dialect with the file's rule reproduces: the suffix of its tensors, and the blocks."""
 
     suffix: str
     where: Callable[[Array, Array], Array]  # amax and scales of the blocks
 
 
-def meant(stem: str, dialect: str, case: str) -> tuple[Recipe, Same] | None:
-    """The recipe of a dialect under the file's rule and where it makes the file's bytes; None where it never does.
+def scheme_for(stem: str, dialect: str, case: str) -> tuple[Scheme, Same] | None:
+    """Return the dialect's scheme under the file's rule and the part it reproduces; None if it reproduces nothing.
 
-    The rule is named only where it is not the dialect's own.
+    The rule is given only if it is not the dialect's default.
     """
     name, rule = format_and_rule(stem)
     row = find_format(name)
@@ -173,18 +173,18 @@ def meant(stem: str, dialect: str, case: str) -> tuple[Recipe, Same] | None:
 
 
 def files_of(dialect: str) -> list[str]:
-    """The golden files that some case of can be made through a dialect."""
-    return [stem for stem in QUANTIZED if meant(stem, dialect, golden(stem)[1][0])]
+    """Return the golden files that a dialect reproduces in part."""
+    return [stem for stem in QUANTIZED if scheme_for(stem, dialect, golden(stem)[1][0])]
 
 
 @on_every_backend
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_dialects(dialect: str, backend: Backend) -> None:
-    """Every case of every file whose variant the dialect means, in the blocks where it means it."""
+    """All cases of all files that the dialect reproduces, in the blocks that it reproduces."""
     blocks = 0
     for stem in files_of(dialect):
         for case in golden(stem)[1]:
-            found = meant(stem, dialect, case)
+            found = scheme_for(stem, dialect, case)
             assert found is not None
             recipe, same = found
             wanted = case_tensors(stem, case)
@@ -223,8 +223,8 @@ def test_dialects(dialect: str, backend: Backend) -> None:
         ("microxcaling", "mx_mxfp6_e3m2__floor"),
     ],
 )
-def test_a_dialects_own_choice_is_the_files_variant(dialect: str, stem: str) -> None:
-    """Without any rule named."""
+def test_default_rule_of_dialects(dialect: str, stem: str) -> None:
+    """No rule is given."""
     name, rule = format_and_rule(stem)
     assert recipe_of(name, dialect=dialect).scale_rule.name == rule
     assert stem in files_of(dialect)
@@ -234,7 +234,7 @@ def test_a_dialects_own_choice_is_the_files_variant(dialect: str, stem: str) -> 
 
 
 def of_codes(codes: Array, element: FloatFormat) -> Quantized:
-    """One row of codes under the scale 1."""
+    """Return one row of codes with scale 1."""
     q = quantize(CPU, np.zeros((1, codes.size), np.float32), recipe_of(f"{element.name}:fp32:tensor"))
     shifts = np.arange(codes.size) * element.stored_bits
     bits = np.zeros(codes.size * element.stored_bits, np.uint8)
@@ -245,7 +245,7 @@ def of_codes(codes: Array, element: FloatFormat) -> Quantized:
 
 
 def under_scale_1(x: Array, element: FloatFormat, backend: Backend) -> Array:
-    """Codes of any numbers under the scale 1, however large: no block's amax is below the tensor's, so all block scales
+    """Encode numbers of any magnitude with scale 1: no block's amax is below the given tensor amax, so all block scales
     saturate at 448, and 448 * fl(1 / 448) is 1."""
     anchored = np.full((x.size, 2), element.max, np.float32)
     anchored[:, 0] = x
@@ -289,7 +289,7 @@ def test_layout(backend: Backend) -> None:
     assert not tensors
 
 
-def test_no_file_is_left_out() -> None:
+def test_all_files_are_compared() -> None:
     compared = {*QUANTIZED, "elements", "layout", "stochastic_rounding"}
     files = {path.name for path in GOLDEN.iterdir()}
     assert {name.partition(".")[0] for name in files - NOT_COMPUTED.keys()} == compared
@@ -297,14 +297,14 @@ def test_no_file_is_left_out() -> None:
     print(f"{len(compared)} files compared; {NOT_COMPUTED}")
 
 
-# --- Transforms and chance ---------------------------------------------------------------------------------
+# --- Transforms, stochastic rounding ---------------------------------------------------------------------------------
 
 
 @on_every_backend
 @pytest.mark.parametrize("kind", ["plain", "te_sign", "rand_sign"])
 def test_hadamard(backend: Backend, kind: str) -> None:
-    """Quantizing under the transform is quantizing what the oracle transformed, bit for bit where sums are exact; where
-    they are not, a group's largest magnitude is right to 1e-6 of the sum of magnitudes."""
+    """Quantizing with the transform equals quantizing the oracle's transformed values, bit for bit where sums are exact;
+    elsewhere a group's amax is within 1e-6 of the sum of magnitudes."""
     tensors = golden("layout")[0]
     signs = tensors.get(f"{HADAMARD}{kind}.sign", np.ones(16))
     hadamard = Hadamard(16, tuple(int(sign) for sign in signs))
@@ -326,13 +326,13 @@ STOCHASTIC = json.loads((GOLDEN / "stochastic_rounding.json").read_text())["rows
 
 @pytest.mark.parametrize("format", sorted({row["fmt"] for row in STOCHASTIC}))
 def test_stochastic_rounding(format: str) -> None:
-    """Each value 200,000 times: one of two neighbours, the mean as near as is stated, the variance within 5 %."""
+    """Each value 200,000 times: one of two neighbors, the mean within the specified tolerance, the variance within 5%."""
     recipe = recipe_of(f"{format}:fp32:tensor", rounding="stochastic", seed=1)
     for stream, row in enumerate(row for row in STOCHASTIC if row["fmt"] == format):
         low, high, largest = row["lo"], row["hi"], recipe.format.element.max
         for sign in (1.0, -1.0):
             x = np.full((1, row["N"]), sign * row["x"], np.float32)
-            # A scale of 1, whatever the value.
+            # The given amax makes the scale 1.
             q = CPU.quantize(x, "F32", recipe, tensor_amax=largest, stream=stream, stats=False)
             found = sign * CPU.dequantize(q, "F64")
             neighbours = {low, high} if row["p_up"] > 0 else {low}

@@ -1,4 +1,4 @@
-"""What stands in the way of a GPU, asked of a driver library that is made to say it."""
+"""Problems that keep a GPU from being used, reported by a fake driver library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One good GPU and all it needs."""
+    """Set up one usable GPU with everything it needs."""
     monkeypatch.setenv("FAKE_GPUS", "9.0")
     for name in ("FAKE_INIT", "FAKE_DRIVER", "FAKE_GET", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -42,7 +42,7 @@ def examined(library: Path) -> GpuState:
     return examine(load)
 
 
-def test_a_gpu_with_all_it_needs(library: Path) -> None:
+def test_usable_gpu(library: Path) -> None:
     gpu = Gpu(0, "Fake 0", (9, 0), 80 * GIB)
     state = examined(library)
     assert state == GpuState((12, 8), (gpu,), "cupy-cuda12x 14.0.1", (12, 9), ())
@@ -51,7 +51,7 @@ def test_a_gpu_with_all_it_needs(library: Path) -> None:
     assert not state.is_mendable
 
 
-def test_an_old_gpu_does_not_stand_in_the_way_of_others(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_gpus_do_not_block_others(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GPUS", "7.5,8.0,7.0,12.1")
     state = examined(library)
     assert [(gpu.index, gpu.capability, gpu.memory_bytes) for gpu in state.gpus] == [
@@ -74,7 +74,7 @@ def test_an_old_gpu_does_not_stand_in_the_way_of_others(library: Path, monkeypat
     assert not examined(library).is_mendable
 
 
-def test_without_a_driver_nothing_is_opened_and_everything_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_everything_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str) -> ctypes.CDLL:
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -109,7 +109,7 @@ def test_without_a_driver_nothing_is_opened_and_everything_named(monkeypatch: py
         (719, "CUDA error 719: see what nvidia-smi says", True),
     ],
 )
-def test_a_driver_that_does_not_start(
+def test_driver_that_does_not_start(
     library: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str, mendable: bool
 ) -> None:
     monkeypatch.setenv("FAKE_INIT", str(code))
@@ -120,7 +120,7 @@ def test_a_driver_that_does_not_start(
 
 
 @pytest.mark.parametrize(("init", "gpus"), [("100", "9.0"), ("0", "")])
-def test_hidden_gpus_are_told_by_the_variable_that_hides_them(
+def test_hidden_gpus(
     library: Path, monkeypatch: pytest.MonkeyPatch, init: str, gpus: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
@@ -131,12 +131,12 @@ def test_hidden_gpus_are_told_by_the_variable_that_hides_them(
     assert not state.is_mendable
 
 
-def test_a_gpu_that_cannot_be_asked(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_cannot_be_queried(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_GET", "999")
     assert "cuDeviceGet fails with CUDA error 999" in examined(library).problems[0]
 
 
-def test_a_driver_library_without_a_function_we_need(tmp_path: Path) -> None:
+def test_driver_library_without_a_needed_function(tmp_path: Path) -> None:
     state = examined(build_driver(tmp_path, "-DOLD"))
     (problem,) = state.problems
     assert re.match(r"the NVIDIA driver is too old \(.*cuDeviceTotalMem_v2\): update it", problem)

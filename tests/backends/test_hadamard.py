@@ -1,4 +1,4 @@
-"""Random Hadamard transforms on the CPU: orthogonal, undone by dequantizing, the same wherever a group lies.
+"""Random Hadamard transforms on the CPU: orthogonal, inverted by dequantization, independent of a group's position.
 
 tests/backends/test_golden.py has the vectors of an independent implementation.
 """
@@ -20,20 +20,20 @@ FINE = "e4m3:e8m0:1x8"
 
 
 def matrix(hadamard: Hadamard) -> np.ndarray:
-    """diag(d) H / sqrt(size), by Sylvester's construction in binary64."""
+    """Return diag(d) H / sqrt(size), by Sylvester's construction in binary64."""
     h = np.ones((1, 1))
     while len(h) < hadamard.size:
         h = np.block([[h, h], [h, -h]])
     return np.array(hadamard.signs)[:, None] * h / np.sqrt(hadamard.size)
 
 
-def test_sylvesters_matrix_is_the_oracles() -> None:
+def test_matrix_equals_the_oracles() -> None:
     np.testing.assert_array_equal(matrix(find_hadamard(16)), hadamard_matrix(find_hadamard(16).signs))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_transform_is_the_matrix(size: int) -> None:
-    """A row of the identity becomes a row of the matrix: each column of it from one amax."""
+def test_transform_of_the_identity(size: int) -> None:
+    """The identity is transformed to the matrix."""
     hadamard = find_hadamard(size, 3)
     wanted = matrix(hadamard)
     q = kernel(
@@ -45,8 +45,8 @@ def test_the_transform_is_the_matrix(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_orthogonal_and_undone(size: int) -> None:
-    """Energy stays, up to binary32 rounding; values come back as far off as the codes are from the transformed ones."""
+def test_orthogonal_and_inverted(size: int) -> None:
+    """Energy is kept up to binary32 rounding; dequantized values have the error of the codes before the transform."""
     x = normal(40, 512)
     q = kernel(x, recipe_of(FINE, hadamard=find_hadamard(size, 1)))
     energy = float((x.astype(np.float64) ** 2).sum())
@@ -57,20 +57,20 @@ def test_orthogonal_and_undone(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_exact_sums_come_back_exactly(size: int) -> None:
-    """One value in each group: it is spread evenly, and E8M0 scales with E4M3 codes hold powers of two exactly."""
+def test_exact_sums_are_inverted_exactly(size: int) -> None:
+    """One value per group is spread evenly; E8M0 scales with E4M3 codes represent powers of two exactly."""
     x = np.zeros((8, 4 * size), np.float32)
     x[:, ::size] = np.float32(2.0) ** np.arange(4) * np.float32(np.sqrt(size) if size in (16, 64) else 1)
     back = cpu.dequantize(kernel(x, recipe_of("mxfp8", hadamard=find_hadamard(size))))
-    if size in (16, 64):  # powers of two all the way
+    if size in (16, 64):  # all intermediate values are powers of two
         np.testing.assert_array_equal(back, x)
     else:
         np.testing.assert_allclose(back, x, rtol=0.07, atol=0.07 * x.max() / np.sqrt(size))
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "e4m3:e8m0:1x24", "e2m1:e8m0:1x12"])
-def test_groups_are_transformed_wherever_loops_cut_the_rows(name: str) -> None:
-    """The transformed values, quantized plainly, have the same codes: spans that begin within a group are the same."""
+def test_groups_across_stripes_and_chunks(name: str) -> None:
+    """The transformed values, quantized without transform, have the same codes, also where a span starts in a group."""
     hadamard = find_hadamard(64, 2)
     x = np.rint(normal(5, 1344) * 8).astype(np.float32)  # sums of whole numbers are exact
     groups = x.reshape(-1, 64).astype(np.float64) @ (matrix(hadamard) * 8)
@@ -80,21 +80,21 @@ def test_groups_are_transformed_wherever_loops_cut_the_rows(name: str) -> None:
     assert ours.scales.tobytes() == plain.scales.tobytes()
     assert ours.tensor_scale == plain.tensor_scale
     for threads in (2, 5):
-        assert kernel(x, ours.recipe, threads=threads).packed.tobytes() == ours.packed.tobytes()
+        assert kernel(x, ours.scheme, threads=threads).packed.tobytes() == ours.packed.tobytes()
 
 
-def test_the_transform_cancels_in_a_product() -> None:
-    """(X R)(W R)^T = X W^T: with the same signs on both operands nothing but rounding is left."""
+def test_transform_cancels_in_products() -> None:
+    """(X R)(W R)^T = X W^T up to rounding if both operands have the same signs."""
     x, w = normal(24, 256), normal(16, 256, seed=5)
     hadamard = find_hadamard(128, 7)
     r = np.kron(np.eye(2), matrix(hadamard))
     np.testing.assert_allclose((x @ r) @ (w @ r).T, x.astype(np.float64) @ w.T, atol=1e-6 * 256)
 
 
-def test_an_outlier_is_spread() -> None:
-    """One of 16 elements ten times the others: NVFP4 makes a third of the others zero, and with the transform few.
+def test_outliers_are_spread() -> None:
+    """One of 16 elements is ten times the others: NVFP4 zeroes a third of the others, with the transform few.
 
-    Their squared error is no smaller for that: the outlier's, which had a code of its own, is spread over them too.
+    The total squared error is not smaller: the transform spreads the outlier's error over them too.
     """
     x = normal(2000, 16)
     x[:, 3] = 10.0
@@ -108,14 +108,14 @@ def test_an_outlier_is_spread() -> None:
     assert ((spread - x) ** 2).sum() > ((plain - x) ** 2).sum()
 
 
-def test_lengths_that_groups_do_not_divide_are_refused() -> None:
+def test_lengths_not_divisible_by_the_group_size() -> None:
     for size, length in ((16, 40), (128, 64)):
         with pytest.raises(RefusedError, match=rf"a length of {length} does not divide into groups of {size}"):
             kernel(normal(3, length), recipe_of("mxfp8", hadamard=find_hadamard(size)))
 
 
-def test_sums_on_the_way_do_not_overflow() -> None:
-    """Two of 16 elements near the largest binary32: their sum is above it, a quarter of it is not."""
+def test_intermediate_sums_do_not_overflow() -> None:
+    """Two of 16 elements are near the binary32 maximum: their sum overflows, a quarter of it does not."""
     x = np.ones((1, 16), np.float32)
     x[0, :2] = 3e38
     q = kernel(x, recipe_of("mxfp8", hadamard=Hadamard(16, (1,) * 16)))

@@ -1,4 +1,4 @@
-"""Every build of the kernel that this processor runs gives the same bits and the same statistics."""
+"""All instruction set builds of the kernel that this CPU supports produce the same bits and statistics."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SCRIPT = Path(__file__).with_name("instruction_set_digest.py")
 
 @functools.cache
 def results(instruction_set: str | None) -> dict[str, Any]:
-    """What `instruction_set_digest.py` prints when the kernel is asked for that build; None: not asked."""
+    """Return the output of `instruction_set_digest.py` for a build of the kernel; None: the default."""
     environment = {name: value for name, value in os.environ.items() if name != "MXCLI_ISA"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    asked = [instruction_set] if instruction_set else []
+    arguments = [instruction_set] if instruction_set else []
     if instruction_set:
         environment["MXCLI_ISA"] = instruction_set
-    command = [sys.executable, "-P", "-W", "ignore", str(SCRIPT), *asked]
+    command = [sys.executable, "-P", "-W", "ignore", str(SCRIPT), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 @pytest.mark.parametrize("instruction_set", ["baseline", "avx2", "avx512"])
-def test_every_instruction_set_computes_the_same(instruction_set: str) -> None:
-    """Codes, scales, dequantized values, every number of the statistics, every per-block array."""
+def test_instruction_sets_agree(instruction_set: str) -> None:
+    """Codes, scales, dequantized values, all statistics and all per-block arrays."""
     default, other = results(None), results(instruction_set)
     if not other["digests"]:
         pytest.skip(

@@ -1,4 +1,4 @@
-"""The CPU kernel equals the oracle, bit for bit: every format, scale rule, element rounding and source type."""
+"""The CPU kernel equals the oracle, bit for bit: all formats, scale rules, element roundings and source types."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from mxcli.backends import cpu
 from mxcli.errors import UsageError
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.formats import FORMATS, find_format
-from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS
 
 SLOW_TIES = ("subnormal", "ties", "mostly zero", "zero")
-"""Samples whose blocks are about equally well served by several scales: the oracle decides those with fractions."""
+"""Samples with near-ties between candidate scales, which the oracle decides with exact fractions."""
 
 
 def samples(name: str, rule: str, chosen: Sequence[str] = tuple(SAMPLES)) -> list[str]:
-    """Of the chosen samples those on which a rule that compares errors can be compared with the oracle.
+    """Return those of the samples on which the rule can be compared with the oracle.
 
-    Over a block of many decades errors differ by less than binary64 holds; over a large block fractions take seconds.
+    For rule `best`: over a block of many decades errors differ by less than binary64 resolves, and over a large block
+    exact fractions take seconds.
     """
     if rule != "best":
         return list(chosen)
@@ -56,14 +57,14 @@ def test_every_source_type(name: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
-def test_every_number_of_a_16_bit_source_type(dtype: str) -> None:
+def test_all_values_of_16_bit_types(dtype: str) -> None:
     every = np.arange(2**16, dtype=np.uint16).view(DTYPES[dtype]).reshape(-1, 4)
     for name in ("e5m2:e8m0:1x4", "e4m3:fp32:1x4"):
         assert_equals_oracle(every, recipe_of(name))
 
 
 def test_binary64_is_rounded_to_binary32_first() -> None:
-    """1 + 2^-4 + 2^-30 is above the tie of E4M3 in binary64 and exactly on it in binary32."""
+    """1 + 2^-4 + 2^-30 is above a tie of E4M3 in binary64 and exactly on it in binary32."""
     x = np.array([[1 + 2.0**-4 + 2.0**-30, 1 + 2.0**-4, 448, 1e300]], np.float64)
     codes = cpu.unpack(assert_equals_oracle(x[:, :3], recipe_of("e4m3:e8m0:1x4")))
     assert codes.tolist() == [[0x38, 0x38, 0x7E]]
@@ -92,9 +93,9 @@ def test_every_dialect(dialect: str, name: str) -> None:
 @pytest.mark.parametrize("rule", oracle.RECIPES)
 @pytest.mark.parametrize("scale", ["e4m3", "e5m2"])
 def test_tensors_from_the_smallest_to_the_largest(rule: str, scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensor amax over all of binary32, block amax down to 2^-24 of it, zeros among them.
+    """Tensor amax over the range of binary32, block amax down to 2^-24 of it, and zeros.
 
-    Where amax is so small that vLLM's 1 / amax * 2688 is infinite its reference turns zero blocks into NaN.
+    If amax is so small that vLLM's 1 / amax * 2688 is infinite, its reference turns zero blocks into NaN.
     """
     monkeypatch.setattr(oracle, "E4M3", oracle.element_format(scale))  # the oracle's narrow scale format
     lowest = {"e4m3": -116, "e5m2": -109}[scale] if rule == "vllm" else -149
@@ -118,7 +119,7 @@ def test_finite_data_never_becomes_nan(name: str, rule: str) -> None:
 
 @pytest.mark.parametrize("rule", oracle.RECIPES)
 @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_2d", "int8:e4m3:1x32:fp32"])
-def test_tensor_scale_of_a_set_of_tensors(rule: str, name: str) -> None:
+def test_shared_tensor_scale(rule: str, name: str) -> None:
     for amax in (0.0, 0.25, 4.0, 1000.0):
         assert_equals_oracle(normal(33, 70), recipe_of(name, rule), tensor_amax=amax)
 
@@ -135,7 +136,7 @@ def test_dequantized_types(name: str) -> None:
         np.testing.assert_array_equal(bfloat16.astype(np.float32), y.astype(DTYPES["BF16"]).astype(np.float32))
 
 
-def test_types_that_the_kernel_does_not_read_or_write() -> None:
+def test_unsupported_types() -> None:
     with pytest.raises(UsageError, match="type F8_E4M3 is not one the kernel reads: F32, BF16, F16, F64"):
         cpu.quantize(np.zeros(4, np.uint8), "F8_E4M3", recipe_of("mxfp8"))
     q = assert_equals_oracle(normal(2, 32), recipe_of("mxfp8"))

@@ -1,4 +1,4 @@
-"""What must hold of the CPU kernel for every format and rule, whatever the numbers are."""
+"""Properties of the CPU kernel for all formats and rules, independent of the values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernel_samples import log_uniform, nonfinite, normal, ties
 from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import FORMATS, find_format
-from mxcli.numerics.rounding import ELEMENT_ROUNDINGS
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS
 from mxcli.numerics.stats import Stats
 
 NAMED = format_rules(tuple(FORMATS))
@@ -20,19 +20,19 @@ POWER_OF_TWO = power_of_two_rules("floor", "ceil", "rceil", "even", "nearest", "
 
 
 def bytes_of(q: Quantized) -> tuple[bytes, bytes, float | None]:
-    """All that is written to disk of a quantized tensor."""
+    """Return the parts of a quantized tensor that are written to disk."""
     return q.packed.tobytes(), q.scales.tobytes(), q.tensor_scale
 
 
 def assert_same_statistics(a: Quantized, b: Quantized) -> None:
-    """Every number, exactly; NaN equals NaN."""
+    """Compare all statistics exactly; NaN equals NaN."""
     for field in fields(Stats):
         left, right = getattr(stats_of(a), field.name), getattr(stats_of(b), field.name)
         assert left == right or (left != left and right != right), field.name
 
 
 def assert_identical(a: Quantized, b: Quantized) -> None:
-    """Codes, scales, every number of the statistics and every per-block array."""
+    """Compare codes, scales, all statistics and all per-block arrays."""
     assert bytes_of(a) == bytes_of(b)
     assert_same_statistics(a, b)
     assert a.per_block is not None
@@ -50,7 +50,7 @@ def test_nothing_saturates(name: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "rule"), POWER_OF_TWO)
-def test_times_a_power_of_two_moves_the_scales_and_keeps_the_codes(name: str, rule: str) -> None:
+def test_powers_of_two_shift_the_scales_and_keep_the_codes(name: str, rule: str) -> None:
     x = log_uniform(-3, 3, 20, 96)
     recipe = recipe_of(name, rule)
     base = kernel(x, recipe)
@@ -77,7 +77,7 @@ def test_negation_flips_signs_only(name: str, rule: str) -> None:
 
 @pytest.mark.parametrize(("name", "rule"), power_of_two_rules("floor", "ceil", "rceil", "even", "best"))
 def test_quantizing_again_changes_nothing(name: str, rule: str) -> None:
-    """`nearest` and `ct-even1` may clip what they wrote: their threshold lies below the largest element."""
+    """`nearest` and `ct-even1` may clip their own results: their threshold is below the element maximum."""
     recipe = recipe_of(name, rule)
     for x in (normal(40, 96), log_uniform(-36, 36, 40, 96), ties(40, 96)):
         once = cpu.dequantize(kernel(x, recipe))
@@ -88,7 +88,7 @@ def test_quantizing_again_changes_nothing(name: str, rule: str) -> None:
 
 @pytest.mark.parametrize(("name", "rule"), NAMED)
 def test_parts_equal_the_whole(name: str, rule: str) -> None:
-    """Cut between block rows, and between blocks of a row, with the tensor's amax given to each part."""
+    """Split between block rows, and between blocks of a row, with the tensor's amax given for each part."""
     recipe = recipe_of(name, rule)
     rows, columns = recipe.format.block
     if rows is None:
@@ -108,7 +108,7 @@ def test_parts_equal_the_whole(name: str, rule: str) -> None:
 
 @pytest.mark.parametrize("element", ["e4m3", "e2m3", "e2m1", "int8"])
 @pytest.mark.parametrize("scale", ["e8m0", "e4m3", "fp32"])
-def test_blocks_down_columns_equal_blocks_along_rows_of_the_transpose(element: str, scale: str) -> None:
+def test_column_blocks_equal_row_blocks_of_the_transpose(element: str, scale: str) -> None:
     x = normal(64, 48)
     along = kernel(np.ascontiguousarray(x.T), recipe_of(f"{element}:{scale}:4x32"))
     down = kernel(x, recipe_of(f"{element}:{scale}:32x4"))
@@ -117,7 +117,7 @@ def test_blocks_down_columns_equal_blocks_along_rows_of_the_transpose(element: s
 
 
 def large(columns: int) -> Array:
-    """Several chunks, with zeros, NaN, infinities and blocks of very different size."""
+    """Return a tensor of several chunks, with zeros, NaN, infinities and blocks of very different magnitudes."""
     rows = max(4, 300_000 // columns)
     x = normal(rows, columns) * log_uniform(-8, 8, rows, 1)
     x[-1, 5], x[1, 6], x[2, 3] = np.nan, np.inf, -np.inf
@@ -143,7 +143,7 @@ THREADED = [
 
 
 @pytest.mark.parametrize(("name", "rule", "columns"), THREADED)
-def test_the_number_of_threads_changes_nothing(name: str, rule: str, columns: int) -> None:
+def test_results_are_independent_of_the_thread_count(name: str, rule: str, columns: int) -> None:
     for x in (large(columns), np.nan_to_num(large(columns), nan=0, posinf=1, neginf=-1)):
         recipe = recipe_of(name, rule)
         one = kernel(x, recipe, per_block=True, threads=1)
@@ -154,7 +154,7 @@ def test_the_number_of_threads_changes_nothing(name: str, rule: str, columns: in
 
 
 @pytest.mark.parametrize(("name", "rule"), NAMED)
-def test_statistics_alone_and_codes_alone_are_the_same(name: str, rule: str) -> None:
+def test_only_statistics_or_only_codes(name: str, rule: str) -> None:
     x, recipe = nonfinite(9, 96), recipe_of(name, rule)
     whole = kernel(x, recipe)
     bare, measured_only = kernel(x, recipe, stats=False), kernel(x, recipe, codes=False)
@@ -177,5 +177,5 @@ def test_amax_is_the_largest_finite_magnitude() -> None:
     assert cpu.amax(halves, "BF16").value == 3
 
 
-def test_the_format_of_a_row_is_the_format_of_the_codes() -> None:
+def test_spelled_format_is_the_named_one() -> None:
     assert kernel(normal(1, 32), recipe_of("e4m3:e8m0:1x32")).format is find_format("mxfp8")

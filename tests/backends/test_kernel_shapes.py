@@ -1,4 +1,4 @@
-"""The CPU kernel on every shape: where blocks are cut, where rows are packed, and where nothing is."""
+"""The CPU kernel on all shapes: ragged blocks, packed rows and empty tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from kernel_oracle import (
 from kernel_samples import nonfinite, normal
 
 from mxcli.backends import cpu
-from mxcli.backends.library import Result, load
-from mxcli.backends.recipes import kernel_recipe
+from mxcli.backends.abi import Result, kernel_scheme, load
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.formats import FORMATS, find_format
 
 EVERY = (*FORMATS, *SPELLED, *CHANNELS)
 SHAPES = [(1, 32), (1, 1), (3, 31), (3, 33), (17, 130), (45,), (1,), (2, 3, 50), (2, 1, 3, 40), (2, 130, 1)]
 STRIPE = 512
-"""Elements of a row that the kernel handles at once."""
+"""Elements of a row that the kernel processes at once."""
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -41,7 +40,7 @@ def test_every_shape(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_number_is_a_row_of_one(name: str) -> None:
+def test_scalars_equal_rows_of_one(name: str) -> None:
     number, row = np.full((), -3.25, np.float32), np.full((1, 1), -3.25, np.float32)
     q, same = kernel(number, recipe_of(name)), kernel(row, recipe_of(name))
     assert cpu.dequantize(q).shape == cpu.unpack(q).shape == ()
@@ -50,7 +49,7 @@ def test_a_number_is_a_row_of_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_nothing(name: str) -> None:
+def test_empty_tensors(name: str) -> None:
     for shape in ((0,), (0, 32), (5, 0), (2, 0, 32), (0, 3, 32)):
         q = kernel(np.zeros(shape, np.float32), recipe_of(name), per_block=True)
         assert q.scales.shape == grid_shape(q.format, shape)
@@ -73,7 +72,7 @@ def test_rows_longer_than_a_stripe(name: str) -> None:
     ["mxfp8", "mxfp6", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e5m2_channel", "e2m1:e8m0:1x1024", "e2m1:e8m0:channel"],
 )
 def test_rows_longer_than_a_chunk(name: str) -> None:
-    """More columns than a thread takes at once, and than a 16-bit number counts."""
+    """More columns than a thread processes at once, and than 16 bits count."""
     x = normal(2, 70_003)
     x[1, 66_000], x[0, 69_999] = 900, -77
     assert_equals_oracle(x, recipe_of(name))
@@ -87,16 +86,16 @@ def test_more_rows_than_a_chunk(name: str) -> None:
 
 
 @pytest.mark.parametrize("block", ["3x7", "1x511", "2x1", "5x520", "600x1", "1x2000", "tensor", "channel"])
-def test_blocks_of_any_shape(block: str) -> None:
+def test_block_shapes(block: str) -> None:
     for x in (normal(9, 1100, seed=4), nonfinite(9, 1100)):
         for rule in ("floor", "amax"):
             assert_equals_oracle(x, recipe_of(f"e4m3:fp32:{block}", rule))
-    if block != "600x1":  # almost all padding: the oracle's fractions take half a minute
+    if block != "600x1":  # mostly padding: the oracle's exact fractions take half a minute
         assert_equals_oracle(normal(9, 600, seed=4), recipe_of(f"e4m3:fp32:{block}", "best"))
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_block_that_is_the_tensor_takes_leading_dimensions_in(name: str) -> None:
+def test_per_tensor_blocks_include_leading_dimensions(name: str) -> None:
     if find_format(name).block != (None, None):
         return
     x = normal(3, 4, 40)
@@ -116,8 +115,8 @@ def test_codes_are_packed_with_element_0_in_the_low_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_what_lies_after_a_tensor_never_shows(name: str) -> None:
-    """Ragged edges are completed with zeros, whatever the memory behind them holds."""
+def test_memory_after_the_tensor_is_not_read(name: str) -> None:
+    """Ragged edges are padded with zeros, not with the memory after them."""
     recipe = recipe_of(name)
     for shape in ((3, 37), (1, 1), (5, 514)):
         size = int(np.prod(shape))
@@ -140,14 +139,14 @@ def test_nothing_is_written_after_the_results(name: str) -> None:
         codes, scales = (np.full(a.nbytes + 256, 0xA5, np.uint8) for a in (q.packed, q.scales))
         result = Result(codes=codes.ctypes.data, scales=scales.ctypes.data)
         amax = float(np.abs(x).max())
-        recipe_at, tensor_at = ctypes.byref(kernel_recipe(recipe)), ctypes.byref(tensor)
+        recipe_at, tensor_at = ctypes.byref(kernel_scheme(recipe)), ctypes.byref(tensor)
         library.mx_quantize(recipe_at, tensor_at, amax, 0, 0, 2, ctypes.byref(result))
         for written, guarded in ((q.packed, codes), (q.scales, scales)):
             assert guarded[: written.nbytes].tobytes() == written.tobytes()
             assert (guarded[written.nbytes :] == 0xA5).all()
 
 
-def test_strided_arrays_are_read_in_their_own_order() -> None:
+def test_strided_arrays() -> None:
     x = normal(64, 96)
     for view in (x.T, x[::2], x[:, ::3], x[::-1]):
         assert_same_bits(

@@ -1,4 +1,4 @@
-"""The CPU kernel against numbers written down here: thresholds, codes, and faults that other tools had."""
+"""The CPU kernel against literal values: thresholds, codes, and bugs of other tools."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.floats import ELEMENTS
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.metrics import measured
-from mxcli.numerics.recipe import scale_rules
-from mxcli.numerics.rounding import ELEMENT_ROUNDINGS, POWER_OF_TWO_ROUNDINGS
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES
+from mxcli.numerics.scheme import scale_rules
 
 F32 = npt.NDArray[np.float32]
 
-# Scale bytes of an amax in [1, 2), below and from a fraction on: {rule: (fraction, byte below, byte from there on)}.
+# Scale bytes of an amax in [1, 2), below and from a fraction on: {rule: (fraction, byte below, byte from it on)}.
 NEVER = 0x800000  # the next power of two
 THRESHOLDS: dict[str, dict[str, tuple[int, int, int]]] = {
     "e4m3": {
@@ -80,7 +80,7 @@ THRESHOLDS: dict[str, dict[str, tuple[int, int, int]]] = {
 
 
 def quantized(values: list[float], name: str, rule: str | None = None, **choices: str) -> Quantized:
-    """One row."""
+    """Quantize one row."""
     return kernel(np.array([values], np.float32), recipe_of(name, rule, **choices))
 
 
@@ -91,11 +91,11 @@ def floats(bits: list[int]) -> F32:
 # --- Scales ------------------------------------------------------------------------------------------------
 
 
-def test_a_threshold_is_written_down_for_every_element_and_rule() -> None:
+def test_thresholds_cover_all_elements_and_rules() -> None:
     wanted = {
         (element.name, rule.name)
         for element in ELEMENTS.values()
-        for rule in POWER_OF_TWO_ROUNDINGS.values()
+        for rule in POWER_OF_TWO_SCALE_RULES.values()
         if rule.serves(element) and not rule.candidates
     }
     assert wanted == {(element, rule) for element, rules in THRESHOLDS.items() for rule in rules}
@@ -121,7 +121,7 @@ def test_binary32_scales_hold_the_same_powers_of_two(element: str) -> None:
         assert scales.tolist() == [2.0 ** (below - 127), 2.0 ** (above - 127)], rule
 
 
-def test_amax_150_in_e4m3_tells_floor_ceil_and_rceil_apart() -> None:
+def test_floor_ceil_and_rceil_of_amax_150_in_e4m3() -> None:
     scales = {rule: int(quantized([150.0], "mxfp8_e4m3", rule).scales[0, 0]) for rule in ("floor", "rceil", "ceil")}
     assert scales == {"floor": 126, "rceil": 126, "ceil": 127}
 
@@ -152,22 +152,22 @@ def test_scales_at_the_ends_of_binary32(rule: str, scales: list[int]) -> None:
     assert kernel(amax, recipe_of("mxfp8_e4m3", rule)).scales[:, 0].tolist() == scales
 
 
-@pytest.mark.parametrize("rule", POWER_OF_TWO_ROUNDINGS)
+@pytest.mark.parametrize("rule", POWER_OF_TWO_SCALE_RULES)
 def test_a_zero_block_has_scale_byte_0(rule: str) -> None:
     for name, element in ELEMENTS.items():
-        if not POWER_OF_TWO_ROUNDINGS[rule].serves(element):
+        if not POWER_OF_TWO_SCALE_RULES[rule].serves(element):
             continue
         q = quantized([0.0] * 31 + [-0.0], f"{name}:e8m0:1x32", rule)
         negative_zero = 0 if element.twos_complement else 1 << (element.bits - 1)
         assert (q.scales.tolist(), cpu.unpack(q).tolist()) == ([[0]], [[0] * 31 + [negative_zero]]), name
 
 
-def test_best_takes_the_larger_of_equally_good_scales() -> None:
+def test_best_breaks_ties_upward() -> None:
     assert quantized([4.0, -2.0], "mxfp4", "best").scales.tolist() == [[128]]
     assert quantized([5.0, 1.5], "mxfp4", "best").scales.tolist() == [[127]]
 
 
-def test_best_clips_an_outlier_that_costs_less_than_its_neighbours() -> None:
+def test_best_clips_cheap_outliers() -> None:
     values = [7.0] + [0.5] * 31
     assert quantized(values, "mxfp4", "best").scales.tolist() == [[127]]
     assert quantized(values, "mxfp4", "rceil").scales.tolist() == [[128]]
@@ -195,7 +195,7 @@ def test_binary32_scales() -> None:
 
 
 def test_a_scale_that_bfloat16_rounds_to_zero_counts_as_zero() -> None:
-    """compressed-tensors replaces scales that are 0 after rounding, so no element is divided by 0."""
+    """compressed-tensors replaces scales that are 0 after rounding, which avoids division by 0."""
     q = quantized([1e-38, 0.0], "fp8_e4m3", "amax-bf16")
     assert (q.scales.tolist(), cpu.unpack(q).tolist()) == ([[2.0**-7]], [[0, 0]])
 
@@ -212,8 +212,8 @@ def test_nvfp4_scales() -> None:
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
-def test_every_code_comes_back(name: str) -> None:
-    """Under every rounding; the second column makes the block's scale 1. Two's complement never writes -2."""
+def test_codes_round_trip(name: str) -> None:
+    """With all roundings; the second column sets the block's scale to 1. Two's complement never produces -2."""
     element = ELEMENTS[name]
     codes = np.arange(2**element.bits, dtype=np.uint8)
     values = np.array([element.value(int(code)) for code in codes], np.float32)
@@ -244,7 +244,7 @@ def test_every_code_comes_back(name: str) -> None:
     ],
 )
 def test_elements_are_rounded_to_even_and_saturate(name: str, values: list[float], codes: list[int]) -> None:
-    """In E4M3 464 is halfway to 480 and every value above it saturates, never NaN. The scale is 1 throughout."""
+    """In E4M3, 464 is halfway to 480, and values above it saturate instead of becoming NaN. The scale is 1."""
     x = np.array([[value, ELEMENTS[name].max] for value in values], np.float32)
     q = kernel(x, recipe_of(f"{name}:e8m0:1x32", "floor"))
     assert (q.scales == 127).all()
@@ -316,7 +316,7 @@ def test_a_zero_block_among_others(rule: str) -> None:
 @pytest.mark.parametrize(
     ("name", "scale"), [("mxfp8_e4m3", 0xFF), ("mxfp4_e2m1", 0xFF), ("mxint8", 0xFF), ("nvfp4", 0x7F)]
 )
-def test_nan_takes_its_block_and_no_other(name: str, scale: int) -> None:
+def test_nan_affects_only_its_block(name: str, scale: int) -> None:
     x = np.random.default_rng(0).standard_normal((2, 96)).astype(np.float32)
     clean = kernel(x, recipe_of(name))
     x[1, 40] = np.nan
@@ -331,7 +331,7 @@ def test_nan_takes_its_block_and_no_other(name: str, scale: int) -> None:
     assert (stats_of(q).nan, stats_of(q).nan_blocks, stats_of(q).first_nonfinite) == (1, 1, 96 + 40)
 
 
-def test_infinity_saturates_or_takes_its_block() -> None:
+def test_infinity_saturates_or_makes_its_block_nan() -> None:
     values = [1.0, np.inf, -np.inf] + [2.0] * 29
     q = quantized(values, "mxfp8_e4m3")
     assert (q.scales.tolist(), cpu.unpack(q)[0, :3].tolist()) == ([[254]], [0, 0x7E, 0xFE])
@@ -347,13 +347,13 @@ def test_best_keeps_the_floor_exponent_of_an_infinity() -> None:
 
 @pytest.mark.parametrize("rule", scale_rules(FORMATS["nvfp4"]))
 def test_infinities_keep_their_signs(rule: str) -> None:
-    """Among numbers, and alone, when the tensor's amax is 0."""
+    """With finite elements, and without, where the tensor's amax is 0."""
     for other in (0.0, 1.0):
         codes = cpu.unpack(quantized([np.inf, -np.inf, other], "nvfp4", rule))
         assert codes[0, :2].tolist() == [0x7, 0xF]
 
 
-def test_vllm_has_no_scale_for_tensors_below_2688_over_flt_max() -> None:
+def test_vllm_tensors_below_2688_over_flt_max() -> None:
     q = quantized([1e-39, -1e-39] + [0.0] * 30, "nvfp4", "vllm")
     assert (q.scales != 0x7F).all()
     assert not cpu.dequantize(q).any()
@@ -363,7 +363,7 @@ def test_vllm_has_no_scale_for_tensors_below_2688_over_flt_max() -> None:
 
 
 def test_elements_are_divided_by_the_rounded_scale() -> None:
-    """128x128 blocks with power-of-two FP32 scales: half a step of E4M3 is at most 2^-4 of a normal element."""
+    """128x128 blocks with power-of-two FP32 scales: half an ulp of E4M3 is at most 2^-4 of a normal element."""
     x = np.random.default_rng(0).uniform(1, 7, (128, 256)).astype(np.float32)
     q = kernel(x, recipe_of("fp8_e4m3_128x128", "ue8m0"))
     assert (np.frexp(q.scales)[0] == 0.5).all()

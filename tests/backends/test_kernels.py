@@ -7,10 +7,9 @@ from compiled_kernels import codes, compile_all, kernels_for, reductions
 from kernel_oracle import recipe_of
 
 from mxcli.backends import nvrtc
+from mxcli.backends.abi import kernel_folder, kernel_scheme, literal
 from mxcli.backends.device import Kernel
-from mxcli.backends.kernels import FILES, HEADERS, Compiler, source
-from mxcli.backends.library import kernel_folder
-from mxcli.backends.recipes import kernel_recipe, literal
+from mxcli.backends.nvrtc import FILES, HEADERS, Compiler, source
 from mxcli.errors import EnvironmentFailure
 from mxcli.numerics.formats import FORMATS
 
@@ -41,7 +40,7 @@ def test_what_a_gpu_is_compiled_for(capability: tuple[int, int], architecture: s
 
 def test_a_recipe_is_constants() -> None:
     """MXFP4: E2M1 up to 6, E8M0, nearest even, blocks of 1x32, 4 bits stored, the exponent of the ratio, rounded up."""
-    assert literal(kernel_recipe(recipe_of("mxfp4", "rceil"))) == (
+    assert literal(kernel_scheme(recipe_of("mxfp4", "rceil"))) == (
         "{{4, 1, 0, 2, 0, 0, 0x1.8000000000000p+2f}, {8, 0, -127, 127, 255, 0, 0x1.0000000000000p+127f}, "
         "{0x1.0000000000000p-1f, 1, 0, 0}, 0, 8, 1, 32, 4, 1, 0u, {0, 0, 0, 0}, 0, -127, -127, 0, 0, 0, 0, "
         "0x0.0p+0f, 0x0.0p+0f, 0, 0, 0, 0, 0, 0}"
@@ -60,7 +59,7 @@ def test_the_text_of_a_kernel() -> None:
         "MX_SOURCE": "1",
         "MX_SWIZZLED": "0",
         "MX_WIDTH": "32",
-        "MX_RECIPE": "MxRecipe" + literal(kernel_recipe(recipe_of("mxfp4", "rceil"))),
+        "MX_SCHEME": "MxScheme" + literal(kernel_scheme(recipe_of("mxfp4", "rceil"))),
     }
     (amax, _) = reductions("BF16")
     assert dict(Compiler((9, 0)).text(amax)[2]) == {"MX_SOURCE": "1"}
@@ -119,7 +118,7 @@ def test_other_element_roundings_are_made_in_software() -> None:
     """Hardware rounds to nearest even only."""
     half_away = Kernel(
         *("quantize_rows.cu", "mx_quantize_rows", codes("mxfp8", None, (9, 0)).definitions),
-        bytes(kernel_recipe(recipe_of("mxfp8", rounding="half-away"))),
+        bytes(kernel_scheme(recipe_of("mxfp8", rounding="half-away"))),
     )
     assert "cvt.rn.satfinite.e4m3x2" not in ptx(half_away, (9, 0))
 

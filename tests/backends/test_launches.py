@@ -1,4 +1,4 @@
-"""Which kernel serves which tensor, with what arguments, and how a tensor is cut: literal numbers, nothing runs."""
+"""Choice of kernels, their arguments, and the split of tensors, as literal numbers; no kernel runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernel_samples import normal
 from mxcli.backends import cpu
 from mxcli.backends.cuda import PIECE_BYTES, Cuda
 from mxcli.backends.device import Launch
-from mxcli.backends.launches import Addresses, Job, Piece, amax_of
+from mxcli.backends.launches import Addresses, KernelJob, Piece, amax_of
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.recipe import scale_rules
+from mxcli.numerics.scheme import scale_rules
 
 MOST_BLOCKS = 2**31 - 1
-"""Of threads, in a launch."""
+"""Thread blocks of a launch."""
 PROCESSORS = 132
 
 
@@ -31,7 +31,7 @@ class Recorded:
 
 
 class Recorder:
-    """A device and its one queue that remembers launches and runs none; the n-th buffer begins at n * 2^32."""
+    """A device and its only queue, which record launches without running them; buffer n starts at n * 2^32."""
 
     name, processors, conversions = "cuda:0", PROCESSORS, 1
 
@@ -66,26 +66,26 @@ class Recorder:
 
 
 def at(n: int, offset: int = 0) -> int:
-    """`offset` bytes from the n-th buffer on."""
+    """Return the address `offset` bytes into buffer n."""
     return (n << 32) + offset
 
 
-def everything(job: Job) -> Piece:
-    """The tensor as one piece."""
+def everything(job: KernelJob) -> Piece:
+    """Return the tensor as one piece."""
     return job.piece(0, job.cut.units)
 
 
-def codes_and_scales(job: Job, piece: Piece | None = None) -> Launch:
+def codes_and_scales(job: KernelJob, piece: Piece | None = None) -> Launch:
     return job.quantize(piece or everything(job), Addresses(at(1), at(2), at(3), at(4)), conversions=1)
 
 
-def statistics(job: Job, piece: Piece | None = None, codes: bool = True) -> Launch:
+def statistics(job: KernelJob, piece: Piece | None = None, codes: bool = True) -> Launch:
     places = Addresses(*(at(n) for n in range(1, 10)))
     return job.measure(piece or everything(job), places, PROCESSORS, conversions=1, codes=codes)
 
 
 def described(launch: Launch) -> tuple[Any, ...]:
-    """Its file, grid and threads, and what the shape of the work is compiled as."""
+    """Return a launch's file, kernel, compiled-in sizes, grid and threads."""
     named = {name: int(value) for name, value in launch.kernel.definitions}
     chosen = {name: named[name] for name in ("MX_WIDTH", "MX_ELEMENTS", "MX_HELD") if name in named}
     return launch.kernel.file, launch.kernel.name.removeprefix("mx_"), chosen, launch.grid, launch.threads
@@ -123,12 +123,12 @@ TRYING = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_codes_and_scales_of_a_matrix(name: str) -> None:
-    assert described(codes_and_scales(Job((4096, 4096), "BF16", recipe_of(name)))) == QUANTIZING[name]
+    assert described(codes_and_scales(KernelJob((4096, 4096), "BF16", recipe_of(name)))) == QUANTIZING[name]
 
 
 @pytest.mark.parametrize("name", TRYING)
-def test_codes_and_scales_by_a_rule_that_tries_scales(name: str) -> None:
-    assert described(codes_and_scales(Job((4096, 4096), "BF16", recipe_of(name, "best")))) == TRYING[name]
+def test_codes_and_scales_by_rule_best(name: str) -> None:
+    assert described(codes_and_scales(KernelJob((4096, 4096), "BF16", recipe_of(name, "best")))) == TRYING[name]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -138,11 +138,11 @@ def test_statistics_of_a_matrix(name: str) -> None:
     wanted: tuple[Any, ...] = ("measure_rows.cu", "measure_rows", {"MX_WIDTH": width}, 256, 256)
     if in_blocks or name in ("fp8_e4m3", "fp8_e5m2"):
         wanted = ("measure_blocks.cu", "measure_blocks" if in_blocks else "measure_parts", {}, 256, 256)
-    assert described(statistics(Job((4096, 4096), "BF16", recipe_of(name)))) == wanted
+    assert described(statistics(KernelJob((4096, 4096), "BF16", recipe_of(name)))) == wanted
 
 
-def test_values_and_reductions_of_a_matrix() -> None:
-    job = Job((4096, 4096), "BF16", recipe_of("mxfp8"))
+def test_dequantization_and_reductions_of_a_matrix() -> None:
+    job = KernelJob((4096, 4096), "BF16", recipe_of("mxfp8"))
     values = job.dequantize(everything(job), Addresses(at(1), codes=at(3), scales=at(4)), 1.0, 0.5)
     assert described(values) == ("dequantize.cu", "dequantize", {}, 8192, 256)
     assert described(job.worst(at(1), 524_288, at(2), at(3))) == ("reduce.cu", "worst", {}, 128, 256)
@@ -161,9 +161,9 @@ def test_values_and_reductions_of_a_matrix() -> None:
         ("e4m3:e8m0:128x128", (5, 70), 1, 1, 64),
     ],
 )
-def test_threads_for_blocks_of_any_shape(name: str, shape: tuple[int, int], held: int, grid: int, threads: int) -> None:
+def test_threads_for_block_shapes(name: str, shape: tuple[int, int], held: int, grid: int, threads: int) -> None:
     wanted = ("quantize_blocks.cu", "quantize_blocks", {"MX_HELD": held}, grid, threads)
-    assert described(codes_and_scales(Job(shape, "F32", recipe_of(name)))) == wanted
+    assert described(codes_and_scales(KernelJob(shape, "F32", recipe_of(name)))) == wanted
 
 
 # --- Pieces ------------------------------------------------------------------------------------------------
@@ -173,11 +173,11 @@ SHAPES = [(), (45,), (3, 31), (5, 70), (2, 17, 40), (300, 551), (3, 130, 200), (
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_pieces_are_the_tensor(name: str) -> None:
-    """Without gap or overlap, in rows, blocks and chunks; each begins with a chunk and is as small as asked, or one."""
+def test_pieces_cover_the_tensor(name: str) -> None:
+    """No gaps or overlaps in rows, blocks and chunks; pieces start at chunks and stay within the limit or one chunk."""
     for shape in SHAPES:
-        job = Job(shape, "F32", recipe_of(name))
-        cut = cpu.cut(shape, job.recipe)
+        job = KernelJob(shape, "F32", recipe_of(name))
+        cut = cpu.cut(shape, job.scheme)
         for most in (1, 10_000, 1 << 20, 1 << 40):
             pieces = list(job.pieces(most))
             ends = [(0, 0, 0, 0), *((p.last, p.rows[1], p.blocks[1], p.chunks[1]) for p in pieces)]
@@ -194,10 +194,10 @@ def test_pieces_are_the_tensor(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_chunks_are_the_blocks(name: str) -> None:
-    """What a kernel takes for the blocks of a chunk, as `mx_chunk` reckons it, is every block once."""
+def test_chunks_cover_the_blocks(name: str) -> None:
+    """The blocks of chunks, computed as in `mx_chunk`, are all blocks once."""
     for shape in SHAPES:
-        job = Job(shape, "F32", recipe_of(name))
+        job = KernelJob(shape, "F32", recipe_of(name))
         if job.whole:
             continue
         launch = statistics(job)
@@ -225,24 +225,24 @@ def test_chunks_are_the_blocks(name: str) -> None:
         ("mxfp4", (2, 17, 40), (0, 1, 3276, 1, 2, 68)),
     ],
 )
-def test_chunks_of_blocks_in_rows(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    assert statistics(Job(shape, "F32", recipe_of(name))).arguments[3:9] == wanted
+def test_chunks_of_row_blocks(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    assert statistics(KernelJob(shape, "F32", recipe_of(name))).arguments[3:9] == wanted
 
 
-def test_a_scale_that_is_tried_on_the_whole_tensor_needs_it_whole() -> None:
-    assert len(list(Job((4096, 4096), "F32", recipe_of("fp8_e4m3")).pieces(1 << 20))) == 64
-    assert len(list(Job((4096, 4096), "F32", recipe_of("fp8_e4m3", "best")).pieces(1 << 20))) == 1
+def test_rule_best_needs_the_whole_tensor() -> None:
+    assert len(list(KernelJob((4096, 4096), "F32", recipe_of("fp8_e4m3")).pieces(1 << 20))) == 64
+    assert len(list(KernelJob((4096, 4096), "F32", recipe_of("fp8_e4m3", "best")).pieces(1 << 20))) == 1
 
 
 # --- Arguments ---------------------------------------------------------------------------------------------
 
 
 KEY = 5 | 3 << 32
-"""Of seed 5 and stream 3."""
+"""Key of seed 5 and stream 3."""
 
 
 def recorded(name: str, **options: Any) -> list[Launch]:
-    """What is launched for three rows of 70,003 binary32 elements, a row at a time."""
+    """Return the launches for three rows of 70,003 binary32 elements, one row per piece."""
     device = Recorder()
     recipe = recipe_of(name, rounding="stochastic", seed=5)
     Cuda(device, piece_bytes=1).quantize(normal(3, 70_003), "F32", recipe, stream=3, **options)
@@ -250,8 +250,8 @@ def recorded(name: str, **options: Any) -> list[Launch]:
 
 
 def test_arguments_for_codes_in_rows() -> None:
-    """Buffers 1 and 2 are the tensor's largest magnitudes, for either queue; then elements, codes and scales. Draws
-    count from the tensor's first element."""
+    """Buffers 1 and 2 hold the tensor's amax for each queue; then elements, codes and scales. Random numbers count from
+    the tensor's first element."""
     assert [launch.arguments for launch in recorded("mxfp8", stats=False)] == [
         (at(3), 1, 70_003, KEY, 0, at(1), 0, at(4), at(5)),
         (at(6), 1, 70_003, KEY, 70_003, at(2), 0, at(7), at(8)),
@@ -260,7 +260,7 @@ def test_arguments_for_codes_in_rows() -> None:
 
 
 def test_arguments_for_codes_in_blocks() -> None:
-    """Counted from where the tensor would begin: 280,012 bytes a row, 70,003 codes, 4 bytes a scale."""
+    """Addresses are relative to the tensor's start: 280,012 bytes per row, 70,003 codes, 4 bytes per scale."""
     shape = (3, 70_003, 1, 70_003)
     assert [launch.arguments for launch in recorded("fp8_e4m3_channel", stats=False)] == [
         (at(3), *shape, 0, 1, KEY, at(1), at(4), at(5)),
@@ -270,7 +270,8 @@ def test_arguments_for_codes_in_blocks() -> None:
 
 
 def test_arguments_for_statistics() -> None:
-    """Buffers 3 and 4 are the totals of either queue; then elements, codes, scales, sums, noise, noisiest and where."""
+    """Buffers 3 and 4 hold the totals of each queue; then elements, codes, scales, sums, noise, noisiest and their
+    indices."""
     launches = recorded("mxfp8")
     chunking = (2048, 2, 2188, 6564)
     assert [launch.arguments for launch in launches if launch.kernel.name == "mx_measure_rows"] == [
@@ -291,8 +292,8 @@ def test_arguments_for_statistics() -> None:
     ]
 
 
-def test_arguments_for_largest_magnitudes() -> None:
-    """Elements of a piece, and which of the tensor's is the first; those of pieces still held are not sent again."""
+def test_arguments_for_amax() -> None:
+    """Element count of a piece and the index of its first; pieces still in memory are not uploaded again."""
     launches = recorded("nvfp4", stats=False)
     assert [launch.arguments for launch in launches[:3]] == [
         (at(3), 70_003, 0, at(1)),
@@ -302,20 +303,20 @@ def test_arguments_for_largest_magnitudes() -> None:
     assert [launch.arguments[0] for launch in launches[3:]] == [at(3), at(4), at(5)]
 
 
-def test_a_recipe_is_compiled_once() -> None:
-    """Another shape and another tensor scale are no other kernel; another format, type or rule is."""
+def test_a_scheme_is_compiled_once() -> None:
+    """Shape and tensor scale do not change the kernel; format, type and rule do."""
     for name in ("mxfp8", "nvfp4", "fp8_e4m3", "fp8_e4m3_1x128"):
-        jobs = [Job(shape, "F32", recipe_of(name)) for shape in ((5, 70), (300, 551), (4096, 4096))]
+        jobs = [KernelJob(shape, "F32", recipe_of(name)) for shape in ((5, 70), (300, 551), (4096, 4096))]
         for kernels in ({codes_and_scales(job).kernel for job in jobs}, {statistics(job).kernel for job in jobs}):
             assert len(kernels) == 1
     kernels = {
-        codes_and_scales(Job((5, 70), dtype, recipe_of(name, rule))).kernel
+        codes_and_scales(KernelJob((5, 70), dtype, recipe_of(name, rule))).kernel
         for name in ("mxfp8", "mxfp4")
         for dtype in ("F32", "BF16")
         for rule in ("floor", "rceil")
     }
     assert len(kernels) == 8
-    # What a scale of the tensor comes from lies in memory.
+    # Tensor scales are computed from memory.
     one, other = (
         {launch.kernel for launch in recorded("nvfp4", stats=False, tensor_amax=amax)} for amax in (1.0, 448.0)
     )
@@ -331,11 +332,11 @@ HUGE = [(1 << 17, 1 << 16), (3, 1 << 31), (2, (1 << 31) + 3), ((1 << 31) + 5, 3)
 @pytest.mark.parametrize("shape", HUGE, ids=str)
 @pytest.mark.parametrize("name", [*FORMATS, "e4m3:fp32:2x2", "e4m3:fp32:1x1"])
 def test_grids_of_huge_tensors(name: str, shape: tuple[int, ...]) -> None:
-    """Of a piece, and of the whole tensor where the kernel takes what is left over in turns."""
+    """Grids of a piece, and of the whole tensor where kernels loop over the rest."""
     for rule in (None, "best"):
         if rule and rule not in scale_rules(recipe_of(name).format):
             continue
-        job = Job(shape, "BF16", recipe_of(name, rule))
+        job = KernelJob(shape, "BF16", recipe_of(name, rule))
         pieces = list(job.pieces(PIECE_BYTES)) if job.cut.units < 10_000 * job.cut.per_chunk else []
         for piece in (pieces[:1] + pieces[-1:]) or [next(job.pieces(PIECE_BYTES))]:
             assert 1 <= codes_and_scales(job, piece).grid <= MOST_BLOCKS
@@ -347,22 +348,22 @@ def test_grids_of_huge_tensors(name: str, shape: tuple[int, ...]) -> None:
 
 
 def test_offsets_of_huge_tensors() -> None:
-    """The last piece of 2^33 bfloat16 elements: rows 130,560 on, 2^17 bytes each, begins 17,112,760,320 bytes in."""
-    job = Job((1 << 17, 1 << 16), "BF16", recipe_of("mxfp4"))
+    """The last piece of 2^33 bfloat16 elements starts at row 130,560 of 2^17 bytes: byte 17,112,760,320."""
+    job = KernelJob((1 << 17, 1 << 16), "BF16", recipe_of("mxfp4"))
     *_, piece = job.pieces(64 << 20)
     assert (piece.rows, piece.blocks) == ((130_560, 131_072), (267_386_880, 268_435_456))
     places = Addresses(at(9) - 130_560 * 131_072, at(2), at(3) - 130_560 * 32_768, at(4) - 267_386_880)
     assert job.quantize(piece, places, 1).arguments == (at(9), 1, 512 << 16, 0, 130_560 << 16, at(2), 0, at(3), at(4))
     x, *_, first_chunk, last_chunk = job.measure(piece, places, 1, conversions=1, codes=False).arguments[:5]
     assert (x, first_chunk, last_chunk) == (38_654_705_664 - 17_112_760_320, 130_560, 131_072)
-    below = Addresses(at(1) - 130_560 * 131_072)  # where the tensor would begin lies below 0: modulo 2^64
+    below = Addresses(at(1) - 130_560 * 131_072)  # the tensor would start below 0: modulo 2^64
     x, *_ = job.measure(piece, below, 1, conversions=1, codes=False).arguments
     assert x == np.uint64(2**64 + 4_294_967_296 - 17_112_760_320)
 
 
-def test_more_blocks_than_a_launch_has() -> None:
-    """A row of tiny blocks: blocks of threads take turns."""
-    job = Job((2, 2**33), "BF16", recipe_of("e4m3:fp32:2x1"))
+def test_more_blocks_than_a_launch() -> None:
+    """A row of tiny blocks: thread blocks loop."""
+    job = KernelJob((2, 2**33), "BF16", recipe_of("e4m3:fp32:2x1"))
     piece = next(job.pieces(PIECE_BYTES))
     launch = job.quantize(piece, Addresses(*[1 << 40] * 9), conversions=0)
     assert (piece.blocks, launch.grid) == ((0, 2**33), 2**31 - 1)

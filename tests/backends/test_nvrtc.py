@@ -1,4 +1,4 @@
-"""CUDA text becomes machine code with the arithmetic asked for, and is compiled once."""
+"""NVRTC compiles CUDA sources with IEEE arithmetic, and the cache compiles each once."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ ELF = b"\x7fELF"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of this test's own."""
+    """Give the test an empty cache."""
     monkeypatch.setenv("MXCLI_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "cubins"
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the texts compiled so far."""
+    """Record the names of the sources compiled so far."""
     names: list[str] = []
     compile = nvrtc.compile
 
@@ -53,7 +53,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def start(code: str) -> subprocess.Popen[str]:
-    """Python code in a process of its own, with the mxcli under test and the kernel above."""
+    """Start Python code in a new process, with the mxcli under test and the kernel above."""
     text = f"from mxcli.backends import nvrtc\n{HEADERS = }\n{SOURCE = }\n" + textwrap.dedent(code)
     environment = {**os.environ, "PYTHONPATH": str(Path(mxcli.__file__).parents[1])}
     pipe = subprocess.PIPE
@@ -82,14 +82,14 @@ def test_a_kernel_with_a_header_compiles(architecture: str) -> None:
 
 
 @needs_nvrtc
-def test_the_header_given_wins_over_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_header_takes_precedence_over_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "twice.h").write_text("#error a file was read\n")
     monkeypatch.chdir(tmp_path)
     assert nvrtc.compile("use.cu", SOURCE, HEADERS, "sm_90").startswith(ELF)
 
 
 @needs_nvrtc
-def test_a_definition_reaches_the_text() -> None:
+def test_definitions() -> None:
     source = 'extern "C" __global__ void NAME(int* x) { *x = VALUE; }'
     ptx = nvrtc.build("use.cu", source, {}, "sm_90", {"VALUE": "12345", "NAME": "mx_named"}).ptx
     assert "mx_named" in ptx
@@ -97,7 +97,7 @@ def test_a_definition_reaches_the_text() -> None:
 
 
 @needs_nvrtc
-def test_products_are_rounded_and_nothing_is_flushed_or_approximated() -> None:
+def test_no_contraction_flushing_or_approximation_in_ptx() -> None:
     source = """
     extern "C" __global__ void mx_add(float* r, float x, float y, float z) { *r = x * y + z; }
     extern "C" __global__ void mx_divide(float* r, float x, float y) { *r = x / y; }
@@ -109,8 +109,8 @@ def test_products_are_rounded_and_nothing_is_flushed_or_approximated() -> None:
 
 
 @needs_nvrtc
-def test_machine_code_holds_no_contraction() -> None:
-    """sm_90's 16-byte instructions: the opcode is the low 12 bits, FADD 0x221, FFMA 0x223."""
+def test_no_contraction_in_machine_code() -> None:
+    """sm_90 instructions have 16 bytes with the opcode in the low 12 bits: FADD 0x221, FFMA 0x223."""
 
     def opcodes(result: str) -> set[int]:
         source = 'extern "C" __global__ void mx(float* r, float* x) { *r = ' + result + "; }"
@@ -123,7 +123,7 @@ def test_machine_code_holds_no_contraction() -> None:
 
 
 @needs_nvrtc
-def test_a_text_that_does_not_compile_is_our_bug_with_the_log() -> None:
+def test_compile_errors_are_internal_errors_with_the_log() -> None:
     with pytest.raises(MxcliError) as raised:
         nvrtc.compile("broken.cu", '#include "twice.h"\nint f() { return nowhere; }', HEADERS, "sm_90")
     assert type(raised.value) is MxcliError
@@ -133,7 +133,7 @@ def test_a_text_that_does_not_compile_is_our_bug_with_the_log() -> None:
 
 
 @needs_nvrtc
-def test_an_include_not_given_is_not_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_given_headers_are_included(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "twice.h").write_text(HEADERS["twice.h"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MxcliError, match=r'could not open source file "twice\.h"'):
@@ -151,7 +151,7 @@ def test_an_include_not_given_is_not_searched_for(tmp_path: Path, monkeypatch: p
         ("nonsense", "--device cpu"),
     ],
 )
-def test_an_unknown_architecture_says_what_to_do(architecture: str, way_out: str) -> None:
+def test_unknown_architectures(architecture: str, way_out: str) -> None:
     with pytest.raises(EnvironmentFailure) as raised:
         nvrtc.compile("use.cu", SOURCE, HEADERS, architecture)
     major, minor = nvrtc.version()
@@ -161,7 +161,7 @@ def test_an_unknown_architecture_says_what_to_do(architecture: str, way_out: str
 
 @needs_nvrtc
 @pytest.mark.parametrize(("known", "way_out"), [([80, 90], ">=12.8'"), ([100, 120], "too old")])
-def test_an_architecture_of_another_nvrtc(known: list[int], way_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_architectures_of_other_nvrtc_versions(known: list[int], way_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "_known_architectures", lambda: known)
     architecture = "sm_90a" if 100 in known else "sm_120a"
     with pytest.raises(EnvironmentFailure, match=way_out):
@@ -171,7 +171,7 @@ def test_an_architecture_of_another_nvrtc(known: list[int], way_out: str, monkey
 # --- Finding the library -----------------------------------------------------------------------------------
 
 
-def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["libnvrtc-nowhere.so.13", "libnvrtc-nowhere.so.12"]))
     with pytest.raises(EnvironmentFailure) as raised:
         nvrtc.library.__wrapped__()
@@ -179,7 +179,7 @@ def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     assert raised.value.details == ()
 
 
-def test_a_library_that_does_not_load_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "libnvrtc.so.13"
     broken.write_bytes(b"")
     monkeypatch.setattr(nvrtc, "_candidates", lambda: iter([str(broken), "libnvrtc-nowhere.so.12"]))
@@ -190,7 +190,7 @@ def test_a_library_that_does_not_load_is_named_with_the_reason(tmp_path: Path, m
 
 
 @needs_nvrtc
-def test_a_broken_library_does_not_hide_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_library_does_not_hide_an_intact_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64" / "libnvrtc.so.13").write_bytes(b"")
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
@@ -199,8 +199,8 @@ def test_a_broken_library_does_not_hide_a_whole_one(tmp_path: Path, monkeypatch:
 
 
 @needs_nvrtc
-def test_the_newest_library_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the order they are found in; the C library stands for a second one."""
+def test_newest_library_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any order; the C library poses as a second NVRTC."""
     found = nvrtc.library()._name
     versions = {found: (12, 8), "libc.so.6": (12, 4)}
     monkeypatch.setattr(nvrtc, "_version", lambda library: versions[library._name])
@@ -208,12 +208,12 @@ def test_the_newest_library_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvrtc.library.__wrapped__()._name == found
     versions["libc.so.6"] = (12, 8)
     monkeypatch.setattr(nvrtc, "_candidates", lambda: iter([found, "libc.so.6"]))
-    assert nvrtc.library.__wrapped__()._name == found, "of equal versions the first found"
+    assert nvrtc.library.__wrapped__()._name == found, "ties go to the first found"
 
 
 @needs_nvrtc
-def test_an_incomplete_nvrtc_is_not_our_bug(tmp_path: Path) -> None:
-    """The library without its libnvrtc-builtins, in a process that has loaded no other."""
+def test_incomplete_nvrtc_is_an_environment_failure(tmp_path: Path) -> None:
+    """The library without its libnvrtc-builtins, in a new process."""
     lone = tmp_path / "lone.so.12"
     lone.write_bytes(Path(nvrtc.library()._name).read_bytes())
     done = run(f"""
@@ -259,7 +259,7 @@ def test_the_second_call_does_not_compile(cache: Path, compiled: list[str]) -> N
     ],
     ids=["name", "source", "header", "more headers", "architecture", "definition", "no definition"],
 )
-def test_whatever_the_code_depends_on_is_another_entry(changed: dict[str, object], cache: Path) -> None:
+def test_cache_key_covers_all_inputs(changed: dict[str, object], cache: Path) -> None:
     arguments = {
         "name": "use.cu",
         "source": SOURCE,
@@ -273,7 +273,7 @@ def test_whatever_the_code_depends_on_is_another_entry(changed: dict[str, object
 
 
 @needs_nvrtc
-def test_another_nvrtc_is_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_key_covers_the_nvrtc_version(monkeypatch: pytest.MonkeyPatch) -> None:
     key = nvrtc._key("use.cu", SOURCE, HEADERS, "sm_90", {})
     monkeypatch.setattr(nvrtc, "version", lambda: (99, 0))
     assert nvrtc._key("use.cu", SOURCE, HEADERS, "sm_90", {}) != key
@@ -320,14 +320,14 @@ def test_an_entry_of_another_name_does_not_count(cache: Path, compiled: list[str
 
 
 @needs_nvrtc
-def test_a_folder_in_an_entrys_place_is_left_alone(cache: Path) -> None:
+def test_folder_in_place_of_an_entry_is_kept(cache: Path) -> None:
     (cache / nvrtc._key("use.cu", SOURCE, HEADERS, "sm_90", {}) / "inner").mkdir(parents=True)
     assert nvrtc.cubin("use.cu", SOURCE, HEADERS, "sm_90").startswith(ELF)
     assert entry(cache).is_dir()
 
 
 @needs_nvrtc
-def test_a_folder_that_cannot_be_made_costs_only_time(
+def test_uncreatable_cache_folder_only_costs_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -338,7 +338,7 @@ def test_a_folder_that_cannot_be_made_costs_only_time(
 
 
 @needs_nvrtc
-def test_a_full_disk_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_files(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: object, target: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -348,7 +348,7 @@ def test_a_full_disk_leaves_nothing_behind(cache: Path, monkeypatch: pytest.Monk
 
 
 @needs_nvrtc
-def test_an_interrupted_write_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_leaves_no_files(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(source: object, target: object) -> None:
         raise KeyboardInterrupt
 
@@ -359,7 +359,7 @@ def test_an_interrupted_write_leaves_nothing_behind(cache: Path, monkeypatch: py
 
 
 @needs_nvrtc
-def test_nobody_needs_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -370,7 +370,7 @@ def test_nobody_needs_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_nvrtc
-def test_threads_at_once(cache: Path) -> None:
+def test_concurrent_threads(cache: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         codes = list(pool.map(lambda _: nvrtc.cubin("use.cu", SOURCE, HEADERS, "sm_90"), range(8)))
     assert set(codes) == {nvrtc.compile("use.cu", SOURCE, HEADERS, "sm_90")}
@@ -378,7 +378,7 @@ def test_threads_at_once(cache: Path) -> None:
 
 
 @needs_nvrtc
-def test_processes_at_once_leave_one_valid_entry(cache: Path, compiled: list[str]) -> None:
+def test_concurrent_processes_leave_one_valid_entry(cache: Path, compiled: list[str]) -> None:
     code = """
         print("ready", flush=True)
         input()
@@ -388,7 +388,7 @@ def test_processes_at_once_leave_one_valid_entry(cache: Path, compiled: list[str
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-    for process in processes:  # all wait here, so that they start together
+    for process in processes:  # all are waiting, so they start together
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
@@ -399,7 +399,7 @@ def test_processes_at_once_leave_one_valid_entry(cache: Path, compiled: list[str
     assert entry(cache).stat().st_size > 1000
 
 
-# --- Where the cache lies ----------------------------------------------------------------------------------
+# --- Cache location ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

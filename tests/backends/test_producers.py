@@ -1,6 +1,6 @@
-"""`--as NAME` makes the bytes that package NAME wrote: every quantized weight of files that the packages made.
+"""`--as NAME` reproduces the bytes of package NAME: all quantized weights of files written by the packages.
 
-Which package version wrote which file stands in tests/data/layouts/README.md.
+tests/data/layouts/README.md lists the package version of each file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from mxcli.backends import cpu
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 FILES = Path(__file__).parents[1] / "data" / "layouts"
 
@@ -61,10 +61,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.file}-{c.dialect}")
-def test_bytes_are_the_producers(case: Case) -> None:
+def test_bytes_equal_the_producers(case: Case) -> None:
     theirs = load_file(FILES / case.file / "model.safetensors")
     weights = load_file(FILES / f"{case.source}.safetensors")
-    recipe = resolve(case.format, dialect=case.dialect, scale_rounding=case.scale_rounding)
+    recipe = resolve(case.format, Rules(dialect=case.dialect, scale_rounding=case.scale_rounding))
     compared = 0
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
@@ -87,9 +87,9 @@ def test_bytes_are_the_producers(case: Case) -> None:
 
 
 def test_gguf_bytes() -> None:
-    """GGUF's MXFP4 row: per 32 values a scale byte, then 16 bytes whose nibbles are elements j and j + 16."""
+    """GGUF's MXFP4 layout: per 32 values a scale byte, then 16 bytes with elements j and j + 16 as nibbles."""
     theirs, weights = load_file(FILES / "gguf-mxfp4" / "model.safetensors"), load_file(FILES / "toy.safetensors")
-    recipe = resolve("mxfp4", dialect="gguf")
+    recipe = resolve("mxfp4", Rules(dialect="gguf"))
     for name in ("fc1.weight", "fc2.weight"):
         rows = theirs[name].numpy().reshape(-1, 17)
         ours = cpu.quantize(weights[name].view(torch.uint16).numpy(), "BF16", recipe)

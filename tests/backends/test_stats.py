@@ -1,4 +1,4 @@
-"""The kernel's statistics against the oracle's, which sums exactly in binary64 and counts by definition."""
+"""The kernel's statistics against the oracle's, which sums in binary64 and counts by definition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.metrics import measured
-from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import (
     RANGE_BINS,
     RANGE_BINS_PER_OCTAVE,
@@ -29,10 +29,10 @@ from mxcli.numerics.stats import (
 )
 
 SUM = 1e-5
-"""Relative error of a sum: binary32 over at most 512 elements of one sign (512 * 2^-24 = 3e-5 at worst, 16 partial
-sums make it 32 * 2^-24 = 2e-6), of squares that each carry three roundings more; blocks are summed in binary64."""
+"""Relative error of a sum: binary32 over at most 512 elements of one sign (512 * 2^-24 = 3e-5 at worst, 32 * 2^-24 =
+2e-6 with 16 partial sums), of squares with three more roundings each; blocks are summed in binary64."""
 ONE_ROUNDING = 2.0**-22
-"""Relative error of one binary32 difference and quotient."""
+"""Relative error of a binary32 difference and a quotient."""
 
 TENSORS: dict[str, Array] = {
     **{name: SAMPLES[name] for name in ("normal", "subnormal", "nonfinite", "ties", "zero")},
@@ -45,12 +45,12 @@ TENSORS: dict[str, Array] = {
     "batch": normal(2, 17, 40),
     "wide": normal(3, 1100),
 }
-"""No block spans more than 2^75: the square of an error that much below a block's amax is less than binary32 holds."""
+"""No block spans more than 2^75: the squares of errors that far below the amax underflow in binary32."""
 
 
 @functools.cache
 def case(name: str, rule: str | None, tensor: str) -> tuple[Array, Quantized, oracle.OracleResult, dict[str, Any]]:
-    """A tensor, what the kernel makes of it, what the oracle does, and the oracle's statistics."""
+    """Return a tensor, the kernel's result, the oracle's result and the oracle's statistics."""
     x, recipe = TENSORS[tensor], recipe_of(name, rule)
     result = expected(x, recipe)
     with np.errstate(all="ignore"):
@@ -58,12 +58,12 @@ def case(name: str, rule: str | None, tensor: str) -> tuple[Array, Quantized, or
 
 
 def metrics_of(q: Quantized) -> dict[str, Any]:
-    """What a report says of a tensor."""
+    """Return the metrics that a report shows for a tensor."""
     return dict(measured(stats_of(q), q.format, q.shape))
 
 
 RULES = ("floor", "rceil", "te", "modelopt", "amax")
-"""Counting does not depend on the rule: one that saturates, one that does not, scales that multiply and divide."""
+"""Representative rules, since counting does not depend on the rule: saturating or not, multiplying or dividing."""
 CASES = [
     *((name, rule) for name, rule in format_rules(tuple(FORMATS)) if rule in RULES),
     *((name, None) for name in (*SPELLED, *CHANNELS)),
@@ -75,8 +75,8 @@ CASES = [
 ]
 
 
-def of_blocks(x: Array, result: oracle.OracleResult, recipe: Recipe) -> tuple[Array, Array, Array]:
-    """x, scaled arguments and codes as [blocks, elements of a block], edges completed with zeros."""
+def of_blocks(x: Array, result: oracle.OracleResult, recipe: Scheme) -> tuple[Array, Array, Array]:
+    """Return x, scaled elements and codes as [blocks, elements of a block], padded with zeros."""
     flat = recipe.format.block == (None, None)
     grids = []
     for values in (x.astype(np.float64), result.arguments, result.codes):
@@ -87,7 +87,7 @@ def of_blocks(x: Array, result: oracle.OracleResult, recipe: Recipe) -> tuple[Ar
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_counts_are_the_oracles(name: str, rule: str | None) -> None:
+def test_counts_equal_the_oracles(name: str, rule: str | None) -> None:
     for tensor in TENSORS:
         x, q, result, counts = case(name, rule, tensor)
         stats = stats_of(q)
@@ -108,13 +108,13 @@ def test_counts_are_the_oracles(name: str, rule: str | None) -> None:
         finite = np.isfinite(x.ravel())
         assert (stats.nan, stats.infinite) == (np.isnan(x).sum(), np.isinf(x).sum()), tensor
         assert stats.first_nonfinite == (-1 if finite.all() else int(np.argmin(finite))), tensor
-        values, _, _ = of_blocks(x, result, q.recipe)
+        values, _, _ = of_blocks(x, result, q.scheme)
         assert stats.zero_blocks == int((values == 0).all(1).sum()), tensor
         assert stats.measured == signal_and_error(x, result)[0].size, tensor
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_histograms_are_the_oracles(name: str, rule: str | None) -> None:
+def test_histograms_equal_the_oracles(name: str, rule: str | None) -> None:
     for tensor in TENSORS:
         _, q, _, counts = case(name, rule, tensor)
         stats, element = stats_of(q), q.format.element
@@ -134,7 +134,7 @@ def test_histograms_are_the_oracles(name: str, rule: str | None) -> None:
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_errors_are_the_oracles(name: str, rule: str | None) -> None:
+def test_errors_equal_the_oracles(name: str, rule: str | None) -> None:
     for tensor in TENSORS:
         x, q, result, wanted = case(name, rule, tensor)
         stats = stats_of(q)
@@ -145,7 +145,7 @@ def test_errors_are_the_oracles(name: str, rule: str | None) -> None:
         assert sqnr_db == pytest.approx(wanted["sqnr_db"], abs=20 * SUM), tensor
         for key in ("max_abs_error", "max_rel_error"):
             assert metrics[key] == pytest.approx(wanted[key], rel=ONE_ROUNDING), (tensor, key)
-        if metrics["cosine"] is not None:  # signal + 2 cross + noise cancels where next to nothing is left
+        if metrics["cosine"] is not None:  # signal + 2 cross + noise cancels if the result is near zero
             tolerance = SUM if wanted["cosine"] > 0.1 else 1e-3
             assert metrics["cosine"] == pytest.approx(wanted["cosine"], abs=tolerance), tensor
         values, error = signal_and_error(x, result)
@@ -155,19 +155,19 @@ def test_errors_are_the_oracles(name: str, rule: str | None) -> None:
 
 
 def signal_and_error(x: Array, result: oracle.OracleResult) -> tuple[Array, Array]:
-    """x and y - x in binary64, of the finite elements of blocks that are not NaN."""
+    """Return x and y - x in binary64 for the finite elements of blocks that are not NaN."""
     measured_elements = np.isfinite(x) & ~np.isnan(result.dequantized)
     values = x[measured_elements].astype(np.float64)
     return values, result.dequantized[measured_elements] - values
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_every_block_is_the_oracles(name: str, rule: str | None) -> None:
+def test_per_block_arrays_equal_the_oracles(name: str, rule: str | None) -> None:
     for tensor in TENSORS:
         x, q, result, wanted = case(name, rule, tensor)
         blocks, element = q.per_block, q.format.element
         assert blocks is not None
-        values, arguments, codes = of_blocks(x, result, q.recipe)
+        values, arguments, codes = of_blocks(x, result, q.scheme)
         shape = q.scales.shape
         dead = np.isnan(wanted["block_error_energy"]).ravel()
         amax = np.abs(values).max(1).astype(np.float32)
@@ -184,7 +184,7 @@ def test_every_block_is_the_oracles(name: str, rule: str | None) -> None:
 
 
 def assert_decodes(q: Quantized, result: oracle.OracleResult) -> None:
-    """The factor of each block, times a code's value, is what was dequantized; it is NaN where the scale is."""
+    """Check that a block's factor times a code's value is the dequantized value, and NaN where the scale is NaN."""
     assert q.per_block is not None
     rows, columns = result.block
     if q.format.block == (None, None):
@@ -199,7 +199,7 @@ def assert_decodes(q: Quantized, result: oracle.OracleResult) -> None:
 
 
 def bins_of(ratios: Array, per_octave: int, lowest: int, bins: int) -> Array:
-    """The bin of each ratio: octaves from 2^lowest, each cut into equal linear parts."""
+    """Return the bin of each ratio: octaves from 2^lowest, each split into equal linear parts."""
     mantissa, exponent = np.frexp(ratios)
     within = np.floor((2 * mantissa - 1) * per_octave)
     found: Array = np.clip((exponent - 1 - lowest) * per_octave + within, 0, bins - 1).astype(int)
@@ -207,12 +207,12 @@ def bins_of(ratios: Array, per_octave: int, lowest: int, bins: int) -> Array:
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_histograms_of_blocks_are_the_oracles(name: str, rule: str | None) -> None:
-    """Ranges exactly; SQNR to within the tolerance of sums, which moves a block over the edge of a bin at most."""
+def test_block_histograms_equal_the_oracles(name: str, rule: str | None) -> None:
+    """Ranges exactly; SQNR within the tolerance of sums, which moves a block across at most one bin edge."""
     for tensor in TENSORS:
         x, q, result, wanted = case(name, rule, tensor)
         stats = stats_of(q)
-        values, _, _ = of_blocks(x, result, q.recipe)
+        values, _, _ = of_blocks(x, result, q.scheme)
         dead = np.isnan(wanted["block_error_energy"]).ravel()
         finite = np.where(np.isfinite(values) & ~dead[:, None], np.abs(values), 0)
         least = np.where(finite > 0, finite, np.inf).min(1)
@@ -248,7 +248,7 @@ def test_histograms_of_blocks_are_the_oracles(name: str, rule: str | None) -> No
 
 
 @pytest.mark.parametrize("name", [*FORMATS, *SPELLED])
-def test_the_worst_blocks_have_the_most_noise(name: str) -> None:
+def test_worst_blocks_have_the_most_noise(name: str) -> None:
     x = normal(40, 160) * log_uniform(-3, 3, 40, 1)
     q = kernel(x, recipe_of(name), per_block=True)
     assert q.per_block is not None
@@ -257,7 +257,7 @@ def test_the_worst_blocks_have_the_most_noise(name: str) -> None:
     assert stats_of(q).worst == tuple((noise[block], int(block)) for block in order if noise[block] > 0)
 
 
-def test_worst_blocks_of_equal_noise_come_in_their_order() -> None:
+def test_worst_blocks_of_equal_noise_are_in_order() -> None:
     x = np.tile(normal(1, 32), (100, 1))
     stats = stats_of(kernel(x, recipe_of("mxfp4"), threads=2))
     assert [block for _, block in stats.worst] == list(range(WORST_BLOCKS))
@@ -320,8 +320,8 @@ def test_statistics_scale_with_the_tensor(shift: int) -> None:
             assert getattr(moved, key) == getattr(base, key), key
 
 
-def test_a_nan_block_leaves_no_trace_but_its_count() -> None:
-    """Its finite elements are neither signal nor error, and no relative error of 1."""
+def test_nan_blocks_are_only_counted() -> None:
+    """Their finite elements add no signal, no error and no relative error of 1."""
     x = np.ones((1, 64), np.float32)
     x[0, 0], x[0, 32:], x[0, 40] = np.nan, 3.0, 3.1
     q = kernel(x, recipe_of("mxfp8_e4m3"))
@@ -331,8 +331,8 @@ def test_a_nan_block_leaves_no_trace_but_its_count() -> None:
     assert stats.signal == pytest.approx(31 * 9 + 3.1**2, rel=SUM)
 
 
-def test_the_other_elements_of_an_infinite_block_are_measured() -> None:
-    """They underflow under the scale that an infinity asks for: that is noise as large as the signal."""
+def test_finite_elements_of_an_infinite_block_are_measured() -> None:
+    """They underflow under the scale of an infinity: the noise equals the signal."""
     x = np.full((1, 32), 2.0, np.float32)
     x[0, 7] = -np.inf
     q = kernel(x, recipe_of("mxfp8_e4m3"), per_block=True)
@@ -345,7 +345,7 @@ def test_the_other_elements_of_an_infinite_block_are_measured() -> None:
     assert stats.worst == ((124, 0),)
 
 
-def test_an_infinite_block_does_not_hide_its_neighbours() -> None:
+def test_infinite_blocks_do_not_affect_other_blocks() -> None:
     x = normal(1, 64)
     alone = stats_of(kernel(x[:, 32:], recipe_of("mxfp4_e2m1")))
     x[0, :32] = np.inf
@@ -355,7 +355,7 @@ def test_an_infinite_block_does_not_hide_its_neighbours() -> None:
 
 
 def test_flushed_blocks_count_as_underflow() -> None:
-    """What microxcaling makes zero was not zero in the tensor."""
+    """microxcaling zeroes elements that were nonzero."""
     x = np.full((1, 32), 1e-39, np.float32)
     q = kernel(x, recipe_of("mxfp8_e4m3", dialect="microxcaling"))
     stats = stats_of(q)
@@ -363,7 +363,7 @@ def test_flushed_blocks_count_as_underflow() -> None:
     assert stats.noise == stats.signal == pytest.approx(32 * 1e-78, rel=1e-4)
 
 
-def test_a_reconstruction_that_overflows_is_infinitely_wrong() -> None:
+def test_overflowing_dequantization_has_infinite_error() -> None:
     x = np.full((1, 32), np.finfo(np.float32).max)
     q = kernel(x, recipe_of("mxfp4_e2m1", "rceil"))
     stats = stats_of(q)
@@ -371,8 +371,8 @@ def test_a_reconstruction_that_overflows_is_infinitely_wrong() -> None:
     assert math.isfinite(stats.signal)
 
 
-def test_statistics_tell_scale_underflow_from_element_underflow() -> None:
-    """The second block's scale is 0 in E4M3; the third block's is not, but 1e-4 is far below its 1."""
+def test_scale_underflow_and_element_underflow() -> None:
+    """The second block's scale is 0 in E4M3; the third block's is not, but its 1e-4 is far below its 1."""
     x = np.ones((1, 48), np.float32)
     x[0, 16:32], x[0, 33:] = 1e-7, 1e-4
     stats = stats_of(kernel(x, recipe_of("nvfp4")))
@@ -382,13 +382,13 @@ def test_statistics_tell_scale_underflow_from_element_underflow() -> None:
         assert stats.scale_underflowed_blocks == lost, rule
 
 
-def test_a_binary32_scale_that_underflows_counts_before_it_becomes_1() -> None:
+def test_binary32_scale_underflow_is_counted_before_its_replacement() -> None:
     stats = stats_of(kernel(np.full((1, 32), 1e-45, np.float32), recipe_of("e4m3:fp32:1x32")))
     assert (stats.scale_underflowed_blocks, stats.underflowed, stats.zero_blocks) == (1, 32, 0)
 
 
-def test_wild_blocks_show_in_the_quantiles() -> None:
-    """One block in a hundred holds an outlier: p50 is that of the others, p0 and p1 are the wild ones'."""
+def test_outlier_blocks_in_the_quantiles() -> None:
+    """One block in a hundred has an outlier: it sets p0 and p1, the others set p50."""
     x = normal(100, 64)
     x[::50, 3] = 1e4
     q = kernel(x, recipe_of("mxfp4"))
@@ -401,7 +401,7 @@ def test_wild_blocks_show_in_the_quantiles() -> None:
 
 
 def test_relative_errors_of_subnormal_tensors() -> None:
-    """Where the product of an element and the largest error so far may round up past an error that is larger."""
+    """Tensors where the product of an element and the largest error so far may round above a larger error."""
     for name in ("fp8_e4m3", "fp8_e4m3_channel", "mxfp8_e5m2", "e7m0:e8m0:1x32"):
         for seed in range(60):
             x = normal(8, 64, seed=seed) * np.float32(10.0 ** -(38 + seed % 7))

@@ -1,6 +1,6 @@
-"""Stochastic rounding: drawn by seed, stream and element alone, unbiased, without any pattern that shows.
+"""Stochastic rounding: random numbers depend only on seed, stream and element index; unbiased and uncorrelated.
 
-tests/backends/test_golden.py has the stated statistics of single values.
+tests/backends/test_golden.py has the specified statistics of single values.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from kernel_samples import normal
 
 from mxcli.backends import cpu
 from mxcli.errors import UsageError
-from mxcli.numerics.draws import stream_of
 from mxcli.numerics.formats import FORMATS, find_format
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
+from mxcli.numerics.streams import stream_of
 
 COUNT = 200_000
 BOUND = 4.5 / COUNT**0.5
-"""Of a correlation of so many independent pairs."""
+"""Bound of the correlation of that many independent pairs."""
 
 
 @pytest.mark.parametrize(
@@ -34,19 +34,19 @@ BOUND = 4.5 / COUNT**0.5
         ),
     ],
 )
-def test_the_oracles_generator_is_philox(counter: tuple[int, ...], key: tuple[int, int], words: str) -> None:
-    """Known answers of Random123 1.14; the kernel's draws equal the oracle's below."""
+def test_oracles_generator_is_philox(counter: tuple[int, ...], key: tuple[int, int], words: str) -> None:
+    """Known answers of Random123 1.14."""
     assert " ".join(f"{word:08x}" for word in oracle.philox(counter, key)) == words  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "fp8_e4m3_128x128", "int8:e8m0:1x32", "e4m3:e8m0:1x7"])
-def test_the_kernel_draws_what_the_oracle_draws(name: str) -> None:
+def test_kernel_draws_equal_the_oracles(name: str) -> None:
     for shape in ((3, 70), (2, 5, 513), (1, 3)):
         assert_equals_oracle(normal(*shape), recipe_of(name, rounding="stochastic", seed=2**32 - 1))
 
 
-def test_the_largest_code_of_a_block_is_that_which_was_drawn() -> None:
-    """Of 4.5 and 4.4 under a scale of 1 either may become 6 or 4: what is counted follows the codes, not the amax."""
+def test_largest_code_of_a_block_is_the_drawn_one() -> None:
+    """Under a scale of 1, 4.5 and 4.4 may both become 6 or 4: the count follows the codes, not the amax."""
     x = np.tile(np.array([[4.5, 4.4] + [0.0] * 30], np.float32), (400, 1))
     q = kernel(x, recipe_of("mxfp4", "floor", rounding="stochastic"))
     top = cpu.unpack(q).max(1)
@@ -55,7 +55,7 @@ def test_the_largest_code_of_a_block_is_that_which_was_drawn() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_scales_are_not_drawn_and_values_that_have_a_code_stay(name: str) -> None:
+def test_scales_and_representable_values_are_not_random(name: str) -> None:
     x = normal(40, 256)
     nearest = kernel(x, recipe_of(name))
     drawn = [kernel(x, recipe_of(name, rounding="stochastic", seed=seed)) for seed in range(3)]
@@ -63,12 +63,12 @@ def test_scales_are_not_drawn_and_values_that_have_a_code_stay(name: str) -> Non
     values = cpu.dequantize(nearest)
     for q in drawn:
         assert q.scales.tobytes() == nearest.scales.tobytes()
-        if FORMATS[name].has_power_of_two_scales:  # under others values of codes are not exact in binary32
-            assert kernel(values, q.recipe).packed.tobytes() == kernel(values, nearest.recipe).packed.tobytes()
+        if FORMATS[name].has_power_of_two_scales:  # with other scales, dequantized values are not exact in binary32
+            assert kernel(values, q.scheme).packed.tobytes() == kernel(values, nearest.scheme).packed.tobytes()
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128"])
-def test_threads_and_chunks_draw_the_same(name: str) -> None:
+def test_draws_are_independent_of_threads_and_chunks(name: str) -> None:
     recipe = recipe_of(name, rounding="stochastic", seed=11)
     x = normal(300, 1000)
     one = kernel(x, recipe, threads=1, stream=5)
@@ -76,18 +76,18 @@ def test_threads_and_chunks_draw_the_same(name: str) -> None:
         other = kernel(x, recipe, threads=threads, stream=5)
         assert other.packed.tobytes() == one.packed.tobytes()
         assert other.stats == one.stats
-    if name == "mxfp8":  # the first rows by themselves: elements have the same indices
+    if name == "mxfp8":  # the first rows alone: the same element indices
         assert kernel(x[:7], recipe, stream=5).packed.tobytes() == one.packed[:7].tobytes()
 
 
 def drawn(seed: int, stream: int) -> np.ndarray:
-    """1 or -1 for each of COUNT elements halfway between two codes: whether it went up."""
+    """Return 1 (rounded up) or -1 for each of COUNT elements halfway between two codes."""
     recipe = recipe_of("e2m1:fp32:tensor", rounding="stochastic", seed=seed)
     q = cpu.quantize(np.full((1, COUNT), 2.5, np.float32), "F32", recipe, tensor_amax=6.0, stream=stream)
     return np.where(cpu.dequantize(q)[0] > 2.5, 1.0, -1.0)
 
 
-def test_draws_of_neighbours_streams_and_seeds_are_independent() -> None:
+def test_neighbors_streams_and_seeds_are_uncorrelated() -> None:
     sign = drawn(0, 0)
     assert abs(sign.mean()) <= BOUND
     for apart in (1, 2, 3, 4, 8, 16, 32, 64, 128, 4096):
@@ -96,15 +96,15 @@ def test_draws_of_neighbours_streams_and_seeds_are_independent() -> None:
         assert abs((sign * drawn(seed, stream)).mean()) <= BOUND, (seed, stream)
 
 
-def test_the_sign_of_a_value_changes_nothing_else() -> None:
+def test_draws_are_independent_of_the_sign() -> None:
     x = normal(30, 320)
     recipe = recipe_of("nvfp4", rounding="stochastic", seed=4)
     np.testing.assert_array_equal(cpu.dequantize(kernel(-x, recipe)), -cpu.dequantize(kernel(x, recipe)))
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "mxfp8", "fp8_e4m3_1x128"])
-def test_unbiased_where_nearest_is_not(name: str) -> None:
-    """Values that all lie a quarter of a step above a code: nearest loses the quarter, chance keeps it."""
+def test_unbiased(name: str) -> None:
+    """All values are a quarter of a step above a code: nearest loses the quarter, stochastic keeps it on average."""
     x = np.full((200, 1024), 2.25 if "fp4" in name else 1.03125, np.float32)
     largest = find_format(name).element.max
     x[:, ::16] = largest
@@ -118,9 +118,9 @@ def test_unbiased_where_nearest_is_not(name: str) -> None:
 
 def test_seeds_and_streams() -> None:
     assert recipe_of("mxfp8", rounding="stochastic", seed=5).seed == 5
-    assert recipe_of("mxfp8", seed=5).seed == 0  # of no account: recipes that do the same are equal
+    assert recipe_of("mxfp8", seed=5).seed == 0  # without effect: equivalent schemes are equal
     for seed in (-1, 2**32):
         with pytest.raises(UsageError, match=f"--seed {seed}: a seed is a whole number from 0 to 4294967295"):
-            resolve("mxfp8", rounding="stochastic", seed=seed)
+            resolve("mxfp8", Rules(rounding="stochastic", seed=seed))
     assert stream_of("model.layers.0.mlp.down_proj.weight") == 0x2A88A1D2
     assert stream_of("") == 0x42C4B0E3

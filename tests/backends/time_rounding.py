@@ -13,7 +13,7 @@ import numpy as np
 
 from mxcli.backends import cpu
 from mxcli.numerics.hadamard import find_hadamard
-from mxcli.numerics.recipe import Recipe, resolve
+from mxcli.numerics.scheme import Rules, Scheme, resolve
 
 SIZE, PASSES = 4096, 7
 WAYS = {
@@ -25,7 +25,7 @@ WAYS = {
 }
 
 
-def rate(x: np.ndarray, recipe: Recipe, *, stats: bool) -> float:
+def rate(x: np.ndarray, recipe: Scheme, *, stats: bool) -> float:
     seconds, made = [], None
     for _ in range(PASSES):
         start = time.perf_counter()
@@ -39,5 +39,5 @@ if __name__ == "__main__":
     bits = (values.view(np.uint32) >> 16).astype(np.uint16)
     for name in ("mxfp8", "nvfp4"):
         for what, options in WAYS.items():
-            rates = [rate(bits, resolve(name, **options), stats=stats) for stats in (False, True)]  # type: ignore[arg-type]
+            rates = [rate(bits, resolve(name, Rules(**options)), stats=stats) for stats in (False, True)]  # type: ignore[arg-type]
             print(f"{name} {what:24} {rates[0]:.2f}, with statistics {rates[1]:.2f}", flush=True)

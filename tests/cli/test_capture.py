@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mxcli.cli import capture
-from mxcli.flows.capturing.layers import Layer
+from mxcli.flows.capture.layers import Layer
 
 transformers = pytest.importorskip("transformers")
 
@@ -400,10 +400,10 @@ def test_a_resumed_run_counts_what_is_there(
     nbytes = 16 * 128 * 2
 
     def disk(free: int) -> None:
-        monkeypatch.setattr("mxcli.flows.capturing.budget.shutil.disk_usage", lambda path: Disk(0, 0, free))
+        monkeypatch.setattr("mxcli.flows.capture.budget.shutil.disk_usage", lambda path: Disk(0, 0, free))
 
     Disk = namedtuple("Disk", "total used free")
-    monkeypatch.setattr("mxcli.files.writer_partials.Partials.check_space", lambda self: None)
+    monkeypatch.setattr("mxcli.files.partials.Partials.check_space", lambda self: None)
     disk(0)
     assert mxcli(*asked, "--steps", "2", "--resume").code == 0
     disk(nbytes - 1)
@@ -587,7 +587,7 @@ def test_weights_that_do_not_fit(mxcli: Mxcli, tmp_path: Path, text: Path) -> No
             f"{SAMPLE}: transformers cannot load 1,706,240 bytes of weights: no file named model.safetensors.",
         ),
         (
-            "mxcli.flows.capturing.model._own_dtype",
+            "mxcli.flows.capture.model._own_dtype",
             KeyError("ours"),
             1,
             "KeyError: 'ours'. This is a bug: please report it with the output of `mxcli doctor` and of this command "

@@ -18,7 +18,7 @@ from command_line import SAMPLE, environment, strict_json
 
 from mxcli.cli import writing
 from mxcli.errors import EnvironmentFailure, UsageError
-from mxcli.files.writer_progress import Share
+from mxcli.files.progress import Share
 
 
 def tree(folder: Path) -> dict[str, bytes]:

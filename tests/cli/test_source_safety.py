@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import CAPTURES, SAMPLE
 
-from mxcli.files.source_files import source_of
+from mxcli.files.source import source_of
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from mxcli.errors import InputError, RefusedError
-from mxcli.files.gguf_header import header_of
+from mxcli.files.gguf_metadata import head_sizes, header_of, rope_factors
 from mxcli.files.gguf_model import interleaved, outline_of
-from mxcli.files.gguf_settings import head_sizes, rope_factors
 from mxcli.files.layouts.layout import Entry
 from mxcli.files.tensors import TensorInfo
 

@@ -9,13 +9,13 @@ from mxcli.files.layouts import COLUMN, LAYOUTS, Layout, OnDisk, Weight, find_la
 from mxcli.files.layouts.layout import Misfits
 from mxcli.files.tensors import TensorInfo
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 CT, OWN = LAYOUTS["compressed-tensors"], LAYOUTS["mxcli"]
 
 
 def weight(format: str, shape: tuple[int, ...] = (130, 256), name: str = "a.weight", **more: str) -> Weight:
-    return Weight(name, shape, resolve(format, **more), "BF16")
+    return Weight(name, shape, resolve(format, Rules(**more)), "BF16")
 
 
 def stored(layout: Layout, described: Weight) -> dict[str, tuple[str, tuple[int, ...], str]]:

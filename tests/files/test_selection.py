@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from mxcli.errors import UsageError
-from mxcli.files.globs import glob_regex
 from mxcli.files.roles import role_of
-from mxcli.files.selection import Rule, select
+from mxcli.files.selection import Rule, glob_regex, select
 from mxcli.files.tensors import TensorInfo
 
 PARTS = {

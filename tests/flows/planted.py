@@ -12,11 +12,11 @@ from tiny_models import LLAMA, Tensor, llama, read_raw, write_model
 
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.plan import Options, make_plan
-from mxcli.flows.quantize import quantize_checkpoint
-from mxcli.flows.restoring import open_floats
-from mxcli.flows.soundness.subject import subject_of
-from mxcli.flows.verify import Verification, checked_originals, verify_subject
+from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.flows.verify.subject import subject_of
+from mxcli.flows.verify.verify import Verification, checked_originals, verify_subject
+from mxcli.flows.write.quantize import quantize_checkpoint
+from mxcli.flows.write.restore import open_floats
 
 SHARD = "model.safetensors"
 GATE, UP = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"

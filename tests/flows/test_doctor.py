@@ -26,7 +26,7 @@ def test_a_missing_kernel_is_a_finding_not_a_failure(monkeypatch: pytest.MonkeyP
     def missing() -> Path:
         raise EnvironmentFailure("the CPU kernel is not installed")
 
-    monkeypatch.setattr("mxcli.backends.library.kernel_folder", missing)
+    monkeypatch.setattr("mxcli.backends.abi.kernel_folder", missing)
     assert doctor.examine().kernel == doctor.Kernel(None, None, None, "the CPU kernel is not installed")
 
 

@@ -27,16 +27,16 @@ sys.path[:0] = [str(TESTS / name) for name in ("backends", "gpu", ".")]
 from same_results import differences  # noqa: E402
 
 from mxcli.backends import cpu, find_device, nvrtc, open_timed_device  # noqa: E402
+from mxcli.backends.abi import kernel_scheme, literal  # noqa: E402
 from mxcli.backends.cuda import Cuda  # noqa: E402
 from mxcli.backends.device import Kernel, Launch, TimedDevice  # noqa: E402
-from mxcli.backends.kernels import HEADERS, Compiler, source  # noqa: E402
-from mxcli.backends.launches import Addresses, Job  # noqa: E402
-from mxcli.backends.recipes import kernel_recipe, literal  # noqa: E402
+from mxcli.backends.launches import Addresses, KernelJob  # noqa: E402
+from mxcli.backends.nvrtc import HEADERS, Compiler, source  # noqa: E402
 from mxcli.errors import EnvironmentFailure  # noqa: E402
-from mxcli.flows.bench_gpu import CODES, ERRORS, STATISTICS, Case, Resident, recipes_to_time, run_gpu_bench  # noqa: E402
-from mxcli.flows.peers import PEERS  # noqa: E402
+from mxcli.flows.bench.gpu import CODES, ERRORS, STATISTICS, Case, Resident, recipes_to_time, run_gpu_bench  # noqa: E402
+from mxcli.flows.bench.quantize import PEERS  # noqa: E402
 from mxcli.numerics.formats import FORMATS  # noqa: E402
-from mxcli.numerics.recipe import Recipe, resolve  # noqa: E402
+from mxcli.numerics.scheme import Scheme, resolve  # noqa: E402
 
 DEVICE = "cuda:0"
 RECIPES = recipes_to_time([], None, None)
@@ -81,7 +81,7 @@ class Check:
 
     # -------------------------------------------------------------------------------------------------- compiling
 
-    def cases(self) -> Iterator[tuple[Recipe, str]]:
+    def cases(self) -> Iterator[tuple[Scheme, str]]:
         """Every recipe with the tensors to try it on: all of them for a format's own rule, some for the others."""
         seen: set[str] = set()
         for recipe in [*(resolve(name) for name in FORMATS), *RECIPES, *(resolve(name) for name in SPELLED)]:
@@ -89,9 +89,9 @@ class Check:
             seen.add(recipe.format.name)
             yield from ((recipe, name) for name in self.samples if own or name in FOR_EVERY_RULE)
 
-    def launches(self, recipe: Recipe, shape: tuple[int, ...], dtype: str) -> Iterator[Launch]:
+    def launches(self, recipe: Scheme, shape: tuple[int, ...], dtype: str) -> Iterator[Launch]:
         """Those with codes only, and those that measure as well."""
-        job = Job(shape, dtype, recipe)
+        job = KernelJob(shape, dtype, recipe)
         piece, at = job.piece(0, job.cut.units), Addresses(*[ADDRESS] * 9)
         conversions = self.device.conversions
         yield job.quantize(piece, at, conversions)
@@ -105,7 +105,7 @@ class Check:
             x, dtype = self.samples[name]
             kernels |= dict.fromkeys(launch.kernel for launch in self.launches(recipe, x.shape, dtype))
         for recipe in RECIPES:
-            bench = Job((BENCH_SIZE, BENCH_SIZE), "BF16", recipe)
+            bench = KernelJob((BENCH_SIZE, BENCH_SIZE), "BF16", recipe)
             at = Addresses(*[ADDRESS] * 9)
             kernels[bench.quantize(bench.piece(0, bench.cut.units), at, self.device.conversions).kernel] = None
         first, *rest = kernels
@@ -171,7 +171,7 @@ class Check:
             found = queue.empty(8)
             queue.fill(found, 0, 0, 8)
             definitions = {
-                "MX_RECIPE": "MxRecipe" + literal(kernel_recipe(resolve(name))),
+                "MX_SCHEME": "MxScheme" + literal(kernel_scheme(resolve(name))),
                 "MX_HARDWARE": str(self.device.conversions),
             }
             text = (TESTS / "gpu" / "conversions.cu").read_text(encoding="utf-8")
@@ -283,7 +283,7 @@ class Check:
         """Matrix products."""
         from check_gemm import LARGE, products
 
-        from mxcli.flows.gemm_engine import open_engine
+        from mxcli.flows.bench.gemm_operands import open_engine
 
         yield from products(
             open_engine(DEVICE), self.device.describe(), LARGE[:1] if self.quick else LARGE, 5 if self.quick else 15
@@ -305,7 +305,7 @@ class Check:
 
     @staticmethod
     def _timed(row: object) -> Line:
-        from mxcli.flows.bench_gpu import GpuRow
+        from mxcli.flows.bench.gpu import GpuRow
 
         assert isinstance(row, GpuRow)
         name = " ".join(word for word in (row.name, row.format, row.scale_rounding, row.work) if word)

@@ -6,12 +6,10 @@ import statistics
 from collections.abc import Iterator
 
 from mxcli.errors import LimitError
-from mxcli.flows.bench_gemm import GemmSettings, find_peak, run_gemm_bench
-from mxcli.flows.gemm_engine import Engine
-from mxcli.flows.gemm_kernels import BASELINE, GEMM_KERNELS
-from mxcli.flows.gemm_operands import DISTRIBUTIONS, Values
-from mxcli.flows.gemm_shapes import Shape
-from mxcli.flows.gemm_timing import BATCH, Clock, clock_of
+from mxcli.flows.bench.gemm import BATCH, Clock, GemmSettings, clock_of, find_peak, run_gemm_bench
+from mxcli.flows.bench.gemm_kernels import BASELINE, GEMM_KERNELS
+from mxcli.flows.bench.gemm_operands import DISTRIBUTIONS, Engine, Values
+from mxcli.flows.products.shapes import Shape
 
 Line = tuple[str, str, bool]
 SMALL = (Shape(1, 16, 32), Shape(16, 128, 128), Shape(17, 48, 96), Shape(130, 384, 640), Shape(512, 256, 1024))

@@ -9,9 +9,10 @@ import torch
 from kernel_samples import normal
 from same_results import differences
 
-from mxcli.backends import Backend, cpu
+from mxcli.backends import cpu
+from mxcli.backends.backend import Backend
 from mxcli.numerics.hadamard import find_hadamard
-from mxcli.numerics.recipe import Recipe, resolve
+from mxcli.numerics.scheme import Rules, Scheme, resolve
 
 NAMES = ("mxfp8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_1x128")
 SIZES = (None, 16, 128)
@@ -46,8 +47,8 @@ def timed(resident: Backend, device: str, size: int) -> Iterator[tuple[str, str]
     for name in ("mxfp8", "nvfp4"):
         for what, recipe in (
             ("nearest even", resolve(name)),
-            ("stochastic", resolve(name, rounding="stochastic")),
-            ("hadamard-16", resolve(name, hadamard=find_hadamard(16))),
+            ("stochastic", resolve(name, Rules(rounding="stochastic"))),
+            ("hadamard-16", resolve(name, Rules(hadamard=find_hadamard(16)))),
         ):
             amax = 5.0 if recipe.format.tensor_scale else None
             one = _milliseconds(lambda r=recipe, a=amax: resident.quantize(x, "BF16", r, stats=False, tensor_amax=a))
@@ -55,12 +56,12 @@ def timed(resident: Backend, device: str, size: int) -> Iterator[tuple[str, str]
             yield f"{name} {what} {size}x{size}", f"{one:.3f} ms along rows, {both:.3f} ms along both, amax included"
 
 
-def _recipe(name: str, size: int | None) -> Recipe:
+def _recipe(name: str, size: int | None) -> Scheme:
     hadamard = None if size is None else find_hadamard(size, 1)
-    return resolve(name, rounding="stochastic", seed=7, hadamard=hadamard)
+    return resolve(name, Rules(rounding="stochastic", seed=7, hadamard=hadamard))
 
 
-def _of_arrays(gpu: Backend, x: np.ndarray, recipe: Recipe) -> list[str]:
+def _of_arrays(gpu: Backend, x: np.ndarray, recipe: Scheme) -> list[str]:
     wanted = cpu.quantize(x, "BF16", recipe, stream=STREAM, per_block=True)
     found = differences(gpu.quantize(x, "BF16", recipe, stream=STREAM, per_block=True), wanted)
     plain = gpu.quantize(x, "BF16", recipe, stream=STREAM, stats=False)
@@ -71,7 +72,7 @@ def _of_arrays(gpu: Backend, x: np.ndarray, recipe: Recipe) -> list[str]:
     return found
 
 
-def _of_both(resident: Backend, x: torch.Tensor, here: np.ndarray, recipe: Recipe) -> list[str]:
+def _of_both(resident: Backend, x: torch.Tensor, here: np.ndarray, recipe: Scheme) -> list[str]:
     ours = resident.quantize_both(x, "BF16", recipe, stream=STREAM)
     theirs = cpu.Cpu().quantize_both(here, "BF16", recipe, stream=STREAM)
     return [

@@ -5,7 +5,7 @@
 #include "device.h"
 
 extern "C" __global__ void mx_conversions(mx_u64* differing) {
-  const MxEncoder e = mx_encoder(MX_RECIPE);
+  const MxEncoder e = mx_encoder(MX_SCHEME);
   const MxConversion to = mx_conversion(e);
   const mx_u64 stride = (mx_u64)gridDim.x * blockDim.x;
   mx_u64 count = to == MX_SOFTWARE;  // not converted by an instruction at all

@@ -1,4 +1,4 @@
-"""A `Device` whose kernels are run by `cuda_on_cpu.py`: the launching code and the kernels as they are, on a CPU."""
+"""A `Device` that runs kernels with `cuda_on_cpu.py`: unchanged launch code and kernels on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mxcli.errors import EnvironmentFailure
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 GUARD = 256
-"""Bytes before and after every buffer that no kernel may touch."""
+"""Bytes before and after each buffer that kernels must not touch."""
 
 
 @cache
@@ -26,12 +26,12 @@ def program(file: str, definitions: tuple[tuple[str, str], ...]) -> cuda_on_cpu.
     """A kernel file, built; its recipe is read from the library's constant, so that one build serves all recipes."""
     choices = dict(definitions)
     if file != "reduce.cu":
-        choices["MX_RECIPE"] = "(*reinterpret_cast<const MxRecipe*>(cuda_on_cpu_constant))"
+        choices["MX_SCHEME"] = "(*reinterpret_cast<const MxScheme*>(cuda_on_cpu_constant))"
     return cuda_on_cpu.build(KERNELS / file, choices, KERNELS)
 
 
 class Memory:
-    """Bytes between guards, filled with what nothing may rely on; `shift` bytes off a multiple of 256."""
+    """A buffer of garbage between guards, `shift` bytes off a multiple of 256."""
 
     def __init__(self, nbytes: int, shift: int = 0) -> None:
         self._all = np.full(GUARD + shift + nbytes + GUARD + 256, 0xCD, np.uint8)
@@ -49,7 +49,7 @@ class Memory:
 
 @dataclass
 class ProcessorQueue:
-    """Runs everything at once, but fills what is downloaded only when finished, as a GPU may."""
+    """A queue that runs launches immediately but completes downloads only in finish(), as a GPU may."""
 
     device: ProcessorDevice
     buffers: list[Memory] = field(default_factory=list)
@@ -72,8 +72,8 @@ class ProcessorQueue:
         kernel: Kernel = launch.kernel
         self.device.launches.append(launch)
         built = program(kernel.file, kernel.definitions)
-        if kernel.recipe:
-            built.set_constant(kernel.recipe)
+        if kernel.scheme:
+            built.set_constant(kernel.scheme)
         built.launch(kernel.name, launch.grid, launch.threads, launch.arguments, self.device.order)
 
     def download(self, buffer: Memory, array: Any, begin: int = 0) -> None:
@@ -90,9 +90,8 @@ class ProcessorQueue:
 
 
 class ProcessorDevice:
-    """Few multiprocessors, so that blocks of threads take turns on small tensors too. `memory`: bytes that it has;
-    `order`: of threads, as `cuda_on_cpu.py` takes it; `shift`: elements by which what is uploaded lies off a multiple
-    of 256 bytes."""
+    """An emulated GPU with one multiprocessor, so that thread blocks loop on small tensors too. `memory`: its bytes;
+    `order`: of threads, as in `cuda_on_cpu.py`; `shift`: elements by which uploads are off a multiple of 256 bytes."""
 
     name, processors, conversions = "cuda:0", 1, 0
 
@@ -103,7 +102,7 @@ class ProcessorDevice:
         self._queues = [ProcessorQueue(self) for _ in range(2)]
 
     def take(self, nbytes: int, shift: int) -> Memory:
-        """Memory, used until nothing refers to it."""
+        """Allocate memory, which is freed with its last reference."""
         if self.used + nbytes > self.memory:
             raise EnvironmentFailure(f"out of memory: {nbytes:,} bytes asked for")
         memory = Memory(nbytes, shift)
@@ -123,7 +122,7 @@ class ProcessorDevice:
 
 
 class TimedProcessorQueue(ProcessorQueue):
-    """Times what runs here: of no use but to try the timing."""
+    """A queue with timing, to test the timing code."""
 
     def copy(self, source: Memory, target: Memory, nbytes: int, offset: int = 0) -> None:
         target.bytes[offset : offset + nbytes] = source.bytes[:nbytes]
@@ -136,7 +135,7 @@ class TimedProcessorQueue(ProcessorQueue):
 
 
 class TimedProcessorDevice(ProcessorDevice):
-    """With what benchmarks ask of a device."""
+    """An emulated GPU with the interface that benchmarks need."""
 
     capability = (9, 0)
 
@@ -152,7 +151,7 @@ class TimedProcessorDevice(ProcessorDevice):
 
 
 class StreamDevice(ProcessorDevice):
-    """One whose streams are queues of its own."""
+    """An emulated GPU with a queue per stream."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""check.py itself, as far as it goes without a GPU: on the device that tests have, with few formats, small tensors."""
+"""check.py without a GPU: on the emulated device, with few formats and small tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from processor_device import StreamDevice, TimedProcessorDevice
 from same_results import needs_cxx
 
 from mxcli.backends import nvrtc
-from mxcli.backends.resident import Resident
+from mxcli.backends.device_tensors import DeviceTensors
 from mxcli.errors import EnvironmentFailure
-from mxcli.flows import bench_gpu
-from mxcli.flows.gemm_engine import open_engine
-from mxcli.flows.gemm_shapes import Shape
-from mxcli.numerics.recipe import resolve
+from mxcli.flows.bench import gpu as bench_gpu
+from mxcli.flows.bench.gemm_operands import open_engine
+from mxcli.flows.products.shapes import Shape
+from mxcli.numerics.scheme import Rules, resolve
 
 pytestmark = needs_cxx
 
@@ -28,7 +28,9 @@ pytestmark = needs_cxx
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> check.Check:
     monkeypatch.setenv("MXCLI_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(check, "FORMATS", {"mxfp4_e2m1": None, "fp8_e4m3_channel": None})
-    monkeypatch.setattr(check, "RECIPES", [resolve("mxfp4", scale_rounding="floor"), resolve("fp8_e4m3_channel")])
+    monkeypatch.setattr(
+        check, "RECIPES", [resolve("mxfp4", Rules(scale_rounding="floor")), resolve("fp8_e4m3_channel")]
+    )
     monkeypatch.setattr(check, "SPELLED", ())
     monkeypatch.setattr(check, "BENCH_SIZE", 256)
     monkeypatch.setattr(check, "PEERS", ())
@@ -55,9 +57,9 @@ def test_bytes_and_statistics(small: check.Check) -> None:
     assert small.every_rule() == ("CPU = GPU", "6 times, 2 recipes: equal", True)
 
 
-def test_a_difference_is_told(small: check.Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_are_reported(small: check.Check, monkeypatch: pytest.MonkeyPatch) -> None:
     real = check.cpu.quantize
-    other = resolve("mxfp4", scale_rounding="ceil")
+    other = resolve("mxfp4", Rules(scale_rounding="ceil"))
 
     def mistaken(x: object, dtype: str, recipe: object, **options: object) -> object:
         return real(x, dtype, other if recipe.format.name == "mxfp4_e2m1" else recipe, **options)  # type: ignore
@@ -69,12 +71,12 @@ def test_a_difference_is_told(small: check.Check, monkeypatch: pytest.MonkeyPatc
 
 
 def test_training_is_compared(small: check.Check) -> None:
-    resident = Resident(StreamDevice())
+    resident = DeviceTensors(StreamDevice())
     found = check_training.compare(small.gpu, resident, lambda x: x, ("mxfp8", "fp8_e4m3_1x128"), (None, 16))
     assert found == (4, [])
 
 
-def test_speed_has_a_line_for_all_that_is_timed(small: check.Check) -> None:
+def test_speed_lines(small: check.Check) -> None:
     names = [what for what, _, good in small.speed() if good]
     assert names == [
         "copy copy",
@@ -94,11 +96,11 @@ def test_checkpoints_are_the_same_files(small: check.Check, monkeypatch: pytest.
     assert small.checkpoints() == ("mxcli quantize", "3 formats, every file: equal", True)
 
 
-def test_products_are_proven_and_timed() -> None:
+def test_products_are_verified_and_timed() -> None:
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # beside other tests, threads would wait for one another
+    torch.set_num_threads(1)  # next to other tests, more threads would compete
     try:
         lines = list(check_gemm.products(open_engine("cpu"), "no GPU", shapes=(Shape(32, 32, 64),), rounds=1))
     finally:

@@ -1,4 +1,4 @@
-"""The shim that runs CUDA sources on the CPU: kernels that are right run, kernels that are wrong are told so."""
+"""The CUDA emulation on the CPU: correct kernels run, wrong kernels are reported."""
 
 import shutil
 import subprocess
@@ -35,13 +35,13 @@ def address(array: np.ndarray) -> np.uint64:
 
 
 def run(program: Program, kernel: str, threads: int, *, grid: int = 1, order: str = "ascending") -> np.ndarray:
-    """What a kernel(unsigned* out) writes, one word a thread."""
+    """Return the words that kernel(unsigned* out) writes, one per thread."""
     out = np.full(grid * threads, 0xDEAD, np.uint32)
     program.launch(kernel, grid, threads, [address(out)], order)
     return out
 
 
-# ----------------------------------------------------------------------------------------------- kernels that are right
+# ----------------------------------------------------------------------------------------------- correct kernels
 
 REDUCTION = """
 #include "numerics.h"
@@ -91,7 +91,7 @@ extern "C" __global__ void from(unsigned* out) { out[threadIdx.x] = __shfl_sync(
 
 
 @pytest.mark.parametrize("width", [4, 8, 32])
-def test_shuffles_stay_in_their_segment(compiled: Build, width: int) -> None:
+def test_shuffles_within_segments(compiled: Build, width: int) -> None:
     program = compiled(EXCHANGES, WIDTH=str(width))
     i = np.arange(96)
     first = i // width * width
@@ -117,7 +117,7 @@ extern "C" __global__ void count(unsigned* out) { out[threadIdx.x] = __syncthrea
 extern "C" __global__ void some(unsigned* out) {
   out[threadIdx.x] = __syncthreads_or(threadIdx.x == 7) * 2 + __syncthreads_and(threadIdx.x != 7);
 }
-extern "C" __global__ void groups(unsigned* out) {  // three groups of a warp, each with its own number of operations
+extern "C" __global__ void groups(unsigned* out) {  // three groups of a warp with different numbers of operations
   unsigned group = threadIdx.x % 3, mask = 0, sum = 0;
   for (unsigned lane = 0; lane < 32; ++lane) mask |= (lane + threadIdx.x / 32 * 32) % 3 == group ? 1u << lane : 0u;
   for (unsigned i = 0; i <= group; ++i) sum += __reduce_add_sync(mask, 1u);
@@ -129,13 +129,13 @@ extern "C" __global__ void groups(unsigned* out) {  // three groups of a warp, e
 
 
 def lanes_of(threads: int, predicate: Callable[[int], bool]) -> list[int]:
-    """For each thread, the lanes of its warp that exist and for which `predicate(thread)`."""
+    """Return for each thread the mask of existing lanes of its warp for which `predicate(thread)` holds."""
     warps = [range(first, min(first + LANES, threads)) for first in range(0, threads, LANES)]
     return [sum(1 << other % LANES for other in warp if predicate(other)) for warp in warps for _ in warp]
 
 
 @pytest.mark.parametrize("threads", [33, 64, 96])  # 33: the last warp is a single lane
-def test_votes_and_reductions_of_a_warp(compiled: Build, threads: int) -> None:
+def test_warp_votes_and_reductions(compiled: Build, threads: int) -> None:
     program = compiled(VOTES)
     everyone = lanes_of(threads, lambda _: True)
     first = [i // LANES * LANES for i in range(threads)]
@@ -164,7 +164,7 @@ def test_votes_and_reductions_of_a_warp(compiled: Build, threads: int) -> None:
 
 ATOMICS = """
 template <class T> __device__ void add(T* at) { atomicAdd(at, (T)threadIdx.x); }
-template <class T> __device__ void others(T* at) {  // the old value goes to the last place
+template <class T> __device__ void others(T* at) {  // the old value is stored in the last place
   T i = (T)threadIdx.x;
   atomicMin(at, (T)(5 - i));
   atomicMax(at + 1, i);
@@ -212,7 +212,7 @@ extern "C" __global__ void early(unsigned* out) {
         assert run(program, "early", 64, order=order).tolist() == [39, 0, 7, 39] * 16
 
 
-def test_a_grid_has_all_its_blocks(compiled: Build) -> None:
+def test_grids(compiled: Build) -> None:
     text = """
 extern "C" __global__ void where(unsigned* out) {
   out[blockIdx.x * blockDim.x + threadIdx.x] = threadIdx.x + 100 * blockIdx.x + 10000 * gridDim.x +
@@ -226,7 +226,7 @@ extern "C" __global__ void where(unsigned* out) {
             assert (out == np.arange(33) + 100 * np.arange(grid)[:, None] + 10000 * grid + 4_000_000).all()
 
 
-def test_arguments_of_all_types_arrive(compiled: Build) -> None:
+def test_argument_types(compiled: Build) -> None:
     text = """
 struct Both { float scale; int shift; double offset; };
 extern "C" __global__ __launch_bounds__(32) void arguments(double* const out, const long long a, unsigned b, int c,
@@ -280,7 +280,7 @@ def test_the_other_context_switch(compiled: Build, monkeypatch: pytest.MonkeyPat
     assert (run(program, "from", 96) == np.arange(96) // 8 * 8 + 5).all()
 
 
-# ----------------------------------------------------------------------------------------------- kernels that are wrong
+# ----------------------------------------------------------------------------------------------- wrong kernels
 
 
 def test_shared_memory_starts_as_garbage(compiled: Build) -> None:
@@ -304,7 +304,7 @@ extern "C" __global__ void garbage(unsigned* out) {
         assert (out - 0xA5A5A5A5 <= 0xA5).all()
 
 
-def test_a_lane_that_takes_no_part_gives_garbage(compiled: Build) -> None:
+def test_shuffles_from_missing_lanes_are_garbage(compiled: Build) -> None:
     text = """
 extern "C" __global__ void missing(unsigned* out) { out[threadIdx.x] = __shfl_xor_sync(~0u, threadIdx.x, 16); }
 """
@@ -312,7 +312,7 @@ extern "C" __global__ void missing(unsigned* out) { out[threadIdx.x] = __shfl_xo
     assert out.tolist() == [*[i ^ 16 for i in range(32)], *[0xA5A5A5A5] * 8]
 
 
-# Each misses one barrier: before the neighbour's cell is read, or before the cell is written again.
+# Each lacks one barrier: before the neighbor's cell is read, or before the cell is overwritten.
 RACES = """
 extern "C" __global__ void unwritten(unsigned* out) {
   __shared__ unsigned cells[64];
@@ -337,7 +337,7 @@ extern "C" __global__ void warp(unsigned* out) {
 
 
 @pytest.mark.parametrize("neighbour", [1, 63])
-def test_a_race_shows_in_some_order(compiled: Build, neighbour: int) -> None:
+def test_races_show_in_some_order(compiled: Build, neighbour: int) -> None:
     program = compiled(RACES, NEIGHBOUR=str(neighbour), BARRIER="")
     right = (np.arange(64) + neighbour) % 64
     for kernel in ("unwritten", "overwritten"):
@@ -405,19 +405,19 @@ extern "C" __global__ void selector(unsigned* out) { *out = __byte_perm(1, 2, 0x
         ("selector", "__byte_perm: selector 0x0008"),
     ],
 )
-def test_a_kernel_that_is_stuck_says_so(compiled: Build, kernel: str, message: str) -> None:
+def test_stuck_kernels_are_reported(compiled: Build, kernel: str, message: str) -> None:
     program = compiled(WRONG)
     for _ in range(2):
         with pytest.raises(RuntimeError) as error:
             run(program, kernel, 64, grid=2)
         assert message in str(error.value)
-        assert (run(program, "right", 64) == 1).all()  # the process and the library are as good as before
+        assert (run(program, "right", 64) == 1).all()  # the process and the library still work
     for order in ORDERS[1:]:
         with pytest.raises(RuntimeError, match=f"kernel {kernel}, block"):
             run(program, kernel, 64, grid=2, order=order)
 
 
-def test_a_launch_that_cannot_be_is_refused(compiled: Build) -> None:
+def test_invalid_launches(compiled: Build) -> None:
     program = compiled(WRONG)
     out = np.zeros(1, np.uint32)
     with pytest.raises(RuntimeError, match=r"right: the parameters have \(8,\) bytes, the arguments \(4,\)"):
@@ -436,7 +436,7 @@ def test_a_launch_that_cannot_be_is_refused(compiled: Build) -> None:
 # ------------------------------------------------------------------------------------------------------------- building
 
 
-def test_what_does_not_compile_is_shown(compiled: Build) -> None:
+def test_compile_errors_are_shown(compiled: Build) -> None:
     with pytest.raises(RuntimeError, match="nonsense"):
         compiled('extern "C" __global__ void broken() { nonsense(); }')
 
@@ -447,7 +447,7 @@ def test_without_a_compiler(compiled: Build, monkeypatch: pytest.MonkeyPatch) ->
         compiled(WRONG)
 
 
-def test_kernels_are_those_the_definitions_leave(compiled: Build) -> None:
+def test_kernels_depend_on_definitions(compiled: Build) -> None:
     text = """
 // extern "C" __global__ void commented() {}
 #if T == 2
@@ -503,7 +503,7 @@ extern "C" __global__ void shift(unsigned* out) { out[0] = 1 << (out[0] + 30); }
 """
 
 
-def test_the_sanitizers_watch(tmp_path: Path) -> None:
+def test_sanitizers_find_errors(tmp_path: Path) -> None:
     script, source = tmp_path / "script.py", tmp_path / "overruns.cu"
     script.write_text(SANITIZED, encoding="utf-8")
     source.write_text(OVERRUNS, encoding="utf-8")

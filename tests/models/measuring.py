@@ -13,8 +13,9 @@ import numpy.typing as npt
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read
 from mxcli.files.selection import Rule
-from mxcli.flows.plan import Options, make_plan
-from mxcli.flows.report import LayerReport, Report, make_report
+from mxcli.flows.measure.report import LayerReport, Report, make_report
+from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.numerics.scheme import Rules
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"))
 
@@ -23,7 +24,9 @@ def report(source: Path | Checkpoint, format: str, rule: str | None = None, incl
     """What `mxcli report` computes."""
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     selection = tuple(Rule(True, selector) for selector in include)
-    options = Options(format, rule, nonfinite="saturate", on_indivisible="pad", selection=selection)
+    options = Options(
+        format, Rules(scale_rounding=rule, nonfinite="saturate"), on_indivisible="pad", selection=selection
+    )
     return make_report(str(checkpoint.root), checkpoint, make_plan(checkpoint, options), backend=Cpu())
 
 

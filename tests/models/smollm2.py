@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint, read
-from mxcli.files.gguf_file import read_settings
-from mxcli.flows.restoring import restoring
+from mxcli.files.gguf import read_settings
+from mxcli.flows.write.restore import restoring
 
 State = dict[str, torch.Tensor]
 

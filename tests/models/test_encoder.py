@@ -11,7 +11,7 @@ from models import packages
 from models.measuring import report, run
 from models.store import Models
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.inspect import Total, inspect_checkpoint
+from mxcli.flows.measure.inspect import Total, inspect_checkpoint
 
 pytestmark = pytest.mark.network
 

@@ -15,7 +15,7 @@ from models import wanted
 from models.measuring import fused_amax, layer, report, total, weight
 from models.store import Models
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read
-from mxcli.flows.inspect import Total, inspect_checkpoint
+from mxcli.flows.measure.inspect import Total, inspect_checkpoint
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.reencodings import REENCODINGS
 

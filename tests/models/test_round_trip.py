@@ -17,9 +17,9 @@ from models.measuring import fused, fused_amax, run, weight
 from models.store import Models
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint
-from mxcli.flows.dequantize import dequantize_checkpoint
-from mxcli.flows.plan import Options, make_plan
-from mxcli.flows.quantize import quantize_checkpoint
+from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.flows.write.dequantize import dequantize_checkpoint
+from mxcli.flows.write.quantize import quantize_checkpoint
 
 pytestmark = pytest.mark.network
 
@@ -51,7 +51,7 @@ def test_there_and_back(tmp_path: Path, source: Path, format: str, rule: str, la
         checkpoint, make_plan(checkpoint, Options(format, layout=named)), tmp_path / "q", backend=Cpu()
     )
     assert written.arrangement.layout.name == layout
-    assert {step.recipe.scale_rule.name for step, _ in written.layers if step.recipe} == {rule}
+    assert {step.scheme.scale_rule.name for step, _ in written.layers if step.scheme} == {rule}
     dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "plain", backend=Cpu(), dtype="F32")
     dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "bf16", backend=Cpu())
     original, plain = load_file(source / "model.safetensors"), load_file(tmp_path / "plain" / "model.safetensors")

@@ -10,7 +10,7 @@ from models.measuring import fused_amax, layer, report, total, weight
 from models.store import Models
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.recipe import scale_rules
+from mxcli.numerics.scheme import scale_rules
 
 pytestmark = pytest.mark.network
 

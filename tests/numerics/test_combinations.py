@@ -7,7 +7,7 @@ import pytest
 from mxcli.errors import UsageError
 from mxcli.numerics.combinations import combine
 from mxcli.numerics.hadamard import find_hadamard
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_every_format_meets_every_rule_that_serves_it(formats: str, rules: str, 
     found = combine(*(text.split(",") if text else [] for text in (formats, rules, roundings)))
     assert ", ".join(found.names) == names
     assert found.notes == ()
-    for name, recipe in zip(found.names, found.recipes, strict=True):
+    for name, recipe in zip(found.names, found.schemes, strict=True):
         format, rule, *rounding = name.split(" ")
-        assert recipe == resolve(format, scale_rounding=rule, rounding=rounding[0] if rounding else None)
+        assert recipe == resolve(format, Rules(scale_rounding=rule, rounding=rounding[0] if rounding else None))
 
 
 def test_the_dialect_decides_what_is_not_named() -> None:
@@ -47,8 +47,8 @@ def test_the_dialect_decides_what_is_not_named() -> None:
     assert found.names == (
         "mxfp8_e4m3 rceil nearest-even", "mxfp4_e2m1 rceil half-toward-zero", "nvfp4 modelopt nearest-even"
     )  # fmt: skip
-    assert {recipe.dialect.name for recipe in found.recipes} == {"modelopt"}
-    assert {recipe.nonfinite for recipe in found.recipes} == {"nan-block"}
+    assert {recipe.dialect.name for recipe in found.schemes} == {"modelopt"}
+    assert {recipe.nonfinite for recipe in found.schemes} == {"nan-block"}
 
 
 def test_what_is_left_out_is_said_once() -> None:
@@ -100,13 +100,13 @@ def test_what_means_nothing_is_refused(arguments: tuple[list[str], ...], words: 
 def test_transforms_and_axes_are_named_where_they_differ() -> None:
     found = combine(["nvfp4"], ["te"], [], ["none", "16", "64"], hadamard_seed=3)
     assert found.names == ("nvfp4 te no-hadamard", "nvfp4 te hadamard-16", "nvfp4 te hadamard-64")
-    assert [recipe.hadamard for recipe in found.recipes] == [None, find_hadamard(16, 3), find_hadamard(64, 3)]
+    assert [recipe.hadamard for recipe in found.schemes] == [None, find_hadamard(16, 3), find_hadamard(64, 3)]
     assert found.axes == (None, None, None)
     assert found.varies
     found = combine(["nvfp4", "mxfp4"], [], ["stochastic"], ["16"], axes=("row", "column"), seed=7)
     assert found.names == ("nvfp4 te row", "nvfp4 te column", "mxfp4_e2m1 rceil row", "mxfp4_e2m1 rceil column")
     assert found.axes == ("row", "column") * 2
-    assert {(recipe.seed, recipe.hadamard) for recipe in found.recipes} == {(7, find_hadamard(16))}
+    assert {(recipe.seed, recipe.hadamard) for recipe in found.schemes} == {(7, find_hadamard(16))}
     both = combine(["nvfp4"], ["te"], ["nearest-even", "stochastic"], ["none", "16"])
     assert both.names[0] == "nvfp4 te nearest-even no-hadamard"
     assert both.names[3] == "nvfp4 te stochastic hadamard-16"

@@ -7,9 +7,9 @@ from dataclasses import fields
 import pytest
 
 from mxcli.errors import UsageError
-from mxcli.numerics.dialects import ANY, DEFAULT, DIALECTS, Choice, find_dialect
+from mxcli.numerics.dialects import ANY, DEFAULT, DIALECTS, ProducerChoice, find_dialect
 from mxcli.numerics.floats import ELEMENTS
-from mxcli.numerics.rounding import ELEMENT_ROUNDINGS, POWER_OF_TWO_ROUNDINGS, SCALE_RECIPES
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, MANTISSA_SCALE_RULES, POWER_OF_TWO_SCALE_RULES
 
 RULES = {
     "mxcli": ("rceil", "te", "amax"),
@@ -28,13 +28,13 @@ RULES = {
 }
 """Rules for MXFP8 E4M3, NVFP4 and FP8 E4M3; None where a producer has none."""
 MXFP4 = {
-    "modelopt": Choice("rceil", rounding="half-toward-zero", set_zero_input=True),
-    "modelopt-bf16": Choice("rceil", rounding="half-toward-zero", set_zero_input=True),
-    "compressed-tensors": Choice("even", clear_zero_input=True),
-    "quark": Choice("even", min_exponent=-126, clear_zero_code=True, infinity_is_nan=True),
-    "microxcaling": Choice("floor", flush_subnormal_blocks=True, infinity_is_nan=True),
-    "gguf": Choice("floor", rounding="half-toward-zero", clear_zero_code=True),
-    "ocp": Choice("floor"),
+    "modelopt": ProducerChoice("rceil", rounding="half-toward-zero", set_zero_input=True),
+    "modelopt-bf16": ProducerChoice("rceil", rounding="half-toward-zero", set_zero_input=True),
+    "compressed-tensors": ProducerChoice("even", clear_zero_input=True),
+    "quark": ProducerChoice("even", min_exponent=-126, clear_zero_code=True, infinity_is_nan=True),
+    "microxcaling": ProducerChoice("floor", flush_subnormal_blocks=True, infinity_is_nan=True),
+    "gguf": ProducerChoice("floor", rounding="half-toward-zero", clear_zero_code=True),
+    "ocp": ProducerChoice("floor"),
 }
 
 
@@ -76,9 +76,9 @@ def test_every_choice_names_rows_that_exist() -> None:
             assert elements.keys() <= {ANY, *ELEMENTS}
             for choice in elements.values():
                 assert choice.rounding in ELEMENT_ROUNDINGS
-                known = POWER_OF_TWO_ROUNDINGS if kind == "e8m0" else SCALE_RECIPES
+                known = POWER_OF_TWO_SCALE_RULES if kind == "e8m0" else MANTISSA_SCALE_RULES
                 assert choice.rule in known
-                assert choice.byte0_exponent.keys() <= POWER_OF_TWO_ROUNDINGS.keys()
+                assert choice.byte0_exponent.keys() <= POWER_OF_TWO_SCALE_RULES.keys()
 
 
 def test_dialects_are_found_by_name_and_alias() -> None:
@@ -101,7 +101,7 @@ def test_every_dialect_says_what_it_means_and_where_that_was_seen() -> None:
 
 
 def test_a_choice_is_the_default_unless_it_says_otherwise() -> None:
-    plain = Choice("floor")
+    plain = ProducerChoice("floor")
     values = {field.name: getattr(plain, field.name) for field in fields(plain)}
     assert values == {
         "rule": "floor",

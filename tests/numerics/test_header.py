@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mxcli.backends import library, nvrtc
+from mxcli.backends import abi as library
+from mxcli.backends import nvrtc
 from mxcli.errors import EnvironmentFailure
 
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -30,7 +31,7 @@ STRICT = [
 # Uses what kernels use: a template that nothing instantiates is hardly read.
 EVERY_FUNCTION = """
 struct Everything { unsigned stored; float value; float decode; };
-MX_FN Everything mx_everything(float x, MxTensorScale t, MxRecipe r) {
+MX_FN Everything mx_everything(float x, MxTensorScale t, MxScheme r) {
   Everything e;
   auto scale = mx_choose_scale(mx_bits(x) & 0x7FFFFFFFu, t, r);
   float scaled = mx_round_to_bf16(mx_zero_input(x, r.clear_zero_input, r.set_zero_input)) * scale.factor;
@@ -59,7 +60,7 @@ def test_the_header_needs_nothing(compiler: str, wide: list[str]) -> None:
     if wide and "x86_64" not in target_of(compiler):
         pytest.skip(f"{compiler} does not compile for x86-64")
     lanes = "MX_FN MxLanes mx_lanes(MxLanes x) { return mx_encode_nearest_even(x, 3, -6, 448.0f).value; }\n"
-    use = "float mx_use(float x, MxTensorScale t, MxRecipe r) { return mx_everything(x, t, r).value; }\n"
+    use = "float mx_use(float x, MxTensorScale t, MxScheme r) { return mx_everything(x, t, r).value; }\n"
     use += "float mx_use_lanes(float x) { return mx_lanes(MxLanes{} + x)[0]; }\n"
     compile_with(compiler, ["-ffreestanding", "-nostdlib", *wide, *STRICT], HEADER + EVERY_FUNCTION + lanes + use)
 
@@ -77,7 +78,7 @@ def test_the_header_includes_nothing() -> None:
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "MxFloat": library.Float,
     "MxRounding": library.Rounding,
-    "MxRecipe": library.KernelRecipe,
+    "MxScheme": library.KernelScheme,
     "MxTensor": library.Tensor,
     "MxWorst": library.Worst,
     "MxStats": library.KernelStats,
@@ -109,7 +110,7 @@ def test_the_loaded_library_has_the_same_sizes() -> None:
 # --- NVRTC -------------------------------------------------------------------------------------------------
 
 KERNEL = """
-extern "C" __global__ void mx_use(const float* x, MxTensorScale t, MxRecipe r, Everything* out) {
+extern "C" __global__ void mx_use(const float* x, MxTensorScale t, MxScheme r, Everything* out) {
   out[threadIdx.x] = mx_everything(x[threadIdx.x], t, r);
 }
 """

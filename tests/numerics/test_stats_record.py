@@ -12,9 +12,8 @@ import pytest
 
 from mxcli.backends import cpu
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.recipe import resolve
-from mxcli.numerics.stats import Histogram, Stats
-from mxcli.numerics.stats_record import stats_of, stats_record
+from mxcli.numerics.scheme import Rules, resolve
+from mxcli.numerics.stats import Histogram, Stats, stats_of, stats_record
 
 
 def bits(stats: Stats) -> list[Any]:
@@ -32,7 +31,7 @@ def bits(stats: Stats) -> list[Any]:
 def test_what_a_kernel_counts_comes_back(format: str) -> None:
     x = np.random.default_rng(1).standard_normal((8, 128)).astype(np.float32) * np.float32(1e-3)
     x[3, 5], x[7, 9], x[0] = np.inf, np.nan, 0
-    stats = cpu.quantize(x, "F32", resolve(FORMATS[format], nonfinite="nan-block"), threads=1).stats
+    stats = cpu.quantize(x, "F32", resolve(FORMATS[format], Rules(nonfinite="nan-block")), threads=1).stats
     assert stats is not None
     back = stats_of(json.loads(json.dumps(stats_record(stats))))
     assert bits(back) == bits(stats)

@@ -6,16 +6,16 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from mxcli.flows.inspect import Total
+from mxcli.flows.measure.inspect import Total
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import METRICS
-from mxcli.output.study import Provenance, Study, Tensor
+from mxcli.output.study import PageSource, Study, Tensor
 
 KINDS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
-PROVENANCE = Provenance(
+PROVENANCE = PageSource(
     ("report", "made up", "--html", "page.html"), "0.1.0", {"model.safetensors": {"bytes": 1234, "sha256": "ab" * 32}}
 )
 HOSTILE = (

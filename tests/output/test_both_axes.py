@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mxcli.flows.sums import Totals
+from mxcli.flows.measure.totals import Totals
 from mxcli.output.both_axes import axis_sentences
 
 

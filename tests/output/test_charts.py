@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from studies import HOSTILE, KINDS, metrics, study, tensor
 
-from mxcli.flows.worst_blocks import BlockElement, WorstBlock
-from mxcli.numerics.recipe import resolve
+from mxcli.flows.measure.worst_blocks import BlockElement, WorstBlock
+from mxcli.numerics.scheme import Rules, resolve
 from mxcli.output.charts import (
     BarChart,
     BlockChart,
@@ -33,7 +33,7 @@ from mxcli.output.svg import Scale, fitted, pixels, sparse, tick_texts, ticks
 from mxcli.output.svg_charts import svg
 
 BLOCK = WorstBlock(
-    "model.layers.0.<q>.weight", resolve("mxfp4", scale_rounding="floor"), 0, 3, 32, 32, 14.0, 1.5, 7.9, 1.0, 1, 1,
+    "model.layers.0.<q>.weight", resolve("mxfp4", Rules(scale_rounding="floor")), 0, 3, 32, 32, 14.0, 1.5, 7.9, 1.0, 1, 1,
     (BlockElement(0, 0, 7.9, 0b0111, 6.0), BlockElement(0, 1, 0.2, 0, 0.0), BlockElement(0, 2, -3.0, 0b1101, -3.0)),
 )  # fmt: skip
 

@@ -11,19 +11,20 @@ from captured_steps import ROLES, STEPS, write_steps
 
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.compare import Comparison, make_comparison, plan_comparison
-from mxcli.flows.plan import Options, make_plan
-from mxcli.flows.report import make_report
+from mxcli.flows.measure.compare import Comparison, make_comparison, plan_comparison
+from mxcli.flows.measure.report import make_report
+from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.numerics.combinations import combine
-from mxcli.output.compared_series import compared_series_lines, compared_series_sentences
+from mxcli.numerics.scheme import Rules
 from mxcli.output.comparison import comparison_json, comparison_text
 from mxcli.output.screen import Screen
+from mxcli.output.series import compared_series_lines, compared_series_sentences
 from mxcli.output.study import study_of_comparison
 from mxcli.output.study_charts import study_charts
 
 
 def asked(format: str = "nvfp4") -> Options:
-    return Options(format, nonfinite="saturate", on_indivisible="pad", analysis=True)
+    return Options(format, Rules(nonfinite="saturate"), on_indivisible="pad", analysis=True)
 
 
 def compared(source: Path) -> Comparison:

@@ -14,9 +14,10 @@ from safetensors.numpy import save_file
 
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.compare import Comparison, make_comparison, plan_comparison
-from mxcli.flows.plan import Options
+from mxcli.flows.measure.compare import Comparison, make_comparison, plan_comparison
+from mxcli.flows.plan.plan import Options
 from mxcli.numerics.combinations import combine
+from mxcli.numerics.scheme import Rules
 from mxcli.output.comparison import compared_line, comparison_csv, comparison_json, comparison_text, titles
 from mxcli.output.screen import Screen, cells
 
@@ -29,7 +30,7 @@ def comparison(folder: Path, formats: list[str], rules: list[str] | None = None,
     saturating[0, 0] = 957
     save_file(dict(zip(NAMES, (saturating, exact), strict=True)), folder / "x.safetensors")
     checkpoint = open_checkpoint(folder / "x.safetensors")
-    asked = Options("mxfp8", nonfinite="saturate", on_indivisible="pad", analysis=True)
+    asked = Options("mxfp8", Rules(nonfinite="saturate"), on_indivisible="pad", analysis=True)
     planned = plan_comparison(checkpoint, combine(formats, rules or []), asked)
     return make_comparison("x", checkpoint, planned, backend=Cpu(), by=by)
 

@@ -11,11 +11,12 @@ from safetensors.numpy import save_file
 
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.compare import Comparison, make_comparison, plan_comparison
-from mxcli.flows.plan import Options
+from mxcli.flows.measure.compare import Comparison, make_comparison, plan_comparison
+from mxcli.flows.plan.plan import Options
 from mxcli.numerics.combinations import combine
+from mxcli.numerics.scheme import Rules
 from mxcli.output.comparison_totals import total_lines
-from mxcli.output.comparison_words import concluded
+from mxcli.output.conclusion import concluded
 from mxcli.output.screen import Screen
 
 SPECIAL = ("bias", "binades", "range")
@@ -27,7 +28,7 @@ def comparison(folder: Path, *names: Any, by: str = "role", **more: Any) -> Comp
     x = random.standard_normal((64, 64)) * np.exp(2 * random.standard_normal(64))
     save_file({"a.weight": x.astype(np.float32)}, folder / "x.safetensors")
     checkpoint = open_checkpoint(folder / "x.safetensors")
-    asked = Options("nvfp4", nonfinite="saturate", on_indivisible="pad", analysis=True)
+    asked = Options("nvfp4", Rules(nonfinite="saturate"), on_indivisible="pad", analysis=True)
     planned = plan_comparison(checkpoint, combine(*names, **more), asked)
     return make_comparison("x", checkpoint, planned, backend=Cpu(), by=by)
 

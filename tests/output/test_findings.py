@@ -11,8 +11,9 @@ from safetensors.numpy import save_file
 
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.plan import Options, make_plan
-from mxcli.flows.report import Report, make_report
+from mxcli.flows.measure.report import Report, make_report
+from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.numerics.scheme import Rules
 from mxcli.output.findings import findings
 
 
@@ -21,7 +22,10 @@ def report(tmp_path: Path, format: str = "mxfp8_e4m3", rule: str = "floor", **te
         {name.replace("__", "."): x.astype(np.float32) for name, x in tensors.items()}, tmp_path / "x.safetensors"
     )
     checkpoint = open_checkpoint(str(tmp_path / "x.safetensors"))
-    plan = make_plan(checkpoint, Options(format, rule, nonfinite="saturate", on_indivisible="pad", analysis=True))
+    plan = make_plan(
+        checkpoint,
+        Options(format, Rules(scale_rounding=rule, nonfinite="saturate"), on_indivisible="pad", analysis=True),
+    )
     return make_report("x", checkpoint, plan, backend=Cpu(1))
 
 

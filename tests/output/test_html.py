@@ -15,7 +15,7 @@ from studies import HOSTILE, PROVENANCE, metrics, study, tensor
 
 from mxcli.output.html import html_page
 from mxcli.output.page_data import embedded, page_data, rounded
-from mxcli.output.study import Provenance, Study
+from mxcli.output.study import PageSource, Study
 from mxcli.output.study_charts import study_charts
 
 VOID = {"meta", "input", "wbr", "br", "link", "img"}
@@ -55,7 +55,7 @@ class Page(HTMLParser):
             self.words.append(data)
 
 
-def page(shown: Study, provenance: Provenance = PROVENANCE) -> str:
+def page(shown: Study, provenance: PageSource = PROVENANCE) -> str:
     return html_page(shown, provenance)
 
 
@@ -108,7 +108,7 @@ def test_every_chart_has_its_data() -> None:
 def test_hostile_names_end_nothing() -> None:
     shown = replace(study(1, names=HOSTILE), source=HOSTILE[0], notes=(HOSTILE[1],), findings=(HOSTILE[2],))
     shown = replace(shown, groups=dict.fromkeys(HOSTILE, shown.sums))
-    text = page(shown, Provenance(("report", HOSTILE[0]), "0.1.0", {HOSTILE[1]: {"bytes": 1, "sha256": "00"}}))
+    text = page(shown, PageSource(("report", HOSTILE[0]), "0.1.0", {HOSTILE[1]: {"bytes": 1, "sha256": "00"}}))
     parsed = Page(text)
     assert parsed.tags.count("script") == 2
     assert not {"img", "link", "iframe", "object"} & set(parsed.tags)

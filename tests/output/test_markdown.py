@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mxcli.output.markdown import MARKDOWN, escaped, page, table_lines
-from mxcli.output.table import Column, aligned
+from mxcli.output.table import MARKDOWN, Column, aligned, escaped, page, table_lines
 
 
 @pytest.mark.parametrize(

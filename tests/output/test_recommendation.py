@@ -13,9 +13,9 @@ import pytest
 
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.plan import Options
-from mxcli.flows.recommend import Recommendation, plan_candidates, recommend
-from mxcli.flows.targets import BITS, KEEP_PERCENT, MIN_SQNR, Target
+from mxcli.flows.plan.plan import Options
+from mxcli.flows.recommend.candidates import BITS, KEEP_PERCENT, MIN_SQNR, Target
+from mxcli.flows.recommend.recommend import Recommendation, plan_candidates, recommend
 from mxcli.output.recommendation import (
     RECORD_KEYS,
     conclusion,

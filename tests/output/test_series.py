@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mxcli.flows.sums import StepTotal, series
+from mxcli.flows.measure.totals import TrainingStepTotal, totals_over_steps
 from mxcli.output.charts import LineChart
 from mxcli.output.plots import write_plots
 from mxcli.output.screen import Screen
@@ -15,16 +15,18 @@ from mxcli.output.step_charts import POINTS, step_charts
 from mxcli.output.svg_charts import svg
 
 
-def total(step: int, sqnr: float | None, role: str = "gradient", axis: str | None = None, **more: float) -> StepTotal:
+def total(
+    step: int, sqnr: float | None, role: str = "gradient", axis: str | None = None, **more: float
+) -> TrainingStepTotal:
     metrics = {
         "tensors": 2, "mse": 1.0, "rmse": 1.0, "sqnr_db": sqnr, "saturated_percent": 0.5, "underflowed_percent": 2.0,
         "amax": 8.0, "bias": 0.001, **more,
     }  # fmt: skip
-    return StepTotal(step, role, axis, metrics)
+    return TrainingStepTotal(step, role, axis, metrics)
 
 
-def charted(totals: list[StepTotal]) -> list[LineChart]:
-    return step_charts({series_name(*key): found for key, found in series(totals).items()})
+def charted(totals: list[TrainingStepTotal]) -> list[LineChart]:
+    return step_charts({series_name(*key): found for key, found in totals_over_steps(totals).items()})
 
 
 THREE = [total(100, 20.5), total(200, 18.25), total(300, 19.0)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from mxcli.errors import InputError, printable, together
 from mxcli.files.layouts.layout import (
@@ -28,11 +29,80 @@ from mxcli.files.layouts.layout import (
 )
 from mxcli.files.layouts.loaders import Hazard, Ignored, by_name_or_regex, listed
 from mxcli.files.layouts.parts import CODES, ENCODE, SCALES, constant
-from mxcli.files.layouts.schemes import SCHEMES, Scheme
 from mxcli.numerics.blocks import packed_columns
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.recipe import Recipe, resolve
-from mxcli.numerics.rounding import ScaleRecipe
+from mxcli.numerics.scale_rules import MantissaScaleRule
+from mxcli.numerics.scheme import Rules, Scheme, resolve
+
+_KEYS = ("num_bits", "type", "strategy", "group_size", "block_structure")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigScheme:
+    """What a configuration says of one of our formats: `weights`, `activations` and, where their scale is stored under
+    the module's name and `input_scale`, `calibrated` are its QuantizationArgs."""
+
+    ours: str
+    format: str
+    weights: Mapping[str, object]
+    activations: Mapping[str, object] | None = None
+    calibrated: Mapping[str, object] | None = None
+    input_scale: str = ""
+    scale_dtype: str = "U8"
+    symbols: Mapping[str, object] = field(default_factory=lambda: {"type": "float", "symmetric": True})
+
+    def group(self, *, calibrated: bool) -> dict[str, object]:
+        """A config group, but for its targets."""
+        stated = self.calibrated if calibrated else self.activations
+        activations = None if stated is None else {**self.symbols, "dynamic": True, **stated}
+        return {
+            "format": self.format,
+            "weights": {**self.symbols, **self.weights, "dynamic": False},
+            "input_activations": activations,
+            "output_activations": None,
+        }
+
+    def means(self, args: Mapping[str, object]) -> bool:
+        """Whether QuantizationArgs of weights say this scheme."""
+        own = {**self.symbols, **self.weights}
+        return all(own.get(key) == args.get(key) for key in _KEYS)
+
+
+def _mx(ours: str, format: str, bits: int) -> ConfigScheme:
+    group = {"num_bits": bits, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    return ConfigScheme(ours, format, group)
+
+
+def _fp8(ours: str, strategy: str, activations: Mapping[str, object], **more: object) -> ConfigScheme:
+    weights = {"num_bits": 8, "strategy": strategy, **more}
+    return ConfigScheme(ours, "float-quantized", weights, {"num_bits": 8, **activations}, scale_dtype="F32")
+
+
+_NVFP4 = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+CONFIG_SCHEMES: dict[str, ConfigScheme] = {
+    row.ours: row
+    for row in (
+        ConfigScheme(
+            "nvfp4",
+            "nvfp4-pack-quantized",
+            _NVFP4,
+            calibrated={**_NVFP4, "dynamic": "local"},
+            input_scale="input_global_scale",
+            scale_dtype="F8_E4M3",
+        ),
+        _mx("mxfp4_e2m1", "mxfp4-pack-quantized", 4),
+        _mx("mxfp6_e2m3", "mxfp6-pack-quantized", 6),
+        _mx("mxfp8_e4m3", "mxfp8-quantized", 8),
+        replace(
+            _fp8("fp8_e4m3", "tensor", {"strategy": "tensor"}),
+            calibrated={"num_bits": 8, "strategy": "tensor", "dynamic": False},
+            input_scale="input_scale",
+        ),
+        _fp8("fp8_e4m3_channel", "channel", {"strategy": "token"}),
+        _fp8("fp8_e4m3_128x128", "block", {"strategy": "group", "group_size": 128}, block_structure=[128, 128]),
+    )
+}
+
 
 VERSION = "0.20.0"
 MIXED = "mixed-precision"
@@ -41,7 +111,7 @@ LINEAR = "Linear"
 
 
 def _refusal(weight: Weight) -> str | None:
-    if weight.format.name not in SCHEMES:
+    if weight.format.name not in CONFIG_SCHEMES:
         return f"it has no {weight.format.name}"
     return matrix_refusal(weight)
 
@@ -62,17 +132,17 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
 
 def _input_scale(weight: Weight, scale: InputScale) -> Content:
     """The scale of its inputs, which is stored as those of the weight are: with a tensor scale to be divided by."""
-    name = f"{module_of(weight)}.{SCHEMES[weight.format.name].input_scale}"
+    name = f"{module_of(weight)}.{CONFIG_SCHEMES[weight.format.name].input_scale}"
     if weight.format.tensor_scale is not None:
         return Content(Entry(name, "F32", (1,)), constant(scale.encode))
     return Content(Entry(name, _scale_dtype(weight), (1,)), constant(scale.decode))
 
 
 def _scale_dtype(weight: Weight) -> str:
-    rule = weight.recipe.scale_rule
-    if isinstance(rule, ScaleRecipe) and rule.bf16_scale:
+    rule = weight.scheme.scale_rule
+    if isinstance(rule, MantissaScaleRule) and rule.bf16_scale:
         return "BF16"
-    return SCHEMES[weight.format.name].scale_dtype
+    return CONFIG_SCHEMES[weight.format.name].scale_dtype
 
 
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
@@ -84,14 +154,14 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
     calibrated = {weight.format.name for weight in weights if weight.input_scale is not None}
     groups = {
         f"group_{place}": {
-            **SCHEMES[name].group(calibrated=name in calibrated),
+            **CONFIG_SCHEMES[name].group(calibrated=name in calibrated),
             "targets": sorted(modules[name]) if mixed else ["Linear"],
         }
         for place, name in enumerate(sorted(modules))
     }
     return {
         "quant_method": "compressed-tensors",
-        "format": MIXED if mixed else SCHEMES[next(iter(modules))].format,
+        "format": MIXED if mixed else CONFIG_SCHEMES[next(iter(modules))].format,
         "quantization_status": "compressed",
         "version": VERSION,
         "config_groups": groups,
@@ -106,7 +176,7 @@ def _weights(disk: OnDisk) -> list[Weight]:
     return found_weights(disk, SCALE, lambda module: _weight(module, _scheme_of(module, groups), disk))
 
 
-def _weight(module: str, scheme: Scheme, disk: OnDisk) -> Weight:
+def _weight(module: str, scheme: ConfigScheme, disk: OnDisk) -> Weight:
     """The weight of a module; raises ValueError where its tensors are not what the scheme stores."""
     row = FORMATS[scheme.ours]
     name = module + WEIGHT
@@ -123,27 +193,27 @@ def _weight(module: str, scheme: Scheme, disk: OnDisk) -> Weight:
     return weight
 
 
-def _decoding(scheme: Scheme, scale_dtype: str) -> Recipe:
+def _decoding(scheme: ConfigScheme, scale_dtype: str) -> Scheme:
     """A recipe that scales back as readers of this layout do."""
     dialect = "compressed-tensors-bf16" if scale_dtype == "BF16" else "compressed-tensors"
-    return resolve(scheme.ours, dialect=dialect)
+    return resolve(scheme.ours, Rules(dialect=dialect))
 
 
-def _groups(settings: Config) -> list[tuple[Sequence[str], Scheme]]:
+def _groups(settings: Config) -> list[tuple[Sequence[str], ConfigScheme]]:
     """Targets and scheme of every config group; raises InputError for a scheme that is none of SCHEMES."""
     groups = settings.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise InputError("config.json: its quantization_config needs config_groups to say what the codes mean.")
-    found: list[tuple[Sequence[str], Scheme]] = []
+    found: list[tuple[Sequence[str], ConfigScheme]] = []
     problems = []
     for name, group in groups.items():
         args = group.get("weights") if isinstance(group, Mapping) else None
         targets = group.get("targets") if isinstance(group, Mapping) else None
-        scheme = next((row for row in SCHEMES.values() if isinstance(args, Mapping) and row.means(args)), None)
+        scheme = next((row for row in CONFIG_SCHEMES.values() if isinstance(args, Mapping) and row.means(args)), None)
         if scheme is None or not isinstance(targets, list):
             problems.append(
                 f"config.json: config group {printable(name)}: its weights are none of the schemes that can be read "
-                f"back ({', '.join(SCHEMES)})."
+                f"back ({', '.join(CONFIG_SCHEMES)})."
             )
         else:
             found.append((list(map(str, targets)), scheme))
@@ -152,7 +222,7 @@ def _groups(settings: Config) -> list[tuple[Sequence[str], Scheme]]:
     return found
 
 
-def _scheme_of(module: str, groups: Iterable[tuple[Sequence[str], Scheme]]) -> Scheme:
+def _scheme_of(module: str, groups: Iterable[tuple[Sequence[str], ConfigScheme]]) -> ConfigScheme:
     """The group that targets a module by name or pattern, else the one that targets a class."""
     by_class = None
     for targets, scheme in groups:
@@ -271,7 +341,7 @@ COMPRESSED_TENSORS = Layout(
     name="compressed-tensors",
     meaning="what vLLM, SGLang and transformers load: codes, scales and a quantization_config per module",
     source="compressed-tensors 0.20, llm-compressor 0.14",
-    formats=tuple(SCHEMES),
+    formats=tuple(CONFIG_SCHEMES),
     refusal=_refusal,
     contents=_contents,
     settings=_settings,
@@ -283,5 +353,5 @@ COMPRESSED_TENSORS = Layout(
     ignored=_ignored,
     hazards=_hazards,
     model_scales=True,
-    input_scales=tuple(row.ours for row in SCHEMES.values() if row.calibrated is not None),
+    input_scales=tuple(row.ours for row in CONFIG_SCHEMES.values() if row.calibrated is not None),
 )

@@ -22,23 +22,14 @@ from itertools import chain
 
 from mxcli.errors import InputError, RefusedError, printable
 from mxcli.files.dialect import FP8 as FP8_DTYPES
-from mxcli.files.layouts.layout import (
-    WEIGHT,
-    Content,
-    Entry,
-    Layout,
-    OnDisk,
-    Weight,
-    matrix_refusal,
-    weights_of,
-)
+from mxcli.files.layouts.layout import WEIGHT, Content, Entry, Layout, OnDisk, Weight, matrix_refusal, weights_of
 from mxcli.files.layouts.loaders import Hazard, Ignored, by_path, listed
 from mxcli.files.layouts.parts import CODES, SCALES
 from mxcli.files.tensors import TensorInfo
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.formats import BlockFormat, find_format
-from mxcli.numerics.recipe import resolve
-from mxcli.numerics.rounding import ScaleRounding
+from mxcli.numerics.scale_rules import PowerOfTwoScaleRule
+from mxcli.numerics.scheme import resolve
 
 FORMATS = ("fp8_e4m3_128x128", "e4m3:e8m0:128x128", "mxfp8_e4m3", "fp8_e4m3")
 SCALE_INV, SCALE, MODULE_SCALE = "_scale_inv", "_scale", ".scale"
@@ -93,7 +84,7 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
         "weight_block_size": None if block == WHOLE else list(block),
         LEFT_ALONE: sorted(ignored),
     }
-    powers = all(isinstance(weight.recipe.scale_rule, ScaleRounding) for weight in weights)
+    powers = all(isinstance(weight.scheme.scale_rule, PowerOfTwoScaleRule) for weight in weights)
     return settings | {"scale_fmt": "ue8m0"} if powers else settings
 
 

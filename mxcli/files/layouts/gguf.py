@@ -6,13 +6,15 @@ file. Tensors of block types that are no format of ours (Q4_0, Q6_K, …) are de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from mxcli.errors import InputError, printable, together
 from mxcli.files.directory import GGUF as KIND
-from mxcli.files.gguf_file import SCALE
-from mxcli.files.gguf_package import decoded, is_decoded, shape_of_blocks
-from mxcli.files.layouts.gguf_blocks import BLOCK_TYPES, BY_FORMAT
+from mxcli.files.gguf import SCALE, decoded, is_decoded, shape_of_blocks
 from mxcli.files.layouts.layout import (
     WEIGHT,
     Content,
@@ -25,10 +27,83 @@ from mxcli.files.layouts.layout import (
     matrix_refusal,
     weights_of,
 )
-from mxcli.files.layouts.parts import DECODE
-from mxcli.files.tensors import TensorInfo
-from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.recipe import resolve
+from mxcli.files.layouts.parts import DECODE, Part
+from mxcli.files.packing import halves, neighbours
+from mxcli.files.tensors import Array, TensorInfo
+from mxcli.numerics.blocks import Quantized, grid_shape, packed_columns
+from mxcli.numerics.formats import BlockFormat, find_format
+from mxcli.numerics.scheme import Rules, resolve
+
+CHUNK_BLOCKS = 1 << 18
+"""Blocks reordered at a time, so that it takes little memory of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A block type: its name, its file type, our formats that it holds, scales of a block and values of a scale.
+
+    `format` is taken where a tensor scale lies beside the tensor, `alone` where none does.
+    """
+
+    name: str
+    file_type: int
+    format: BlockFormat
+    alone: BlockFormat
+    scales: int
+    values: int
+
+    @property
+    def elements(self) -> int:
+        """Values of a block."""
+        return self.scales * self.values
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self.scales + self.elements // 2
+
+    @property
+    def part(self) -> Part:
+        """Codes and scales of a weight as blocks."""
+        return Part(self.name, self._store, self._load)
+
+    def bytes_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the bytes of a tensor."""
+        return (*shape[:-1], shape[-1] // self.elements * self.nbytes)
+
+    def _store(self, quantized: Quantized, dtype: str) -> Array:
+        scales = np.asarray(quantized.scales).reshape(-1, self.scales)
+        codes = np.asarray(quantized.packed).reshape(-1, self.scales, self.values // 2)
+        blocks = np.empty((len(scales), self.nbytes), np.uint8)
+        blocks[:, : self.scales] = scales
+        for start in range(0, len(scales), CHUNK_BLOCKS):
+            part = slice(start, start + CHUNK_BLOCKS)
+            blocks[part, self.scales :] = halves(codes[part]).reshape(-1, self.elements // 2)
+        return blocks
+
+    def _load(self, array: Array, row: BlockFormat, shape: tuple[int, ...]) -> Mapping[str, Any]:
+        blocks = array.reshape(-1, self.nbytes)
+        codes = np.empty((len(blocks), self.elements // 2), np.uint8)
+        for start in range(0, len(blocks), CHUNK_BLOCKS):
+            part = slice(start, start + CHUNK_BLOCKS)
+            paired = blocks[part, self.scales :].reshape(-1, self.scales, self.values // 2)
+            codes[part] = neighbours(paired).reshape(-1, self.elements // 2)
+        return {
+            "packed": codes.reshape(*shape[:-1], packed_columns(row, shape[-1])),
+            "scales": np.ascontiguousarray(blocks[:, : self.scales]).reshape(grid_shape(row, shape)),
+        }
+
+
+_MXFP4, _NVFP4 = find_format("mxfp4"), find_format("nvfp4")
+BLOCK_TYPES: dict[str, BlockType] = {
+    row.name: row
+    for row in (
+        BlockType("MXFP4", 38, _MXFP4, _MXFP4, scales=1, values=32),
+        BlockType("NVFP4", 39, _NVFP4, find_format("e2m1:e4m3:1x16"), scales=4, values=16),
+    )
+}
+BY_FORMAT = {row.format.name: row for row in BLOCK_TYPES.values()}
+
 
 _BY_NAME = {format.name: row for row in BLOCK_TYPES.values() for format in (row.format, row.alone)}
 
@@ -37,7 +112,7 @@ def _refusal(weight: Weight) -> str | None:
     row = BY_FORMAT.get(weight.format.name)
     if row is None:
         return f"it has no {weight.format.name}"
-    if weight.recipe.nonfinite != "error":
+    if weight.scheme.nonfinite != "error":
         return "its readers take NaN scales for numbers, which --nonfinite error excludes"
     refusal = matrix_refusal(weight)
     if refusal is None and weight.shape[-1] % row.elements:
@@ -65,7 +140,7 @@ def _weights(disk: OnDisk) -> list[Weight]:
         row = BLOCK_TYPES[info.block_type]
         format = row.format if _scale_name(name) in disk.tensors else row.alone
         shape = shape_of_blocks(info.block_type, info.shape)
-        weight = Weight(name, shape, resolve(format, dialect=_DECODING[row.name]), _dtype(disk))
+        weight = Weight(name, shape, resolve(format, Rules(dialect=_DECODING[row.name])), _dtype(disk))
         check_fit(_contents(weight), disk.tensors, row.name)
         return weight
 

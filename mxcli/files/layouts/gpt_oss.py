@@ -10,20 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mxcli.files.layouts.layout import (
-    Content,
-    Entry,
-    Layout,
-    OnDisk,
-    Weight,
-    check_fit,
-    weights_of,
-)
+from mxcli.files.layouts.layout import Content, Entry, Layout, OnDisk, Weight, check_fit, weights_of
 from mxcli.files.layouts.loaders import Ignored, by_path, listed
 from mxcli.files.layouts.parts import CODES, SCALES
 from mxcli.numerics.blocks import COLUMN, divides
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import resolve
 
 MXFP4 = FORMATS["mxfp4_e2m1"]
 BLOCKS_ENDING, SCALES_ENDING = "_blocks", "_scales"

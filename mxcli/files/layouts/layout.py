@@ -13,7 +13,7 @@ from mxcli.files.layouts.parts import Part
 from mxcli.files.tensors import Array, TensorInfo, byte_count
 from mxcli.numerics.blocks import COLUMN, ROW, Quantized, divides, grid_shape
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.recipe import Recipe
+from mxcli.numerics.scheme import Scheme
 
 QUANTIZATION_CONFIG = "quantization_config"
 WEIGHT = ".weight"
@@ -51,7 +51,7 @@ class Weight:
 
     name: str
     shape: tuple[int, ...]
-    recipe: Recipe
+    scheme: Scheme
     dtype: str
     axis: str = ROW
     variant: str = ""
@@ -60,7 +60,7 @@ class Weight:
     @property
     def format(self) -> BlockFormat:
         """The block format of its codes."""
-        return self.recipe.format
+        return self.scheme.format
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def quantized_from(weight: Weight, stored: Sequence[tuple[Content, Array]]) -> Q
     fields: dict[str, Any] = {"tensor_scale": None, "tensor_encode": 1.0}
     for content, array in stored:
         fields |= content.holds.load(array, weight.format, weight.shape)
-    return Quantized(recipe=weight.recipe, shape=weight.shape, stats=None, per_block=None, **fields)
+    return Quantized(scheme=weight.scheme, shape=weight.shape, stats=None, per_block=None, **fields)
 
 
 def matrix_refusal(weight: Weight) -> str | None:
@@ -197,9 +197,9 @@ def matrix_refusal(weight: Weight) -> str | None:
 
 def refusal(layout: Layout, weight: Weight) -> str | None:
     """Why a layout cannot hold a weight; None: it can."""
-    if weight.recipe.hadamard is not None and not layout.rotations:
+    if weight.scheme.hadamard is not None and not layout.rotations:
         return (
-            f"its loaders know of no {weight.recipe.hadamard.name} transform, and would take the codes for the weights"
+            f"its loaders know of no {weight.scheme.hadamard.name} transform, and would take the codes for the weights"
         )
     return layout.refusal(weight)
 

@@ -28,7 +28,7 @@ from mxcli.files.layouts.parts import CODES, DECODE, SCALES, constant
 from mxcli.files.model_files import PRODUCER_CONFIG
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 MIXED = "MIXED_PRECISION"
@@ -170,7 +170,7 @@ def _weight(module: str, disk: OnDisk) -> Weight:
     for algorithm in ALGORITHMS.values():
         row = FORMATS[algorithm.ours]
         shape = (rows, packed * 8 // row.element.stored_bits)
-        weight = Weight(name, shape, resolve(row, dialect="modelopt"), disk.dtype)
+        weight = Weight(name, shape, resolve(row, Rules(dialect="modelopt")), disk.dtype)
         expected = {content.entry.name: content.entry for content in _contents(weight)}
         fits = codes.dtype == expected[name].dtype and scales.dtype == algorithm.scales
         if fits and (name + "_scale_2" in expected) == (name + "_scale_2" in disk.tensors):

@@ -23,16 +23,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mxcli.errors import InputError, UsageError, printable
-from mxcli.files.layouts.layout import (
-    Content,
-    Entry,
-    Layout,
-    OnDisk,
-    Weight,
-    check_fit,
-    scale_shape,
-    weights_of,
-)
+from mxcli.files.layouts.layout import Content, Entry, Layout, OnDisk, Weight, check_fit, scale_shape, weights_of
 from mxcli.files.layouts.loaders import Ignored, exactly, listed
 from mxcli.files.layouts.parts import CODES, DECODE, ENCODE, SCALES
 from mxcli.files.tensors import DTYPES, TensorInfo
@@ -40,7 +31,7 @@ from mxcli.numerics.blocks import COLUMN, ROW, packed_columns
 from mxcli.numerics.floats import FloatFormat
 from mxcli.numerics.formats import FORMATS, BlockFormat
 from mxcli.numerics.hadamard import hadamard_of, signs_text
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 METHOD, VERSION = "mxcli", 1
 _CODES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "int8": "I8"}
@@ -89,19 +80,19 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 
 
 def _of(weight: Weight) -> dict[str, object]:
-    recipe = weight.recipe
+    scheme = weight.scheme
     own: dict[str, object] = {
-        "format": recipe.format.name if recipe.format.name in FORMATS else recipe.format.spelling,
-        "scale_rounding": recipe.scale_rule.name,
-        "rounding": recipe.rounding.name,
-        "dialect": recipe.dialect.name,
-        "nonfinite": recipe.nonfinite,
+        "format": scheme.format.name if scheme.format.name in FORMATS else scheme.format.spelling,
+        "scale_rounding": scheme.scale_rule.name,
+        "rounding": scheme.rounding.name,
+        "dialect": scheme.dialect.name,
+        "nonfinite": scheme.nonfinite,
         "dtype": weight.dtype,
     }
     if weight.axis == COLUMN:
         own["axis"] = COLUMN
-    if recipe.hadamard is not None:
-        own["hadamard_signs"] = signs_text(recipe.hadamard)
+    if scheme.hadamard is not None:
+        own["hadamard_signs"] = signs_text(scheme.hadamard)
     columns = weight.shape[-1]
     if _columns(weight.format, packed_columns(weight.format, columns)) != columns:
         own["columns"] = columns
@@ -160,23 +151,25 @@ def _weight(name: str, settings: Mapping[str, object], tensors: Mapping[str, Ten
     """The weight called `name`, or None where a tensor merely ends in `_scale`; raises ValueError for a misfit."""
     if name not in tensors and name + "_packed" not in tensors:
         return None
-    recipe = resolve(
+    scheme = resolve(
         str(settings.get("format")),
-        scale_rounding=_text(settings, "scale_rounding"),
-        rounding=_text(settings, "rounding"),
-        dialect=_text(settings, "dialect"),
-        nonfinite=_text(settings, "nonfinite") or "saturate",
-        hadamard=hadamard_of(_text(settings, "hadamard_signs")),
+        Rules(
+            scale_rounding=_text(settings, "scale_rounding"),
+            rounding=_text(settings, "rounding"),
+            dialect=_text(settings, "dialect"),
+            nonfinite=_text(settings, "nonfinite") or "saturate",
+            hadamard=hadamard_of(_text(settings, "hadamard_signs")),
+        ),
     )
-    codes = tensors.get(_codes_name(name, recipe.format))
-    if codes is None or codes.dtype != _codes_dtype(recipe.format.element) or not codes.shape:
+    codes = tensors.get(_codes_name(name, scheme.format))
+    if codes is None or codes.dtype != _codes_dtype(scheme.format.element) or not codes.shape:
         return None
-    columns = settings.get("columns", _columns(recipe.format, codes.shape[-1]))
+    columns = settings.get("columns", _columns(scheme.format, codes.shape[-1]))
     dtype, axis = settings.get("dtype"), settings.get("axis", ROW)
     if not isinstance(columns, int) or dtype not in DTYPES or axis not in (ROW, COLUMN):
         raise ValueError(f"columns {columns}, dtype {dtype} or axis {axis} of its quantization_config makes no sense")
-    weight = Weight(name, (*codes.shape[:-1], columns), recipe, str(dtype), str(axis))
-    check_fit(_contents(weight), tensors, recipe.format.name)
+    weight = Weight(name, (*codes.shape[:-1], columns), scheme, str(dtype), str(axis))
+    check_fit(_contents(weight), tensors, scheme.format.name)
     return weight
 
 

@@ -32,8 +32,8 @@ from mxcli.files.layouts.loaders import Ignored, by_glob_or_regex, listed
 from mxcli.files.layouts.parts import CODES, SCALES
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.formats import FORMATS, BlockFormat
-from mxcli.numerics.recipe import resolve
-from mxcli.numerics.rounding import ScaleRecipe
+from mxcli.numerics.scale_rules import MantissaScaleRule
+from mxcli.numerics.scheme import Rules, resolve
 
 VERSION = "0.13"
 SCALE = "_scale"
@@ -121,8 +121,8 @@ def _codes_dtype(row: BlockFormat) -> str:
 def _scale_dtype(weight: Weight) -> str:
     if weight.format.has_power_of_two_scales:
         return "U8"
-    rule = weight.recipe.scale_rule
-    return "BF16" if isinstance(rule, ScaleRecipe) and rule.bf16_scale else "F32"
+    rule = weight.scheme.scale_rule
+    return "BF16" if isinstance(rule, MantissaScaleRule) and rule.bf16_scale else "F32"
 
 
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
@@ -178,7 +178,7 @@ def _weight(name: str, specs: Sequence[tuple[str, Spec | None]], disk: OnDisk) -
     # Of FP8 the dtype of the scales is that of the rule.
     rule = "amax-bf16-scale" if not row.has_power_of_two_scales and scales.dtype == "BF16" else None
     shape = (codes.shape[0], codes.shape[1] * 8 // row.element.stored_bits)
-    weight = Weight(name, shape, resolve(row, scale_rounding=rule), disk.dtype)
+    weight = Weight(name, shape, resolve(row, Rules(scale_rounding=rule)), disk.dtype)
     fault = _refusal(weight)
     if fault:
         raise ValueError(f"{list(codes.shape)} is no shape of {spec.weight['dtype']} codes: {fault}")
@@ -225,7 +225,7 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
         notes.append("Loaders quantize the activations of Quark's FP8 layers, dynamically per token.")
     if any(weight.dtype != "F32" and _scale_dtype(weight) == "F32" for weight in weights):
         notes.append("FP8 scales are binary32: vLLM keeps them so, Quark rounds them to the dtype of the model.")
-    others = sorted({weight.recipe.scale_rule.name for weight in weights if weight.format.scale.bits == 8} - {"even"})
+    others = sorted({weight.scheme.scale_rule.name for weight in weights if weight.format.scale.bits == 8} - {"even"})
     if others:
         notes.append(
             f"The configuration names Quark's own rule for scales, even; these were rounded by {', '.join(others)}, "

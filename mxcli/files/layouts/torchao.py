@@ -31,7 +31,7 @@ from mxcli.files.layouts.parts import CODES, DECODE, SCALES, SPREAD_SIXES, SWIZZ
 from mxcli.files.layouts.torchao_tensors import KINDS, MX, PLAIN, SWIZZLED, TENSOR_SCALE, Kind
 from mxcli.files.packing import TILE_COLUMNS, TILE_ROWS
 from mxcli.numerics.blocks import grid_shape, packed_columns
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 METHOD = "torchao"
 QDATA = "_qdata"
@@ -190,8 +190,8 @@ def _inferred(name: str, disk: OnDisk) -> Weight:
 def _described(kind: Kind, name: str, disk: OnDisk, dtype: str, order: str) -> Weight:
     rows, bytes_across = disk.tensors[_stem(name) + QDATA].shape
     columns = bytes_across * 2 if kind.format.element.stored_bits == 4 else bytes_across
-    recipe = resolve(kind.format, dialect=METHOD)
-    return Weight(name, (rows, columns), recipe, dtype, variant=order if kind.has_variants else PLAIN)
+    scheme = resolve(kind.format, Rules(dialect=METHOD))
+    return Weight(name, (rows, columns), scheme, dtype, variant=order if kind.has_variants else PLAIN)
 
 
 def _fault(weight: Weight, disk: OnDisk) -> str | None:

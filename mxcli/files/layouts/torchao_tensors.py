@@ -91,7 +91,7 @@ _EMULATED, _AUTO = _named("KernelPreference", "EMULATED"), _named("KernelPrefere
 
 
 def _scaling_mode(weight: Weight) -> Told:
-    return _named("ScaleCalculationMode", _SCALING_MODES.get(weight.recipe.scale_rule.name, _OTHER_MODE))
+    return _named("ScaleCalculationMode", _SCALING_MODES.get(weight.scheme.scale_rule.name, _OTHER_MODE))
 
 
 def _mx_described(kind: Kind, weight: Weight, swizzled: bool) -> Told:

@@ -1,1 +1,1 @@
-"""What quantization does to the products of captured layers: Y = X W^T, dX = dY W and dW = dY^T X."""
+"""Errors of the products of captured layers: Y = X W^T, dX = dY W and dW = dY^T X."""

@@ -7,14 +7,14 @@ import pytest
 from mxcli.errors import InputError, RefusedError
 from mxcli.files.layouts import LAYOUTS, OnDisk, Weight, find_layout, layout_of_dialect
 from mxcli.files.tensors import TensorInfo
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 FP8 = LAYOUTS["fp8"]
 Described = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def weight(format: str, shape: tuple[int, ...] = (192, 320), name: str = "a.weight", rule: str | None = None) -> Weight:
-    return Weight(name, shape, resolve(format, scale_rounding=rule), "BF16")
+    return Weight(name, shape, resolve(format, Rules(scale_rounding=rule)), "BF16")
 
 
 def on_disk(tensors: Described, **settings: object) -> OnDisk:

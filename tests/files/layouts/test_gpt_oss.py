@@ -7,7 +7,7 @@ import pytest
 from mxcli.errors import InputError
 from mxcli.files.layouts import COLUMN, LAYOUTS, ROW, OnDisk, Weight, layout_of_dialect
 from mxcli.files.tensors import TensorInfo
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import resolve
 
 GPT_OSS = LAYOUTS["gpt-oss"]
 UP = "model.layers.0.mlp.experts.gate_up_proj"

@@ -8,14 +8,14 @@ import pytest
 from mxcli.errors import InputError
 from mxcli.files.layouts import LAYOUTS, OnDisk, Weight, layout_of_dialect
 from mxcli.files.tensors import TensorInfo
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 QUARK = LAYOUTS["quark"]
 Described = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def weight(format: str, name: str = "a.weight", dtype: str = "BF16", rule: str | None = None) -> Weight:
-    return Weight(name, (48, 64), resolve(format, scale_rounding=rule), dtype)
+    return Weight(name, (48, 64), resolve(format, Rules(scale_rounding=rule)), dtype)
 
 
 def on_disk(tensors: Described, settings: Any) -> OnDisk:

@@ -11,14 +11,14 @@ from mxcli.errors import InputError
 from mxcli.files.layouts import LAYOUTS, Layout, OnDisk, Weight, layout_of_dialect
 from mxcli.files.packing import pack_sixes, spread_sixes
 from mxcli.files.tensors import TensorInfo
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 SWIZZLED, PLAIN = LAYOUTS["torchao"], LAYOUTS["torchao-plain"]
 BFLOAT16 = '{"_type": "torch.dtype", "_data": "bfloat16"}'
 
 
 def weight(format: str, shape: tuple[int, int] = (130, 192), name: str = "a.b.weight", **more: str) -> Weight:
-    return Weight(name, shape, resolve(format, dialect="torchao", **more), "BF16")
+    return Weight(name, shape, resolve(format, Rules(dialect="torchao", **more)), "BF16")
 
 
 def entries(layout: Layout, described: Weight) -> dict[str, tuple[str, tuple[int, ...]]]:

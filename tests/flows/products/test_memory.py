@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mxcli.flows.memory import PROGRAM_BYTES
-from mxcli.flows.products.memory import TORCH_BYTES, Extent, memory_of_products
+from mxcli.flows.plan.memory import PROGRAM_BYTES
+from mxcli.flows.products.report import TORCH_BYTES, Extent, memory_of_products
 
 
 def test_the_largest_layer_decides() -> None:

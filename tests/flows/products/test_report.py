@@ -16,17 +16,21 @@ from mxcli.backends.cpu import Cpu, dequantize, quantize
 from mxcli.errors import InputError, RefusedError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.selection import Rule
-from mxcli.flows.gemm_shapes import DY, X
-from mxcli.flows.plan import Options, make_plan
-from mxcli.flows.products.memory import Extent, memory_of_products
-from mxcli.flows.products.planned import memory_to_multiply, plan_products
-from mxcli.flows.products.report import ProductReport, report_products
+from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.flows.products.report import (
+    Extent,
+    ProductReport,
+    memory_of_products,
+    memory_to_multiply,
+    plan_products,
+    report_products,
+)
+from mxcli.flows.products.shapes import DY, X
 from mxcli.flows.products.trained_layers import trained_model
-from mxcli.flows.products.trained_products import Trial
-from mxcli.flows.products.training import report_training
-from mxcli.numerics.draws import stream_of
+from mxcli.flows.products.training import Trial, report_training
 from mxcli.numerics.hadamard import find_hadamard
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
+from mxcli.numerics.streams import stream_of
 from mxcli.numerics.training import TRAINING_RECIPES
 
 SAMPLES = Path(__file__).parents[3] / "samples"
@@ -45,7 +49,7 @@ def products(
     checkpoint = open_checkpoint(model)
     options = Options(format, on_indivisible=on_indivisible, selection=selection, analysis=True, **more)
     plan = make_plan(checkpoint, options)
-    recipe = resolve(format, **more)
+    recipe = resolve(format, Rules(**more))
     planned = plan_products(checkpoint, open_checkpoint(captures), plan, {X: recipe, DY: recipe})
     return report_products("model", planned, Cpu())
 
@@ -60,7 +64,7 @@ def tensor(file: Path, name: str) -> np.ndarray:
 
 def back(x: np.ndarray, format: str, rule: str | None) -> np.ndarray:
     """x [rows, k] scaled back from codes with blocks along k."""
-    recipe = resolve(format, scale_rounding=rule)
+    recipe = resolve(format, Rules(scale_rounding=rule))
     return dequantize(quantize(np.ascontiguousarray(x), "F32", recipe)).astype(np.float64)
 
 
@@ -100,7 +104,7 @@ def test_every_operand_is_transformed_and_drawn_by_the_seed(passes: str) -> None
         "dgrad": [("dY", dy), ("W", w.T)],
         "wgrad": [("dY", dy.T), ("X", x.T)],
     }[passes]
-    recipe = resolve("nvfp4", **rules)
+    recipe = resolve("nvfp4", Rules(**rules))
     found = []
     for letter, side in sides:
         stream = stream_of(f"{layer}.{letter}.{passes}.1100.None")

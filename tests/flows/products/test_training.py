@@ -18,13 +18,12 @@ from mxcli.backends.cpu import Cpu, dequantize, quantize
 from mxcli.errors import InputError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.selection import Rule
-from mxcli.flows.plan import Options, make_plan
+from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.flows.products.trained_layers import TrainedModel, trained_model
-from mxcli.flows.products.trained_products import Trial
-from mxcli.flows.products.training import TrainingReport, report_training
-from mxcli.numerics.draws import stream_of
+from mxcli.flows.products.training import TrainingReport, Trial, report_training
 from mxcli.numerics.hadamard import find_hadamard
-from mxcli.numerics.recipe import resolve
+from mxcli.numerics.scheme import Rules, resolve
+from mxcli.numerics.streams import stream_of
 from mxcli.numerics.training import TRAINING_RECIPES, High, Operand, TrainingRecipe
 
 SAMPLES = Path(__file__).parents[3] / "samples"
@@ -105,9 +104,7 @@ def test_nvfp4_rounds_gradients_with_draws_of_their_own(layer: dict[str, np.ndar
     for letter, x in sides(layer, passes):
         recipe = resolve(
             "nvfp4_2d" if letter == "W" else "nvfp4",
-            rounding="stochastic" if letter == "dY" else None,
-            seed=SEED,
-            hadamard=transform,
+            Rules(rounding="stochastic" if letter == "dY" else None, seed=SEED, hadamard=transform),
         )
         stream = stream_of(f"{LAYER}.{letter}.{passes}.1100.None")
         values.append(dequantize(quantize(np.ascontiguousarray(x), "F32", recipe, stream=stream)).astype(np.float64))

@@ -1,0 +1,220 @@
+"""torch tensors that lie on a GPU: quantized where they are, on torch's current stream, without a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from mxcli.backends import cpu
+from mxcli.backends.device import Buffer, Device, Queue
+from mxcli.backends.launches import Addresses, KernelJob
+from mxcli.backends.pipeline import FOUND, Outputs, Pipeline, Source, amax_from, look_at
+from mxcli.errors import UsageError
+from mxcli.numerics.blocks import Quantized, grid_shape, packed_columns
+from mxcli.numerics.floats import FP32
+from mxcli.numerics.hadamard import Hadamard
+from mxcli.numerics.scheme import Scheme
+from mxcli.numerics.stats import Amax
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StreamDevice(Device, Protocol):
+    """A device that can work on streams of somebody else's."""
+
+    def queue_of(self, stream: int) -> Queue:
+        """A queue that is a CUDA stream, by its handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Memory that torch holds, as a `Buffer`."""
+
+    address: int
+
+
+class DeviceTensors:
+    """A GPU as a `Backend` for torch tensors on it, BF16 as the uint16 of its bits; results are torch tensors on it.
+
+    Kernels follow what torch has put into its current stream, and what torch does next follows them.
+    """
+
+    def __init__(self, device: StreamDevice) -> None:
+        self._device = device
+
+    @property
+    def name(self) -> str:
+        """As `--device` takes it."""
+        return self._device.name
+
+    def amax(self, x: torch.Tensor, dtype: str, hadamard: Hadamard | None = None) -> Amax:
+        """See `Backend.amax`."""
+        cpu.check_transform(tuple(x.shape), hadamard)
+        if x.numel() == 0:
+            return Amax(0.0, 0, -1)
+        place = _Place(x.data_ptr())
+        parts = [(lambda queue: place, x.numel())]
+        return amax_from(look_at(self._device, [self._queue(x)], dtype, parts, hadamard))
+
+    def quantize(
+        self,
+        x: torch.Tensor,
+        dtype: str,
+        scheme: Scheme,
+        *,
+        tensor_amax: float | None = None,
+        stream: int = 0,
+        codes: bool = True,
+        stats: bool = True,
+        per_block: bool = False,
+        reuse: Quantized | None = None,
+        swizzled: bool = False,
+    ) -> Quantized:
+        """See `Backend.quantize`: codes or statistics, not both, and no arrays per block. `swizzled`: scales of a
+        tensor of two dimensions, one byte each, in the 128x4 order of block-scaled matrix products, flat."""
+        import torch
+
+        if stats == codes or per_block or reuse is not None:
+            raise UsageError("a tensor on a GPU is either quantized or measured, without arrays per block")
+        cpu.check_transform(tuple(x.shape), scheme.hadamard)
+        job, queue = KernelJob(tuple(x.shape), dtype, scheme, stream), self._queue(x)
+        wanted = Outputs(np.empty(0, np.uint8), np.empty(0, np.uint8), stats, None)
+        pipeline, piece = self._passage(job, x, queue, wanted), job.piece(0, job.cut.units)
+        found = np.zeros(1, FOUND)[0]
+        has_scale = scheme.format.tensor_scale is not None
+        if x.numel() and (job.whole or (has_scale and tensor_amax is None)):
+            found = pipeline.find_amax([piece], room=0)
+        if tensor_amax is not None:
+            found["finite"] = np.float32(tensor_amax).view(np.uint32)
+        encode, decode = cpu.tensor_scales(scheme, float(found["finite"].view(np.float32)))
+        measured, packed, scales = None, torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+        if stats:
+            pipeline.set_amax(found)
+            measured = pipeline.run([piece])
+        else:
+            packed, scales = _outputs(x, scheme, swizzled=swizzled)
+            told = queue.upload(np.array([found], FOUND)) if has_scale or job.whole else None
+            at = Addresses(
+                x.data_ptr(),
+                0 if told is None else told.address,
+                codes=packed.data_ptr(),
+                scales=scales.data_ptr(),
+            )
+            if x.numel():
+                queue.launch(job.quantize(piece, at, self._device.conversions, swizzled))
+            if told is not None:
+                queue.finish()  # what is on its way to the device must stay until it is there
+        scale = decode if has_scale else None
+        return Quantized(scheme, tuple(x.shape), packed, scales, scale, encode, measured, None)
+
+    def quantize_both(
+        self, x: torch.Tensor, dtype: str, scheme: Scheme, *, stream: int = 0
+    ) -> tuple[Quantized, Quantized]:
+        """See `Backend.quantize_both`: one read for both, after the one for a tensor scale, where blocks are rows of 16
+        or 32 that hold whole groups of a transform."""
+        import torch
+
+        shape = tuple(x.shape)
+        job = KernelJob(shape, dtype, scheme, stream)
+        if not (job.has_both and len(shape) > 1 and x.numel()):
+            turned = x.transpose(-1, -2).contiguous()
+            row, column = (self.quantize(way, dtype, scheme, stream=stream, stats=False) for way in (x, turned))
+            return row, column
+        for way in (shape, (*shape[:-2], shape[-1], shape[-2])):
+            cpu.check_transform(way, scheme.hadamard)
+        queue, has_scale = self._queue(x), scheme.format.tensor_scale is not None
+        amaxes = self._both_amaxes(x, dtype, scheme) if has_scale else (0.0, 0.0)
+        made, ways, told = [], [], []
+        turned = torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=x.dtype, device="meta")
+        for way, amax in zip((x, turned), amaxes, strict=True):
+            packed, scales = _outputs(way, scheme, swizzled=False, device=x.device)
+            encode, decode = cpu.tensor_scales(scheme, amax)
+            found = queue.upload(np.array([amax], np.float32)) if has_scale else None
+            told.append(found)
+            address = 0 if found is None else found.address
+            ways.append(Addresses(x.data_ptr(), address, codes=packed.data_ptr(), scales=scales.data_ptr()))
+            scale = decode if has_scale else None
+            made.append(Quantized(scheme, tuple(way.shape), packed, scales, scale, encode, None, None))
+        queue.launch(job.quantize_both(ways[0], ways[1], self._device.processors, self._device.conversions))
+        if has_scale:
+            queue.finish()  # as in quantize
+        return made[0], made[1]
+
+    def _both_amaxes(self, x: torch.Tensor, dtype: str, scheme: Scheme) -> tuple[float, float]:
+        """Largest magnitudes along rows and along columns, which only a transform makes different."""
+        row = self.amax(x, dtype, scheme.hadamard).value
+        if scheme.hadamard is None:
+            return row, row
+        return row, self.amax(x.transpose(-1, -2).contiguous(), dtype, scheme.hadamard).value
+
+    def dequantize(self, q: Quantized, dtype: str = "F32") -> torch.Tensor:
+        """See `Backend.dequantize`."""
+        import torch
+
+        if dtype not in cpu.TYPES:
+            raise UsageError(f"dequantized type {dtype} is not one of {', '.join(cpu.TYPES)}")
+        kind = getattr(torch, np.dtype(cpu.TYPES[dtype][1]).name)
+        out = torch.empty(q.shape, dtype=kind, device=q.packed.device)
+        job = KernelJob(q.shape, dtype, q.scheme)
+        at = Addresses(out.data_ptr(), codes=q.packed.data_ptr(), scales=q.scales.data_ptr())
+        decode = 1.0 if q.tensor_scale is None else q.tensor_scale
+        if out.numel():
+            piece = job.piece(0, job.cut.units)
+            self._queue(out).launch(job.dequantize(piece, at, q.tensor_encode, decode))
+        return out
+
+    def _passage(self, job: KernelJob, x: torch.Tensor, queue: Queue, wanted: Outputs) -> Pipeline:
+        return Pipeline(self._device, [queue], job, _lying(x), wanted)
+
+    def _queue(self, x: torch.Tensor) -> Queue:
+        import torch
+
+        return self._device.queue_of(torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
+
+
+def unpack(q: Quantized) -> torch.Tensor:
+    """One code per byte, in the tensor's shape."""
+    import torch
+
+    packed: torch.Tensor = q.packed
+    bits = q.format.element.stored_bits
+    if bits == 8:
+        return packed
+    if bits == 4:
+        codes = torch.stack((packed & 0xF, packed >> 4), -1)
+    else:
+        one, two, three = packed.unflatten(-1, (-1, 3)).unbind(-1)
+        parts = (one & 0x3F, one >> 6 | (two & 0xF) << 2, two >> 4 | (three & 0x3) << 4, three >> 2)
+        codes = torch.stack(parts, -1)
+    return codes.flatten(-2)[..., : q.shape[-1]].contiguous()
+
+
+def _lying(x: torch.Tensor) -> Source:
+    place: Buffer = _Place(x.data_ptr())
+    return lambda queue, piece: place
+
+
+def _outputs(
+    x: torch.Tensor, scheme: Scheme, *, swizzled: bool, device: torch.device | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors for codes and scales beside x, or on a device."""
+    import torch
+
+    where = x.device if device is None else device
+
+    row, shape = scheme.format, tuple(x.shape)
+    packed = torch.empty((*shape[:-1], packed_columns(row, shape[-1])), dtype=torch.uint8, device=where)
+    grid = grid_shape(row, shape)
+    if not swizzled:
+        kind = torch.float32 if row.scale is FP32 else torch.uint8
+        return packed, torch.empty(grid, dtype=kind, device=where)
+    if len(grid) != 2 or row.scale.bits != 8:
+        raise UsageError(
+            f"scales of shape {list(grid)} ({row.scale.name}): only those of two dimensions and one byte "
+            "each have the order of block-scaled matrix products"
+        )
+    padded = -(-grid[0] // 128) * 128 * -(-grid[1] // 4) * 4
+    return packed, torch.zeros(padded, dtype=torch.uint8, device=where)

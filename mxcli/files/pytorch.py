@@ -1,0 +1,303 @@
+"""PyTorch checkpoints (.pt, .pth, .bin), loaded weights-only: names flattened with dots, never any code."""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mxcli.errors import EnvironmentFailure, InputError, printable, together
+from mxcli.files.plain import HEAD_BYTES, foreign_content, read_head
+from mxcli.files.reading import member_start
+from mxcli.files.roles import role_of
+from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, TensorInfo, byte_count
+
+MAX_LEAVES = 5_000_000
+PASSED_OVER = re.compile(r"transformer_engine(_torch)?\.")
+"""Names in pickles of packages whose objects are passed over."""
+ATTRIBUTE = "builtins.getattr"
+"""What a pickle calls for the methods of classes, those of objects that are passed over among them."""
+
+
+class PassedOver:
+    """Stands in for an object whose code is not run, whatever it is made of."""
+
+    def __new__(cls, *args: object) -> PassedOver:
+        """One more of them; what it is made of is forgotten."""
+        return super().__new__(cls)
+
+    def __setstate__(self, state: object) -> None:
+        """What it held is forgotten."""
+
+
+def _passed_over(*args: object) -> type[PassedOver]:
+    """Stands in for getattr, which is not run either."""
+    return PassedOver
+
+
+def load_weights(path: Path, *, mapped: bool) -> Any:
+    """The object in the file, its tensors mapped from the file if asked for (zip format only); in place of objects
+    that are passed over there is a PassedOver.
+
+    Raises InputError for pickles that need code and for damaged files, EnvironmentFailure when PyTorch is
+    missing.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentFailure(f"{printable(path)}: PyTorch is needed to read it: pip install torch.") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _loaded(path, mapped)
+    except Exception as error:  # torch raises whatever a damaged pickle happens to trip over
+        raise InputError(f"{printable(path)}: {_load_fault(error)}") from error
+
+
+def _loaded(path: Path, mapped: bool) -> Any:
+    """What torch makes of a file; where that takes code, once more with stand-ins if there are any for it."""
+    import pickle
+
+    from torch import load
+    from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+    try:
+        return load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError:
+        wanted = set(get_unsafe_globals_in_checkpoint(path)) if mapped else set()
+        names = [name for name in wanted if PASSED_OVER.match(name)]
+        if not names:
+            raise
+        methods = [(_passed_over, ATTRIBUTE)] if ATTRIBUTE in wanted else []
+        with safe_globals([*((PassedOver, name) for name in names), *methods]):
+            return load(path, map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def _load_fault(error: Exception) -> str:
+    """One sentence for what torch said: which code a pickle wants, or that the file is damaged."""
+    text = str(error)
+    wanted = re.search(r"GLOBAL (\S+)", text)
+    if wanted:
+        return (
+            f"its pickle needs code ({printable(wanted[1])}), which is never run; "
+            "save the state_dict alone with torch.save or safetensors."
+        )
+    if "Weights only load failed" in text:
+        return "not a weights-only PyTorch checkpoint; save the state_dict alone with torch.save or safetensors."
+    first = text.strip().splitlines()[0].split(". ")[0] if text.strip() else type(error).__name__
+    return f"truncated, damaged or not a PyTorch checkpoint: {printable(first)}."
+
+
+def flatten(loaded: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of every leaf of nested dicts, lists and tuples, in order."""
+    if not isinstance(loaded, (dict, list, tuple)):
+        yield path.stem, loaded
+        return
+    visited = 0
+    open_containers = {id(loaded)}
+    stack = [(id(loaded), "", _items(loaded))]
+    while stack:
+        container, prefix, items = stack[-1]
+        entry = next(items, None)
+        if entry is None:
+            stack.pop()
+            open_containers.discard(container)
+            continue
+        visited += 1
+        name, leaf = f"{prefix}{entry[0]}", entry[1]
+        if visited > MAX_LEAVES or id(leaf) in open_containers:
+            raise InputError(f"{printable(path)}: its containers nest without end; save a plain state_dict.")
+        if isinstance(leaf, (dict, list, tuple)):
+            open_containers.add(id(leaf))
+            stack.append((id(leaf), f"{name}.", _items(leaf)))
+        else:
+            yield name, leaf
+
+
+def _items(container: Any) -> Iterator[tuple[object, Any]]:
+    return iter(container.items()) if isinstance(container, dict) else enumerate(container)
+
+
+NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float4_e2m1fn_x2": "F4",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+}
+
+
+OBJECTS = "objects that only the program that wrote them can load"
+
+
+def read_pytorch(path: Path) -> FileContents:
+    """Tensors of one file in pickle order; those of the zip format lie in place, others stay in memory.
+
+    Raises InputError for TorchScript archives, pickles that need code, damaged files, clashing flattened
+    names and tensors without a safetensors counterpart; EnvironmentFailure when PyTorch is missing.
+    """
+    head, size = read_head(path)
+    shown = printable(path)
+    foreign = foreign_content(path, head, size)
+    if foreign and not head.startswith((b"PK", b"\x80")):
+        raise InputError(foreign)
+    records = _records(path) if head.startswith(b"PK") else {}
+    leaves, others, passed_over, problems = _tensors_of(load_weights(path, mapped=bool(records)), path)
+    described: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    for name, tensor in leaves.items():
+        try:
+            dtype, shape = _described(tensor)
+            described[name] = dtype, shape, byte_count(dtype, shape)
+        except ValueError as fault:
+            problems.append(f"{shown}: tensor '{printable(name)}': {fault}.")
+    if problems:
+        raise together(InputError, shown, problems)
+    if not leaves:
+        raise InputError(_without_tensors(shown, others, passed_over))
+    base = _mapped_at(leaves.values(), records)
+    tensors, kept = [], {}
+    for name, (dtype, shape, nbytes) in described.items():
+        tensor, offset = leaves[name], IN_MEMORY
+        if base is not None and nbytes and _is_plain(tensor):
+            offset = tensor.data_ptr() - base
+        else:
+            kept[name] = tensor
+        tensors.append(TensorInfo(name, dtype, shape, role_of(name, shape, dtype), path, offset, nbytes))
+    notes = []
+    if others:
+        notes.append(f"{shown}: {others:,} values that are not tensors (steps, options, names) are not read.")
+    if passed_over:
+        notes.append(f"{shown}: {OBJECTS} are not read: {passed_over:,}.")
+
+    def decode(info: TensorInfo) -> Array:
+        return _as_array(kept[info.name], info)
+
+    return FileContents(tuple(tensors), notes=tuple(notes), tied=_shared(leaves), decode=decode)
+
+
+def _records(path: Path) -> dict[int, int]:
+    """Position to size of every storage record of a zip checkpoint; none unless they can be mapped.
+
+    Raises InputError for TorchScript archives and damaged files.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            members = archive.infolist()
+            if any(member.filename.endswith("/constants.pkl") for member in members):
+                raise InputError(
+                    f"{printable(path)}: a TorchScript archive, which holds code; "
+                    "save its state_dict() with torch.save or safetensors instead."
+                )
+            data = [member for member in members if re.search(r"/data/[^/]+$", member.filename)]
+            orders = [member for member in members if member.filename.endswith("/byteorder")]
+            if any(archive.read(order) != b"little" for order in orders if order.file_size < HEAD_BYTES):
+                return {}
+            if any(member.compress_type != zipfile.ZIP_STORED for member in data):
+                return {}
+            return {member_start(file, member): member.file_size for member in data if member.file_size}
+    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError, RuntimeError) as error:
+        raise InputError(f"{printable(path)}: truncated or damaged zip archive: {printable(error)}.") from error
+
+
+def _without_tensors(shown: str, others: int, passed_over: int) -> str:
+    if passed_over:
+        return f"{shown}: holds no tensors, only {OBJECTS}: {passed_over:,}. Dump tensors before quantization too."
+    return f"{shown}: holds no tensors, only {others:,} other values."
+
+
+def _tensors_of(loaded: Any, path: Path) -> tuple[dict[str, Any], int, int, list[str]]:
+    """Tensors by flattened name, how many leaves are none, how many were passed over, and a problem per name that
+    occurs twice."""
+    leaves: dict[str, Any] = {}
+    problems = []
+    others = passed_over = 0
+    for name, leaf in flatten(loaded, path):
+        if isinstance(leaf, PassedOver):
+            passed_over += 1
+        elif not hasattr(leaf, "untyped_storage"):
+            others += 1
+        elif name in leaves:
+            problems.append(f"{printable(path)}: two tensors flatten to the name '{printable(name)}'.")
+        else:
+            leaves[name] = leaf.detach()
+    return leaves, others, passed_over, problems
+
+
+def _described(tensor: Any) -> tuple[str, tuple[int, ...]]:
+    """Safetensors dtype and logical shape; raises ValueError for tensors that are not plain dense numbers."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    layout = str(tensor.layout).removeprefix("torch.")
+    if layout != "strided" or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        kind = "without data" if tensor.is_meta else f"{'nested' if tensor.is_nested else layout} {dtype}"
+        raise ValueError(f"{kind} tensors cannot be read; save it as a dense float tensor")
+    if dtype not in NAMES:
+        raise ValueError(f"dtype {dtype} has no safetensors counterpart; convert it to float32")
+    shape = tuple(int(size) for size in tensor.shape)
+    name = NAMES[dtype]
+    per_byte = 8 // DTYPES[name].bits or 1
+    return name, (*shape[:-1], shape[-1] * per_byte) if per_byte > 1 and shape else shape
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether its elements lie one after the other as they are, neither strided nor lazily conjugated."""
+    return bool(tensor.is_contiguous()) and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _mapped_at(tensors: Iterable[Any], records: dict[int, int]) -> int | None:
+    """Address of byte 0 of the mapped file, or None unless storages and records correspond one to one."""
+    storages = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            storages[storage.data_ptr()] = storage.nbytes()
+    if not storages or len(storages) != len(records):
+        return None
+    base = min(storages) - min(records)
+    return base if {address - base: size for address, size in storages.items()} == records else None
+
+
+def _shared(leaves: dict[str, Any]) -> dict[str, str]:
+    """Later name to earlier name of tensors that are the same view of the same storage."""
+    first: dict[tuple[object, ...], str] = {}
+    tied = {}
+    for name, tensor in leaves.items():
+        view = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and first.setdefault(view, name) != name:
+            tied[name] = first[view]
+    return tied
+
+
+def _as_array(tensor: Any, info: TensorInfo) -> Array:
+    import torch
+
+    words = {1: torch.uint8, 2: torch.uint16}
+    try:
+        plain = tensor.resolve_conj().resolve_neg().contiguous()
+        if DTYPES[info.dtype].is_raw:
+            plain = plain.view(words[plain.element_size()])
+        array: Array = plain.numpy()
+    except (RuntimeError, MemoryError) as error:
+        raise EnvironmentFailure(
+            f"{printable(info.file)}: tensor '{printable(info.name)}', stored with strides {list(tensor.stride())}, "
+            f"needs {info.nbytes:,} bytes of memory: {printable(error)}."
+        ) from error
+    array.flags.writeable = False
+    return array

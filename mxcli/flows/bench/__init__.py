@@ -1,0 +1,1 @@
+"""Benchmarks of this machine: quantization kernels and block-scaled matrix products."""

@@ -1,0 +1,1 @@
+"""Recordings of the inputs, gradients and weights of a model's linear layers."""

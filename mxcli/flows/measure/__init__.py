@@ -1,0 +1,1 @@
+"""Measurements of tensors under one scheme or several: errors, scales, totals, limits."""

@@ -1,0 +1,260 @@
+"""The one measuring path: each tensor is read once and quantized under every plan, without keeping its codes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import TypeVar
+
+import numpy as np
+
+from mxcli.backends.backend import Backend
+from mxcli.errors import RefusedError, printable, together
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.tensors import DTYPES, Array
+from mxcli.flows.plan.memory import Need, need_of
+from mxcli.flows.plan.plan import Plan, TensorPlan
+from mxcli.numerics.blocks import COLUMN, ROW, Quantized, grid_shape
+from mxcli.numerics.estimates import Counted, metrics_of, uncertainty_key
+from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.hadamard import Hadamard
+from mxcli.numerics.measures import Value
+from mxcli.numerics.stats import Stats
+from mxcli.numerics.streams import stream_of
+
+AmaxKey = tuple[str, Hadamard | None]
+"""What a largest magnitude hangs on: a transform, and the axis that it runs along."""
+
+
+def oriented(x: Array, axis: str) -> Array:
+    """The tensor as it is quantized along an axis: with blocks along its last dimension."""
+    return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if axis == COLUMN else x
+
+
+def has_tensor_scale(step: TensorPlan) -> bool:
+    """Whether a step gives its tensor a scale of the whole tensor beside those of blocks."""
+    return step.scheme is not None and step.scheme.format.tensor_scale is not None
+
+
+def amax_key(step: TensorPlan) -> AmaxKey:
+    """The way of a step; without a transform it is the same along both axes."""
+    hadamard = None if step.scheme is None else step.scheme.hadamard
+    return ROW if hadamard is None else step.axis, hadamard
+
+
+def shared_amax(backend: Backend, arrays: Iterable[tuple[str, Array]], way: AmaxKey) -> float:
+    """The largest finite magnitude of arrays, each with its safetensors type."""
+    axis, hadamard = way
+    return max(backend.amax(oriented(x, axis), dtype, hadamard).value for dtype, x in arrays)
+
+
+PER_BLOCK = {"amax": "F32", "decode": "F32", "saturated": "I32", "underflowed": "I32", "noise": "F64"}
+"""Arrays with a value per block, and their types."""
+
+_OF_ONE_FORMAT = ("subnormal_percent", "binades_available", "binades_used", "code_use_percent")
+"""Metrics that say nothing of several element formats together."""
+
+_ODDITIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
+    "with NaN or infinities": lambda m: m["nonfinite"],
+    "with blocks lost to a scale that became zero or was clamped": lambda m: m["scale_underflowed_blocks"],
+    "of zeros only": lambda m: (
+        m["amax"] == 0 and not m["nonfinite"] and m.get("sampled_elements", m["elements"]) == m["elements"]
+    ),
+}
+
+TensorPlans = tuple[TensorPlan, ...]
+"""What plans do with one tensor: all of them, or those that quantize it."""
+T = TypeVar("T")
+
+
+def measured_tensors(plans: Sequence[Plan]) -> list[TensorPlans]:
+    """The tensors that some plan quantizes, in the order of the source, with the steps of all plans."""
+    return [steps for steps in zip(*(plan.tensors for plan in plans), strict=True) if any(s.scheme for s in steps)]
+
+
+def quantized_only(steps: TensorPlans) -> TensorPlans:
+    """Those that quantize the tensor."""
+    return tuple(step for step in steps if step.scheme is not None)
+
+
+def measure(
+    checkpoint: Checkpoint,
+    plans: Sequence[Plan],
+    backend: Backend,
+    *,
+    per_block: bool = False,
+    codes: bool = False,
+) -> Iterator[tuple[TensorPlans, tuple[Quantized, ...]]]:
+    """Every tensor that some plan quantizes, in the order of the source: the steps that do, and what comes of each.
+
+    Each tensor is read once. Those that share a tensor scale are read together; what comes of the later ones waits for
+    its turn. Codes are kept only if asked for.
+    """
+    return in_source_order(
+        plans, lambda unit: _measured_unit(checkpoint, unit, backend, per_block=per_block, codes=codes)
+    )
+
+
+def in_source_order(
+    plans: Sequence[Plan], measured_unit: Callable[[Sequence[TensorPlans]], Iterable[tuple[TensorPlans, T]]]
+) -> Iterator[tuple[TensorPlans, T]]:
+    """What `measured_unit` makes of the tensors that share a tensor scale in some plan, in the order of the source."""
+    turns = iter([steps[0].tensor.name for steps in measured_tensors(plans)])
+    waiting: dict[str, tuple[TensorPlans, T]] = {}
+    turn = next(turns, None)
+    for unit in read_groups(plans):
+        for steps, made in measured_unit(unit):
+            waiting[steps[0].tensor.name] = steps, made
+            while turn in waiting:
+                yield waiting.pop(turn)
+                turn = next(turns, None)
+
+
+def read_groups(plans: Sequence[Plan]) -> list[list[TensorPlans]]:
+    """The tensors to be measured, those together that share a tensor scale in some plan."""
+    wanted = {steps[0].tensor.name for steps in measured_tensors(plans)}
+    found: dict[tuple[bool, str], list[TensorPlans]] = {}
+    for steps in zip(*(plan.tensors for plan in plans), strict=True):
+        group = next((step.group for step in steps if step.group is not None), None)
+        key = (True, group) if group is not None else (False, steps[0].tensor.name)
+        found.setdefault(key, []).append(steps)
+    return [unit for unit in found.values() if any(steps[0].tensor.name in wanted for steps in unit)]
+
+
+def memory_to_measure(*plans: Plan, per_block: bool = False) -> Need:
+    """What `measure` needs: tensors that are read together, a copy where one is turned, and arrays per block."""
+    return need_of(_working_bytes(unit, per_block) for unit in read_groups(plans))
+
+
+def pooled_metrics(counted: Counted, row: BlockFormat, tensors: int) -> dict[str, Value]:
+    """The metrics of several tensors taken together, with their number."""
+    return {"tensors": tensors, **metrics_of(counted, row, tensors=tensors)}
+
+
+def pooled_over_formats(parts: Mapping[BlockFormat, tuple[Counted, int]]) -> dict[str, Value]:
+    """The metrics of tensors in several formats taken together, given the sum and the number of those in each.
+
+    Bits are averaged over elements and histograms by exponent added up; what only one element format has is absent.
+    """
+    if len(parts) == 1:
+        ((row, (stats, tensors)),) = parts.items()
+        return pooled_metrics(stats, row, tensors)
+    each = [pooled_metrics(counted, row, tensors) for row, (counted, tensors) in parts.items()]
+    whole = reduce(add, (counted for counted, _ in parts.values()))
+    together = pooled_metrics(whole, next(iter(parts)), sum(tensors for _, tensors in parts.values()))
+    unknown = {key for name in _OF_ONE_FORMAT for key in (name, uncertainty_key(name))}
+    together |= dict.fromkeys(unknown & together.keys(), None)
+    bits = sum(stored_bits(counted.elements, counted.blocks, row, tensors) for row, (counted, tensors) in parts.items())
+    together["bits_per_element"] = bits / whole.elements if whole.elements else None
+    for name, pick in (("scale_exponent_min", min), ("scale_exponent_max", max)):
+        known = [value for metrics in each if isinstance(value := metrics[name], int)]
+        together[name] = pick(known, default=None)
+    for name in ("scale_exponent_histogram", "element_exponent_histogram"):
+        counts: Counter[str] = Counter()
+        for metrics in each:
+            histogram = metrics[name]
+            counts.update(histogram if isinstance(histogram, dict) else {})
+        together[name] = dict(counts)
+    return together
+
+
+def stored_bits(elements: int, blocks: int, row: BlockFormat, tensors: int = 1) -> int:
+    """Bits that codes and all scales take; rows that end within a byte are not counted as longer."""
+    tensor_scale = row.tensor_scale.bits if row.tensor_scale else 0
+    return elements * row.element.stored_bits + blocks * row.scale.bits + tensors * tensor_scale
+
+
+def nonfinite_refusals(step: TensorPlan, counted: Counted) -> list[str]:
+    """The refusal of a tensor with values that are not finite, if its recipe refuses them."""
+    stats = counted if isinstance(counted, Stats) else counted.counted
+    if step.scheme is None or step.scheme.nonfinite != "error" or not stats.nan + stats.infinite:
+        return []
+    part, where = "of its sample ", ""
+    if stats.first_nonfinite >= 0:
+        place = [int(at) for at in np.unravel_index(stats.first_nonfinite, step.shape)]
+        if step.axis == COLUMN:
+            place[-2:] = place[:-3:-1]
+        part, where = "", f", the first at {place}"
+    under = f"under the {step.scheme.hadamard.name} transform " if step.scheme.hadamard else ""
+    return [
+        f"{printable(step.tensor.name)}: {stats.nan + stats.infinite:,} of {stats.elements:,} values {part}{under}are "
+        f"NaN or infinite{where}. Use --nonfinite saturate or nan-block to measure it all the same."
+    ]
+
+
+def refuse_nonfinite(refusals: Sequence[str]) -> None:
+    """Raises RefusedError with all that `nonfinite_refusals` found."""
+    if refusals:
+        raise together(RefusedError, "Values that are not finite", refusals)
+
+
+def anomaly_notes(measured_as: Iterable[tuple[str, Sequence[Mapping[str, Value]]]]) -> Iterator[str]:
+    """A sentence for each oddity that some tensor has under some recipe, given the metrics under each."""
+    tensors = list(measured_as)
+    for what, has in _ODDITIES.items():
+        found = [name for name, metrics in tensors if any(map(has, metrics))]
+        if found:
+            plural, more = ("s", ", …") if len(found) > 1 else ("", "")
+            yield f"{len(found):,} tensor{plural} ('{printable(found[0])}'{more}) {what}."
+
+
+def _measured_unit(
+    checkpoint: Checkpoint, unit: Iterable[TensorPlans], backend: Backend, *, per_block: bool, codes: bool
+) -> Iterator[tuple[TensorPlans, tuple[Quantized, ...]]]:
+    arrays = [(steps, read(checkpoint, steps[0].tensor)) for steps in unit]
+    sharing = {amax_key(step) for steps, _ in arrays for step in steps if step.group and has_tensor_scale(step)}
+    shared = {way: shared_amax(backend, [(each[0].tensor.dtype, x) for each, x in arrays], way) for way in sharing}
+    while arrays:
+        steps, x = arrays.pop(0)
+        steps = quantized_only(steps)
+        if not steps:
+            continue
+        # Several recipes with a tensor scale of the tensor's own need the same amax.
+        alone = Counter(amax_key(step) for step in steps if has_tensor_scale(step) and step.group is None)
+        own = {
+            way: shared_amax(backend, [(steps[0].tensor.dtype, x)], way) for way, count in alone.items() if count > 1
+        }
+        turned = {axis: oriented(x, axis) for axis in dict.fromkeys(step.axis for step in steps)}
+        yield (
+            steps,
+            tuple(
+                _quantized(
+                    backend,
+                    turned[step.axis],
+                    step,
+                    (shared if step.group else own).get(amax_key(step)),
+                    per_block=per_block,
+                    codes=codes,
+                )
+                for step in steps
+            ),
+        )
+
+
+def _quantized(
+    backend: Backend, x: Array, step: TensorPlan, amax: float | None, *, per_block: bool, codes: bool
+) -> Quantized:
+    assert step.scheme is not None
+    tensor_amax, info = amax if has_tensor_scale(step) else None, step.tensor
+    return backend.quantize(
+        x,
+        info.dtype,
+        step.scheme,
+        tensor_amax=tensor_amax,
+        stream=stream_of(info.name),
+        codes=codes,
+        per_block=per_block,
+    )
+
+
+def _working_bytes(unit: Sequence[TensorPlans], per_block: bool) -> tuple[str, int]:
+    """The largest tensor of a unit, and the bytes that all of it takes."""
+    infos = [steps[0].tensor for steps in unit]
+    shared_amax = max(infos, key=lambda info: info.nbytes)
+    block_bytes = sum(DTYPES[dtype].storage_bytes for dtype in PER_BLOCK.values()) if per_block else 0
+    blocks = sum(math.prod(grid_shape(s.scheme.format, s.shape)) for steps in unit for s in steps if s.scheme)
+    turned = max((s.tensor.nbytes for steps in unit for s in quantized_only(steps) if s.axis == COLUMN), default=0)
+    return shared_amax.name, sum(info.nbytes for info in infos) + turned + block_bytes * blocks

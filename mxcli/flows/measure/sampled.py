@@ -1,0 +1,270 @@
+"""Measuring a part of each tensor: only the rows of the sample are read, in groups that tell how sure it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import count
+from operator import add
+
+import numpy as np
+
+from mxcli.backends.backend import Backend
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.layouts import COLUMN
+from mxcli.files.reading import read_rows
+from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
+from mxcli.flows.measure.measure import (
+    TensorPlans,
+    amax_key,
+    has_tensor_scale,
+    in_source_order,
+    oriented,
+    quantized_only,
+    read_groups,
+    shared_amax,
+)
+from mxcli.flows.plan.memory import Need, need_of
+from mxcli.flows.plan.plan import Plan, TensorPlan
+from mxcli.numerics.blocks import folded, grid_shape
+from mxcli.numerics.estimates import is_of_part
+from mxcli.numerics.measures import Value
+from mxcli.numerics.samples import Sample, combined, read_whole, sample_of
+from mxcli.numerics.scheme import Scheme
+from mxcli.numerics.stats import WORST_BLOCKS, Stats
+from mxcli.numerics.streams import Draw, Rows, Run, Sampling, draw, stream_of, unit_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Runs of a tensor of one length, as read: [runs, rows, columns], or the whole tensor (no `firsts`)."""
+
+    firsts: tuple[int, ...]
+    x: Array
+
+
+Parts = tuple[tuple[Part, ...], ...]
+"""What was read of a tensor, by group; one group with one part where it was read whole."""
+Measure = Callable[[Array], Stats]
+"""What is counted of an array under one recipe."""
+
+
+def measure_samples(
+    checkpoint: Checkpoint, plans: Sequence[Plan], backend: Backend, sampling: Sampling
+) -> Iterator[tuple[TensorPlans, tuple[Sample, ...]]]:
+    """Every tensor that some plan quantizes, in the order of the source: the steps that do, and what a sample of the
+    tensor says under each.
+
+    All plans measure the same rows. A tensor scale follows from the largest magnitude in the sample, or in those of
+    the tensors that share it.
+    """
+    return in_source_order(plans, lambda unit: _sampled_unit(checkpoint, unit, backend, sampling))
+
+
+def memory_to_sample(sampling: Sampling, *plans: Plan) -> Need:
+    """What `measure_samples` needs: what is read of tensors that are read together, and copies of a part of it."""
+    return need_of(_working_bytes(sampling, unit) for unit in read_groups(plans))
+
+
+def bytes_to_read(sampling: Sampling | None, steps: TensorPlans) -> int:
+    """How much of a tensor is read; without a sampling all of it."""
+    info = steps[0].tensor
+    drawn = None if sampling is None else _drawn(sampling, steps)
+    return info.nbytes if drawn is None else sum(_rows(info).row_bytes * run.rows for group in drawn for run in group)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The sample that was taken of `tensors`, of which so many were `read_whole`. `tensor_scales` names the formats of
+    which a scale follows from the largest magnitude in a sample, and not in a tensor."""
+
+    fraction: float
+    seed: int
+    tensors: int
+    read_whole: int
+    elements: int
+    sampled_elements: int
+    tensor_scales: tuple[str, ...]
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing was left out, so that nothing is estimated."""
+        return self.sampled_elements == self.elements
+
+
+def taken(sampling: Sampling, measured: Iterable[tuple[Mapping[str, Value], Sequence[Scheme]]]) -> Taken:
+    """The sample that was taken, from metrics of each tensor and the recipes that it was measured under."""
+    lengths, scaled = list[tuple[int, int]](), dict[str, None]()
+    for metrics, schemes in measured:
+        lengths.append((int(str(metrics["elements"])), int(str(metrics["sampled_elements"]))))
+        rows = (scheme.format for scheme in schemes if is_of_part(metrics))
+        scaled |= dict.fromkeys(row.name for row in rows if row.tensor_scale is not None or row.block == (None, None))
+    return Taken(
+        sampling.fraction,
+        sampling.seed,
+        tensors=len(lengths),
+        read_whole=sum(1 for elements, sampled in lengths if elements == sampled),
+        elements=sum(elements for elements, _ in lengths),
+        sampled_elements=sum(sampled for _, sampled in lengths),
+        tensor_scales=tuple(scaled),
+    )
+
+
+def sample_notes(sample: Taken | None) -> list[str]:
+    """What there is to know about numbers that come from a sample; nothing where nothing was left out."""
+    if sample is None or sample.is_everything:
+        return []
+    notes = ["Counts, extremes, histograms and worst blocks are those of the sample; what is rare may not be in it."]
+    if sample.tensor_scales:
+        notes.append(
+            f"{', '.join(sample.tensor_scales)}: the scale of a tensor follows from the largest magnitude in its "
+            "sample, a lower bound of the tensor's own, and the intervals leave out what that changes."
+        )
+    if sample.read_whole:
+        notes.append(
+            f"{sample.read_whole:,} of {sample.tensors:,} tensors are read whole: they are small, must be decoded, or "
+            "have blocks that leave too few of their rows apart."
+        )
+    return notes
+
+
+def _rows(info: TensorInfo) -> Rows:
+    batch, height, columns = folded(info.shape)
+    return Rows(batch, height, columns * DTYPES[info.dtype].storage_bytes, 1)
+
+
+def _drawn(sampling: Sampling, steps: TensorPlans) -> Draw | None:
+    """The rows to be read of a tensor; None: all of it, as where its bytes must be decoded first."""
+    info = steps[0].tensor
+    if info.offset == IN_MEMORY:
+        return None
+    read_groups = [
+        unit_rows([step.scheme.format], turned=step.axis == COLUMN) for step in steps if step.scheme is not None
+    ]
+    known = [unit for unit in read_groups if unit is not None]
+    groups = [s.scheme.hadamard.size for s in steps if s.axis == COLUMN and s.scheme and s.scheme.hadamard]
+    unit = math.lcm(*known, *groups) if len(known) == len(read_groups) else None
+    return draw(sampling, info.name, replace(_rows(info), unit=unit))
+
+
+def _read(checkpoint: Checkpoint, sampling: Sampling, steps: TensorPlans) -> Parts:
+    info, drawn = steps[0].tensor, _drawn(sampling, steps)
+    if drawn is None:
+        return ((Part((), read(checkpoint, info)),),)
+    return tuple(tuple(_parts(info, group)) for group in drawn)
+
+
+def _parts(info: TensorInfo, runs: Iterable[Run]) -> Iterator[Part]:
+    """The runs of a group; the last ones of a tensor's matrices may be shorter than the others."""
+    by_length: dict[int, list[int]] = {}
+    for run in runs:
+        by_length.setdefault(run.rows, []).append(run.first)
+    for rows, firsts in by_length.items():
+        yield Part(tuple(firsts), read_rows(info, firsts, rows))
+
+
+def _sampled_unit(
+    checkpoint: Checkpoint, unit: Sequence[TensorPlans], backend: Backend, sampling: Sampling
+) -> Iterator[tuple[TensorPlans, tuple[Sample, ...]]]:
+    waiting = [(steps, _read(checkpoint, sampling, steps)) for steps in unit]
+    ways = {amax_key(step) for steps, _ in waiting for step in steps if has_tensor_scale(step)}
+    amaxes = [
+        {
+            way: shared_amax(backend, [(steps[0].tensor.dtype, part.x) for group in parts for part in group], way)
+            for way in ways
+        }
+        for steps, parts in waiting
+    ]
+    shared = {way: max(own[way] for own in amaxes) for way in ways}
+    for own in amaxes:
+        steps, parts = waiting.pop(0)
+        steps = quantized_only(steps)
+        if steps:
+            turned = {axis: _along(parts, axis) for axis in dict.fromkeys(step.axis for step in steps)}
+            of_each = [(step, (shared if step.group else own).get(amax_key(step))) for step in steps]
+            yield (
+                steps,
+                tuple(
+                    _sample(_measuring(backend, step, amax), step, parts, turned[step.axis]) for step, amax in of_each
+                ),
+            )
+
+
+def _along(parts: Parts, axis: str) -> Parts:
+    """The parts as they are quantized."""
+    return tuple(tuple(replace(part, x=oriented(part.x, axis)) for part in group) for group in parts)
+
+
+def _measuring(backend: Backend, step: TensorPlan, amax: float | None) -> Measure:
+    scheme, info = step.scheme, step.tensor
+    assert scheme is not None
+    tensor_amax, parts = amax if has_tensor_scale(step) else None, count()
+
+    def measure(x: Array) -> Stats:
+        # Every part begins at element 0 of its own: a stream for each, or all would be rounded by the same draws.
+        part = next(parts)
+        stream = stream_of(f"{info.name} {part}" if part else info.name)
+        stats = backend.quantize(x, info.dtype, scheme, tensor_amax=tensor_amax, stream=stream, codes=False).stats
+        assert stats is not None
+        return stats
+
+    return measure
+
+
+def _sample(measure: Measure, step: TensorPlan, stored: Parts, turned: Parts) -> Sample:
+    """The sample of a tensor, from its parts as stored and as they are quantized."""
+    assert step.scheme is not None
+    row = step.scheme.format
+    if not stored[0][0].firsts:
+        return read_whole(measure(turned[0][0].x))
+    if row.block == (None, None):
+        counted, groups = _one_block(measure, stored, step.tensor.dtype)
+    else:
+        each = [[(part, measure(part.x)) for part in group] for group in turned]
+        groups = [reduce(add, (stats for _, stats in group)) for group in each]
+        counted = reduce(add, groups)
+        worst = [place for group in each for part, stats in group for place in _placed(step, part, stats.worst)]
+        counted.worst = tuple(sorted(worst, key=lambda pair: (-pair[0], pair[1]))[:WORST_BLOCKS])
+    # A place in the sample is none in the tensor.
+    counted.first_nonfinite = -1
+    return sample_of(counted, groups, step.tensor.elements, math.prod(grid_shape(row, step.shape)))
+
+
+def _one_block(measure: Measure, parts: Parts, dtype: str) -> tuple[Stats, list[Stats]]:
+    """What is counted of a sample that is one block, and of each of its groups as a part of that block.
+
+    A row that holds the sample's largest magnitude and zeros gives each group the scale of the whole sample; what it
+    adds itself is taken off again. Rules that try several scales may yet choose one for each group.
+    """
+    flat = [np.concatenate([part.x.reshape(-1, part.x.shape[-1]) for part in group]) for group in parts]
+    counted = measure(np.concatenate(flat))
+    anchor = np.zeros_like(flat[0][:1])
+    shared_amax = np.array(counted.amax, np.float32)
+    anchor[0, 0] = shared_amax.view(np.uint32) >> 16 if DTYPES[dtype].is_raw else shared_amax
+    alone = measure(anchor)
+    return counted, [combined([(measure(np.concatenate([x, anchor])), 1, 1), (alone, -1, -1)]) for x in flat]
+
+
+def _placed(step: TensorPlan, part: Part, worst: Iterable[tuple[float, int]]) -> Iterator[tuple[float, int]]:
+    """Blocks of a part of a sample by their index in the tensor."""
+    assert step.scheme is not None
+    row = step.scheme.format
+    _, height, _ = folded(step.tensor.shape)
+    down, across = grid_shape(row, part.x.shape)[-2:]
+    all_down, all_across = grid_shape(row, step.shape)[-2:]
+    span = row.block[1 if step.axis == COLUMN else 0] or 1
+    for noise, block in worst:
+        index, below, beside = block // (down * across), block // across % down, block % across
+        in_run = beside if step.axis == COLUMN else below
+        matrix, first = divmod(part.firsts[index] + in_run * span, height)
+        place = (below, first // span) if step.axis == COLUMN else (first // span, beside)
+        yield noise, (matrix * all_down + place[0]) * all_across + place[1]
+
+
+def _working_bytes(sampling: Sampling, unit: Sequence[TensorPlans]) -> tuple[str, int]:
+    """The largest part of a tensor that is read of a unit, and the bytes that all of them take."""
+    sizes = {steps[0].tensor.name: bytes_to_read(sampling, steps) for steps in unit}
+    # A copy is made of what is turned, and of what is one block.
+    return max(sizes, key=lambda name: sizes[name]), sum(sizes.values()) + max(sizes.values())

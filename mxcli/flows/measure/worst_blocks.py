@@ -1,0 +1,193 @@
+"""The blocks with most error, element by element: only they are read again and quantized once more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from mxcli.backends import cpu
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.layouts import COLUMN
+from mxcli.files.reading import as_floats
+from mxcli.files.tensors import Array
+from mxcli.flows.measure.report import LayerReport
+from mxcli.flows.plan.plan import Plan, TensorPlan
+from mxcli.numerics.measures import Measurement, Value, decibels
+from mxcli.numerics.measures import worst_blocks as worst_places
+from mxcli.numerics.metrics import number_of
+from mxcli.numerics.scheme import Scheme
+
+TENSORS, ELEMENTS, COMPARED = 6, 32, 8
+"""How many tensors are looked into, the most elements of a block that are told of, and the most plans of several."""
+
+Metrics = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockElement:
+    """An element by its row and column in the block: its value, the code it got, and what that stands for."""
+
+    row: int
+    column: int
+    value: float
+    code: int
+    quantized: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorstBlock:
+    """A block of a tensor as quantized (`index` of the batch, first `row` and `column`), `under` the plan at that place
+    where there are several.
+
+    `sqnr_db` is None where the block has no signal. `noise_percent` is its share of the tensor's noise. `scale` is what
+    codes are multiplied with, a tensor scale included. Of a block with more than ELEMENTS elements, `elements` holds
+    those with most error, in their order; `size` counts all of them.
+    """
+
+    tensor: str
+    scheme: Scheme
+    index: int
+    row: int
+    column: int
+    size: int
+    sqnr_db: float | None
+    noise_percent: float
+    amax: float
+    scale: float
+    saturated: int
+    underflowed: int
+    elements: tuple[BlockElement, ...]
+    under: int = 0
+
+
+def worst_blocks(
+    checkpoint: Checkpoint, plans: Sequence[Plan], layers: Sequence[LayerReport], tensors: int = TENSORS
+) -> tuple[WorstBlock, ...]:
+    """The worst block of each of the `tensors` with the lowest SQNR, lowest first; fewer where fewer have noise, and
+    none of a tensor that is one block. Of the plans for both axes, each has its share of the tensors.
+
+    Computed on the CPU from what `layers` say of the plans' tensors. Raises InputError when a file has changed.
+    """
+    found: list[WorstBlock] = []
+    for under, plan in enumerate(plans):
+        measured = {layer.name: layer.metrics for layer in layers if plan.axis in (None, layer.axis)}
+        worst = _worst_of(checkpoint, plan, measured)
+        found += [replace(block, under=under) for block in islice(worst, max(1, tensors // len(plans)))]
+    return tuple(found)
+
+
+def _worst_of(checkpoint: Checkpoint, plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[WorstBlock]:
+    """The worst block of each tensor, from where the metrics say that it lies."""
+    for step, amax in _lowest_first(plan, measured):
+        places = measured[step.tensor.name]["worst_blocks"]
+        if isinstance(places, list) and places:
+            yield _block(checkpoint, step, places[0], amax)
+
+
+def worst_blocks_compared(
+    checkpoint: Checkpoint, plans: Sequence[Plan], measured: Sequence[Mapping[str, Metrics]]
+) -> tuple[WorstBlock, ...]:
+    """The worst block of the tensors with the lowest SQNR under each plan, given what was `measured` under it by
+    tensor: of several plans fewer tensors each, and of more than COMPARED plans the first ones only.
+
+    Where blocks are worst was not kept, so these few tensors are quantized once more, on the CPU. Raises like
+    `worst_blocks`.
+    """
+    found: list[WorstBlock] = []
+    for under, (plan, metrics) in enumerate(zip(plans[:COMPARED], measured, strict=False)):
+        tensors = max(1, TENSORS // len(plans))
+        for step, amax in islice(_lowest_first(plan, metrics), tensors):
+            found += [
+                replace(_block(checkpoint, step, place, amax), under=under) for place in _worst(checkpoint, step, amax)
+            ]
+    return tuple(found)
+
+
+def _lowest_first(plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[tuple[TensorPlan, float]]:
+    """The steps of tensors that were measured and have several blocks, with the largest magnitude among those that
+    share a tensor scale; the lowest SQNR first, none without noise.
+
+    None under a transform, which mixes elements of several blocks, or a random rounding, which draws by the place in
+    the tensor: such a block is not made again from its own elements.
+    """
+    steps, groups = {step.tensor.name: step for step in plan.quantized}, plan.groups
+    amaxes = {name: number_of(metrics, "amax") for name, metrics in measured.items()}
+    known = [(sqnr, name) for name, each in measured.items() if (sqnr := number_of(each, "sqnr_db")) is not None]
+    for _, name in sorted(known, key=lambda pair: pair[0]):
+        step = steps[name]
+        sharing = (step,) if step.group is None else groups[step.group]
+        shared = [amaxes.get(each.tensor.name) for each in sharing]
+        scheme = step.scheme
+        if scheme is None or scheme.format.block == (None, None) or scheme.hadamard or scheme.rounding.is_random:
+            continue
+        # An interruption may have left out tensors whose magnitudes the tensor scale depends on.
+        if None not in shared:
+            yield step, max(filter(None, shared), default=0.0)
+
+
+def _worst(checkpoint: Checkpoint, step: TensorPlan, amax: float) -> list[dict[str, object]]:
+    """Where the worst block of a tensor lies, as the metric says it; none where no block has noise."""
+    assert step.scheme is not None
+    x, row = read(checkpoint, step.tensor), step.scheme.format
+    turned = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if step.axis == COLUMN else x
+    tensor_amax = amax if row.tensor_scale is not None else None
+    stats = cpu.quantize(turned, step.tensor.dtype, step.scheme, tensor_amax=tensor_amax, codes=False).stats
+    assert stats is not None
+    return worst_places(Measurement(stats, row, step.shape))[:1]
+
+
+def _block(checkpoint: Checkpoint, step: TensorPlan, place: Mapping[str, object], amax: float) -> WorstBlock:
+    scheme, dtype = step.scheme, step.tensor.dtype
+    assert scheme is not None
+    index, row, column = (int(str(place[key])) for key in ("index", "row", "column"))
+    x = read(checkpoint, step.tensor)
+    block = _cut(np.swapaxes(x, -1, -2) if step.axis == COLUMN else x, scheme.format.block, index, row, column)
+    tensor_amax = amax if scheme.format.tensor_scale is not None else None
+    q = cpu.quantize(block, dtype, scheme, tensor_amax=tensor_amax, per_block=True)
+    stats, per_block = q.stats, q.per_block
+    assert stats is not None
+    assert per_block is not None
+    values, quantized, codes = _values(block, dtype), cpu.dequantize(q, "F64"), cpu.unpack(q)
+    with np.errstate(invalid="ignore"):
+        error = np.nan_to_num(np.abs(quantized - values).ravel(), nan=np.inf)
+    shown = np.sort(np.argsort(-error, kind="stable")[:ELEMENTS])
+    return WorstBlock(
+        tensor=step.tensor.name,
+        scheme=scheme,
+        index=index,
+        row=row,
+        column=column,
+        size=block.size,
+        sqnr_db=decibels(stats.signal, stats.noise),
+        noise_percent=float(str(place["noise_percent"])),
+        amax=stats.amax,
+        scale=float(per_block.decode.ravel()[0]),
+        saturated=stats.saturated,
+        underflowed=stats.underflowed,
+        elements=tuple(
+            BlockElement(
+                int(at) // block.shape[-1],
+                int(at) % block.shape[-1],
+                float(values.flat[at]),
+                int(codes.flat[at]),
+                float(quantized.flat[at]),
+            )
+            for at in shown
+        ),
+    )
+
+
+def _cut(x: Array, block: tuple[int | None, int | None], index: int, row: int, column: int) -> Array:
+    """The block that begins at a row and column of a batch; of a mapped tensor no more than that is read."""
+    rows, columns = block
+    matrix = x[None] if x.ndim == 1 else x[np.unravel_index(index, x.shape[:-2])]
+    height, width = matrix.shape
+    return np.ascontiguousarray(matrix[row : row + (rows or height), column : column + (columns or width)])
+
+
+def _values(x: Array, dtype: str) -> Array:
+    """The elements in binary64; BF16 arrives as its bits."""
+    return as_floats(x, dtype).astype(np.float64)

@@ -1,0 +1,1 @@
+"""Decisions from headers alone: which tensors are quantized, in which scheme, and why."""

@@ -1,0 +1,309 @@
+"""What happens to every tensor and why, decided from headers alone; printable before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from mxcli.errors import RefusedError, UsageError, printable, together
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.layouts import COLUMN, PREFERRED, ROW, InputScale, find_layout
+from mxcli.files.selection import Decision, Rule, select
+from mxcli.files.structure import LAST, reduction_axis, stores_conv1d
+from mxcli.files.tensors import TensorInfo
+from mxcli.flows.plan.fused import fused_sets, named_sets
+from mxcli.flows.plan.overrides import Override, Request, requests_for, supports_rule
+from mxcli.flows.plan.reasons import (
+    already_quantized,
+    misfit,
+    nothing_to_quantize,
+    refused_groups,
+    refused_length,
+    requantized,
+    transformed,
+    why_kept,
+)
+from mxcli.numerics.blocks import BOTH, axes_of, divides
+from mxcli.numerics.floats import FP32
+from mxcli.numerics.formats import BlockFormat, find_format
+from mxcli.numerics.scheme import Rules, Scheme, resolve
+
+INDIVISIBLE_POLICIES = ("error", "pad", "keep")
+AXES = (ROW, COLUMN)
+BFLOAT16_RULE = "amax-bf16-scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for, by the names of the command line.
+
+    `axis` None lets blocks run along the dimension that a layer sums over, whichever way it is stored; BOTH asks for a
+    plan along each (`make_plans`). `layout`
+    None is the preferred one that can hold the result. `fuse` names further sets that share a tensor scale
+    (`named_sets`). `analysis` says that nothing is written, so that no layout
+    has a say in the rules.
+    """
+
+    format: str
+    rules: Rules = Rules(nonfinite="error")  # noqa: RUF009 - frozen
+    on_indivisible: str = "error"
+    selection: tuple[Rule, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    layout: str | None = None
+    axis: str | None = None
+    fuse: str | None = None
+    analysis: bool = False
+
+    @property
+    def default_request(self) -> Request:
+        """What is asked for a tensor that no override takes."""
+        return Request(find_format(self.format), self.rules)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One tensor: how it is quantized (`recipe` None: kept), and why in words.
+
+    `axis` COLUMN exchanges the last two dimensions before quantizing. `padded` says that the last block of rows
+    is completed with zeros. `group` names the set of tensors with which it shares a tensor scale. `tied_to` names
+    the stored tensor that this one is another name of; it is not stored again. `input_scale` is the scale of the
+    layer's inputs where they are quantized too.
+    """
+
+    tensor: TensorInfo
+    scheme: Scheme | None
+    reason: str
+    axis: str = ROW
+    padded: bool = False
+    group: str | None = None
+    tied_to: str | None = None
+    input_scale: InputScale | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape as quantized: blocks run along its last dimension."""
+        shape = self.tensor.shape
+        return (*shape[:-2], shape[-1], shape[-2]) if self.axis == COLUMN else shape
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step for every tensor of the source in its order, and what else there is to say.
+
+    `axis` is the one asked for (None: the dimension that each layer sums over).
+    """
+
+    options: Options
+    tensors: tuple[TensorPlan, ...]
+    notes: tuple[str, ...] = ()
+    axis: str | None = None
+
+    @property
+    def quantized(self) -> tuple[TensorPlan, ...]:
+        """The steps that quantize."""
+        return tuple(step for step in self.tensors if step.scheme is not None)
+
+    @property
+    def groups(self) -> dict[str, tuple[TensorPlan, ...]]:
+        """The sets of steps that share a tensor scale."""
+        found: dict[str, list[TensorPlan]] = {}
+        for step in self.tensors:
+            if step.group is not None:
+                found.setdefault(step.group, []).append(step)
+        return {name: tuple(steps) for name, steps in found.items()}
+
+
+def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
+    """The plan for a source.
+
+    Raises UsageError for a name or selector that means nothing, and RefusedError with every refusal at once: a
+    source that is quantized already, lengths that blocks do not divide, nothing to quantize.
+    """
+    _check_choice(options.axis or ROW, "--axis", AXES)
+    return make_plans(checkpoint, options)[0]
+
+
+def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
+    """The plan along the axis asked for, or along BOTH one for each of AXES.
+
+    Lengths are judged per axis. Raises like `make_plan`: the refusals of both axes at once, and nothing to quantize
+    where there is nothing along either.
+    """
+    _check_names(options)
+    if checkpoint.dialect is not None:
+        raise RefusedError(already_quantized(checkpoint.where, checkpoint.dialect))
+    choices = select(checkpoint.tensors, options.selection).choices
+    asked, taken = requests_for(checkpoint.tensors, options.default_request, options.overrides)
+    axes = axes_of(options.axis)
+    along = {axis: list(_steps(checkpoint, axis, choices, asked, options)) for axis in axes}
+    every = list(chain.from_iterable(along.values()))
+    problems = [refused_groups(step.tensor, cut) for step in every if (cut := split_transform(step)) is not None]
+    problems += [
+        refused_length(step.tensor, step.scheme.format, step.shape)
+        for step in every
+        if step.padded and step.scheme and options.on_indivisible == "error"
+    ]
+    if problems:
+        raise together(RefusedError, "Lengths that blocks do not divide", problems)
+    if not any(step.scheme for step in every):
+        first = along[axes[0]]
+        infos, reasons = [step.tensor for step in first], [step.reason for step in first]
+        raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
+    plans = []
+    for axis, steps in along.items():
+        grouped, notes = _grouped(steps, options.fuse)
+        if checkpoint.restored_from is not None:
+            notes.append(requantized(checkpoint.restored_from))
+        if options.rules.hadamard is not None:
+            notes.append(transformed(options.rules.hadamard))
+        plans.append(Plan(options, grouped, (*notes, *_override_notes(options, grouped, taken)), axis))
+    return tuple(plans)
+
+
+def is_stochastic(plans: Iterable[Plan]) -> bool:
+    """Whether chance decides anything in them."""
+    return any(step.scheme.rounding.is_random for plan in plans for step in plan.tensors if step.scheme is not None)
+
+
+def split_transform(step: TensorPlan) -> str | None:
+    """Why a transform cannot be applied to a tensor, if one is to be and it cannot."""
+    hadamard = step.scheme.hadamard if step.scheme is not None else None
+    if hadamard is None or step.shape[-1] % hadamard.size == 0:
+        return None
+    return f"its length {step.shape[-1]} along the blocks is not a multiple of {hadamard.size} (Hadamard transform)"
+
+
+def _check_names(options: Options) -> None:
+    resolve(options.format, options.rules)
+    _check_choice(options.on_indivisible, "--on-indivisible", INDIVISIBLE_POLICIES)
+    _check_choice(options.axis or ROW, "--axis", (*AXES, BOTH))
+    if options.layout is not None:
+        find_layout(options.layout)
+    if options.fuse is not None:
+        named_sets(options.fuse)
+
+
+def _check_choice(value: str, flag: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UsageError(f"unknown value '{printable(value)}': {flag} takes {', '.join(known)}")
+
+
+def _steps(
+    checkpoint: Checkpoint,
+    axis: str | None,
+    choices: Mapping[str, Decision],
+    asked: Mapping[str, Request],
+    options: Options,
+) -> Iterator[TensorPlan]:
+    """What becomes of each tensor along an axis (None: the dimension that its layer sums over)."""
+    conv1d = stores_conv1d(checkpoint.tensors)
+    for name, info in checkpoint.tensors.items():
+        tied_to = _tied(checkpoint, info)
+        if tied_to is not None:
+            yield TensorPlan(info, None, f"tied: the same as '{printable(tied_to)}', stored once", tied_to=tied_to)
+            continue
+        summed = ROW if reduction_axis(info, checkpoint.config, conv1d=conv1d) == LAST else COLUMN
+        yield _step(info, choices[name], asked[name], axis or summed, options)
+
+
+def _step(info: TensorInfo, choice: Decision, asked: Request, axis: str, options: Options) -> TensorPlan:
+    row = asked.format
+    kept = why_kept(info, choice, row)
+    if kept is not None or row is None:
+        return TensorPlan(info, None, f"kept: {kept}")
+    step = TensorPlan(info, _recipe(row, asked, info.dtype, options), f"quantized: {choice.reason}", axis)
+    if (cut := split_transform(step)) is not None and options.on_indivisible == "keep":
+        return TensorPlan(info, None, f"kept: {cut}")
+    if divides(row, step.shape):
+        return step
+    if options.on_indivisible == "keep":
+        return TensorPlan(info, None, f"kept: {misfit(row, step.shape)}")
+    return replace(step, padded=True, reason=f"{step.reason}; padded, as {misfit(row, step.shape)}")
+
+
+def _recipe(row: BlockFormat, asked: Request, dtype: str, options: Options) -> Scheme:
+    """The recipe of a tensor of that dtype.
+
+    Where loaders of the layout hold FP8 scales in the dtype of the model, the default rule for BF16 weights rounds
+    them to BF16 first.
+    """
+    layout = PREFERRED if options.layout is None else find_layout(options.layout)
+    rules = asked.rules
+    unnamed = rules.scale_rounding is None and rules.dialect is None and not options.analysis
+    if unnamed and dtype == "BF16" and row.scale is FP32 and layout.model_scales and row.name in layout.formats:
+        rules = replace(rules, scale_rounding=BFLOAT16_RULE)
+    return resolve(row, rules)
+
+
+def _override_notes(options: Options, steps: Sequence[TensorPlan], taken: Sequence[Sequence[str]]) -> list[str]:
+    """Overrides that change nothing, since what they take is not quantized, and rules that do not serve a format."""
+    notes = []
+    quantized = {step.tensor.name for step in steps if step.scheme is not None}
+    reasons = {step.tensor.name: step.reason for step in steps}
+    for override, names in zip(options.overrides, taken, strict=True):
+        if not override.keep and quantized.isdisjoint(names):
+            name = printable(names[0]) if names else "none"
+            why = f"'{name}' is {reasons[names[0]]}" if names else "it takes no weight"
+            notes.append(f"The override of {printable(override.selector)} changes nothing: {why}. Use --include.")
+    rows = {find_format(each.format) for each in options.overrides if each.format and not each.rules.scale_rounding}
+    unserved = sorted(row.name for row in rows if not supports_rule(options.default_request, row))
+    if unserved:
+        notes.append(
+            f"{', '.join(unserved)} {'takes' if len(unserved) == 1 else 'take'} no {options.rules.scale_rounding}: "
+            "those tensors have the dialect's rule."
+        )
+    return notes
+
+
+def _tied(checkpoint: Checkpoint, info: TensorInfo) -> str | None:
+    """The stored tensor that an output head, or an embedding, is another name of: loaders tie these again.
+
+    Other tensors that share storage are written under each of their names.
+    """
+    stored = checkpoint.tensors.get(checkpoint.tied.get(info.name, ""))
+    if stored is None:
+        return None
+    is_tied_again = info.role == "lm_head" or info.role == stored.role == "embedding"
+    return stored.name if is_tied_again else None
+
+
+def _grouped(steps: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorPlan, ...], list[str]]:
+    """The steps with their groups, and notes on fused sets: which share a scale, which are not quantized alike."""
+    by_name = {step.tensor.name: step for step in steps}
+    group_of: dict[str, str] = {}
+    shared, torn = 0, []
+    asked = named_sets(fuse) if fuse else ()
+    sets = fused_sets(by_name, asked)
+    idle = ["+".join(each) for each in asked if not any(_named_by(each, names) > 1 for names in sets.values())]
+    if idle:
+        raise UsageError(
+            f"--fuse: no two layers beside each other are called {', '.join(map(printable, idle))}; give the last "
+            "parts of their module paths."
+        )
+    for key, names in sets.items():
+        scheme = by_name[names[0]].scheme
+        if any(by_name[name].scheme != scheme for name in names):
+            torn.append(key)
+        elif scheme is not None and scheme.format.tensor_scale is not None:
+            group_of |= dict.fromkeys(names, key)
+            shared += 1
+    notes = []
+    if shared:
+        notes.append(
+            f"{shared:,} fused {'sets' if shared > 1 else 'set'} (such as q, k, v or gate, up): one tensor scale each."
+        )
+    if torn:
+        notes.append(
+            f"{len(torn):,} fused sets ('{printable(torn[0])}'{', …' if len(torn) > 1 else ''}) are quantized in "
+            "part or differently; loaders that fuse them, such as vLLM, refuse that."
+        )
+    grouped = (
+        replace(step, group=group_of[step.tensor.name]) if step.tensor.name in group_of else step for step in steps
+    )
+    return tuple(grouped), notes
+
+
+def _named_by(parts: Sequence[str], names: Sequence[str]) -> int:
+    """How many of a set's weights are of modules whose paths end in one of the parts."""
+    return sum(name.rpartition(".")[0].rpartition(".")[2] in parts for name in names)

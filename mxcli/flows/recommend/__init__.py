@@ -1,0 +1,1 @@
+"""Recommendations: the best format for each layer under a target."""

@@ -1,0 +1,1 @@
+"""Checks of quantized checkpoints, anyone's, and differences between two of them."""

@@ -1,0 +1,273 @@
+"""Checks of the configuration against the tensors: what loaders leave alone, fuse, and get wrong in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from mxcli.files.layouts.loaders import unmatched, unread
+from mxcli.flows.plan.fused import fused_sets
+from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.subject import Subject
+
+NOT_QUANTIZED = {"embedding": "an embedding table", "norm": "a norm", "router": "a router", "bias": "a bias"}
+"""Kinds that loaders hold plain, in words."""
+
+
+def _told(subject: Subject) -> str:
+    assert subject.ignored is not None
+    return f"the list {subject.ignored.key}"
+
+
+def _ignored_but_quantized(subject: Subject) -> Iterator[Finding]:
+    if subject.ignored is None:
+        return
+    for module in subject.quantized_modules:
+        entry = subject.ignored.by(module)
+        if entry is not None:
+            yield Finding(
+                module,
+                f"quantized, and the entry '{entry}' of {_told(subject)} says it is not",
+                f"one or the other: loaders read {subject.ignored.reading}",
+                f"Take '{entry}' out, or spell out what it shall name.",
+            )
+
+
+def _missing_entries(subject: Subject, *, strict: bool) -> Iterator[Finding]:
+    """Plain linear layers that the configuration asks to be quantized and the list leaves out: those that no loader
+    knows by itself, or the others, such as a head that is tied to the embedding."""
+    told = subject.ignored
+    if told is None:
+        return
+    for module in subject.plain_modules:
+        tied = f"{module}.weight" in subject.checkpoint.tied
+        if (told.strict and not tied) == strict and told.targeted(module) and told.by(module) is None:
+            yield Finding(
+                module,
+                "tied to the embedding, and not in the list" if tied else "not quantized, and not in the list",
+                f"an entry of {_told(subject)}: loaders look for its codes, and leave it without weights",
+                f"Add '{module}' to {told.key}.",
+            )
+
+
+def _unread_entries(subject: Subject) -> Iterator[Finding]:
+    if subject.layout is None:
+        return
+    told = subject.layout.ignored(subject.disk)
+    for entry, fault in (unread(told) if told is not None else {}).items():
+        yield Finding(entry, fault, f"an entry that loaders can read: {told.reading if told else ''}", "Mend it.")
+
+
+def _unmatched_entries(subject: Subject) -> Iterator[Finding]:
+    if subject.ignored is None or not subject.weights:
+        return
+    tensors = subject.seen.tensors if subject.seen is not None else {}
+    modules = {name.rpartition(".")[0] for name in (*tensors, *subject.checkpoint.tied)}
+    parents = {".".join(module.split(".")[:at]) for module in modules for at in range(1, module.count(".") + 1)}
+    for entry in unmatched(subject.ignored, modules | parents):
+        yield Finding(entry, "names no module of this checkpoint", "nothing, if the model has none of that name")
+
+
+def _torn_sets(subject: Subject) -> Iterator[Finding]:
+    plain = {f"{module}.weight" for module in subject.plain_modules}
+    tensors = subject.seen.tensors if subject.seen is not None else {}
+    known = [name for name in tensors if name in subject.weights or name in plain]
+    for key, members in fused_sets(known).items():
+        formats = {name: _format(subject, name) for name in members}
+        if len(set(formats.values())) > 1:
+            told = ", ".join(f"{name.split('.')[-2]} {format}" for name, format in formats.items())
+            yield Finding(
+                key,
+                told,
+                "one format for all, or all ignored: loaders fuse them into one layer and refuse this",
+                "Quantize the set alike.",
+            )
+
+
+def _format(subject: Subject, name: str) -> str:
+    stored = subject.weights.get(name)
+    return "plain" if stored is None else stored.weight.format.name
+
+
+def _hazards(subject: Subject, *, certain: bool) -> Iterator[Finding]:
+    if subject.layout is None:
+        return
+    weights = [stored.weight for stored in subject.weights.values()]
+    for hazard in subject.layout.hazards(subject.disk, weights):
+        if hazard.certain == certain:
+            yield Finding(hazard.where, hazard.value, hazard.need, hazard.way_out)
+
+
+def _odd_kinds(subject: Subject) -> Iterator[Finding]:
+    if subject.seen is None:
+        return
+    for name in subject.weights:
+        what = NOT_QUANTIZED.get(subject.seen.tensors[name].role)
+        if what is not None:
+            yield Finding(name, f"{what}, quantized", "a plain tensor: most loaders have no other", "Exclude it.")
+
+
+def _partial_blocks(subject: Subject) -> Iterator[Finding]:
+    """Members of fused layers, all but the last, that end within a block of several rows."""
+    for key, members in fused_sets(subject.weights).items():
+        for name in members[:-1]:
+            weight = subject.weights[name].weight
+            rows = weight.format.block[0] or 1
+            if rows > 1 and weight.shape[-2] % rows:
+                yield Finding(
+                    name,
+                    f"{weight.shape[-2]:,} rows in blocks of {rows}",
+                    f"whole blocks, since another member of {key.rpartition('.')[2]} follows in the fused layer",
+                    "vLLM refuses it: use a format with blocks of one row.",
+                )
+
+
+def skipped_ignored(subject: Subject) -> str | None:
+    """Why the list of ignored modules is not checked; None: it is."""
+    if subject.layout is None:
+        return "nothing is quantized with scales"
+    return f"the layout {subject.layout.name} has no such list" if subject.ignored is None else None
+
+
+CONFIG_CHECKS: tuple[Check[Subject], ...] = (
+    Check(
+        "ignored_but_quantized",
+        PROBLEM,
+        "modules that loaders are told to leave alone, and that hold codes",
+        "every entry of the list, read as the layout's loaders read it, against the quantized modules",
+        _ignored_but_quantized,
+    ),
+    Check(
+        "not_ignored",
+        PROBLEM,
+        "linear layers that loaders take for quantized, and that are not",
+        "every plain linear layer that the configuration asks to be quantized, against the list",
+        lambda subject: _missing_entries(subject, strict=True),
+    ),
+    Check(
+        "not_listed",
+        WARNING,
+        "linear layers missing in the list that only some loaders look for there",
+        "as not_ignored, for layouts whose loaders know the usual kinds, and for tied output heads",
+        lambda subject: _missing_entries(subject, strict=False),
+    ),
+    Check("ignore_entry", PROBLEM, "entries that loaders cannot read", "regular expressions", _unread_entries),
+    Check(
+        "ignore_nothing",
+        NOTE,
+        "entries of the list that name nothing here",
+        "every entry against every module",
+        _unmatched_entries,
+    ),
+    Check(
+        "fused_in_part",
+        PROBLEM,
+        "layers that loaders fuse, quantized in part or differently",
+        "q, k, v and gate, up of every layer and expert, under their usual names",
+        _torn_sets,
+    ),
+    Check(
+        "silent_misreading",
+        PROBLEM,
+        "what loaders are known to get wrong without saying so",
+        "known traps of the layout",
+        lambda subject: _hazards(subject, certain=True),
+    ),
+    Check(
+        "possible_misreading",
+        WARNING,
+        "what some loaders get wrong without saying so",
+        "known traps of the layout",
+        lambda subject: _hazards(subject, certain=False),
+    ),
+    Check("kind", WARNING, "quantized tensors that loaders hold plain", "embeddings, norms, routers", _odd_kinds),
+    Check(
+        "fused_blocks",
+        WARNING,
+        "fused layers whose members do not end with a block",
+        "rows of all members but the last, for blocks of several rows",
+        _partial_blocks,
+    ),
+)
+
+
+QUERY = frozenset({"q_proj", "wq", "q", "to_q", "query", "q_b_proj", "kv_b_proj"})
+KEY_VALUE = frozenset({"k_proj", "v_proj", "wk", "wv", "k", "v", "to_k", "to_v", "key", "value"})
+COLUMN_PARALLEL = (
+    QUERY
+    | KEY_VALUE
+    | frozenset(
+        {"qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "fc1", "c_fc", "dense_h_to_4h", "lm_head"}
+    )
+)
+"""Last parts of modules whose rows, the outputs, are divided."""
+ROW_PARALLEL = frozenset({"o_proj", "down_proj", "w2", "wo", "out_proj", "fc2", "dense_4h_to_h"})
+"""Last parts of modules whose columns, the inputs, are divided."""
+HEADS, KEY_VALUE_HEADS = "num_attention_heads", "num_key_value_heads"
+
+
+def _divided(subject: Subject) -> Iterator[Finding]:
+    devices = subject.tensor_parallel
+    if devices is None or devices < 2:
+        return
+    heads = _heads(subject.checkpoint.config)
+    yield from _indivisible_heads(heads, devices)
+    for name, stored in subject.weights.items():
+        weight = stored.weight
+        if len(weight.shape) != 2:
+            continue
+        last = name.removesuffix(".weight").rpartition(".")[2]
+        rows, columns = weight.format.block
+        if last in COLUMN_PARALLEL:
+            parts = min(devices, heads.get(KEY_VALUE_HEADS, devices)) if last in KEY_VALUE else devices
+            fault = _fault(weight.shape[0], parts, rows or 1, "rows")
+        elif last in ROW_PARALLEL:
+            fault = _fault(weight.shape[1], devices, columns or 1, "columns")
+        else:
+            continue
+        if fault is not None:
+            yield Finding(name, *fault, "Use fewer devices, or a format with smaller blocks.")
+
+
+def _fault(length: int, parts: int, block: int, what: str) -> tuple[str, str] | None:
+    """What is there and what is needed where a length does not divide into whole blocks for each device."""
+    if length % (parts * block) == 0:
+        return None
+    each = f"{length / parts:.6g}"
+    need = "a whole number" if block == 1 else f"whole blocks of {block}"
+    return f"{length:,} {what} over {parts} devices are {each} each", f"{need} of {what} for each device"
+
+
+def _indivisible_heads(heads: Mapping[str, int], devices: int) -> Iterator[Finding]:
+    count, shared = heads.get(HEADS), heads.get(KEY_VALUE_HEADS)
+    if count is not None and count % devices:
+        yield Finding("config.json", f"{HEADS} is {count}", f"a multiple of {devices} devices", "Use fewer devices.")
+    if shared is not None and shared % devices and devices % shared:
+        yield Finding(
+            "config.json",
+            f"{KEY_VALUE_HEADS} is {shared}",
+            f"a multiple of {devices} devices, or a number that divides it",
+            "Use fewer devices.",
+        )
+
+
+def _heads(config: Mapping[str, object] | None) -> dict[str, int]:
+    """The numbers of heads that the configuration tells, of the model or of its text part."""
+    parts = [config or {}, *(part for part in (config or {}).values() if isinstance(part, Mapping))]
+    found: dict[str, int] = {}
+    for key in (HEADS, KEY_VALUE_HEADS):
+        values = [value for part in parts if isinstance(value := part.get(key), int) and value > 0]
+        if values:
+            found[key] = values[0]
+    return found
+
+
+DEVICE_CHECKS: tuple[Check[Subject], ...] = (
+    Check(
+        "tensor_parallel",
+        PROBLEM,
+        "weights that do not divide over the devices asked about",
+        "rows of q, k, v, gate, up and columns of o, down over the number of devices, in whole blocks; heads as the "
+        "configuration tells them",
+        _divided,
+    ),
+)

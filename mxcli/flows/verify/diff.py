@@ -1,0 +1,301 @@
+"""Where two checkpoints differ, tensor by tensor: in codes, in scales, in values, and which rule explains it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mxcli.backends.backend import Backend
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.layouts import quantized_from
+from mxcli.files.selection import Rule, select
+from mxcli.files.tensors import Array, TensorInfo
+from mxcli.flows.measure.inspect import Total, totals_by
+from mxcli.flows.plan.fused import fused_sets
+from mxcli.flows.plan.memory import Need, need_of
+from mxcli.flows.verify.diff_blocks import NOTHING, BlockDifference, Explanation, block_difference, explanation
+from mxcli.flows.verify.errors import Distance, distance, same_bytes
+from mxcli.flows.write.pipeline import Progress
+from mxcli.flows.write.restore import Restoring, StoredWeight, restoring, values_of
+from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.hadamard import Hadamard
+
+EQUAL, ONLY_A, ONLY_B = "equal", "only in A", "only in B"
+CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor scale"
+SHAPE, FORMAT, DTYPE, VALUES = "shape", "format", "dtype", "values"
+AXIS, TRANSFORM = "axis", "transform"
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two: what the user called it, how it is seen plain, and its layout (None: plain)."""
+
+    name: str
+    checkpoint: Checkpoint
+    seen: Restoring | None
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Plain tensors by name."""
+        return self.checkpoint.tensors if self.seen is None else self.seen.tensors
+
+    @property
+    def layout(self) -> str | None:
+        """The name of its layout."""
+        return None if self.seen is None else self.seen.layout.name
+
+    def stored(self, name: str) -> StoredWeight | None:
+        """The quantized weight of that name."""
+        return None if self.seen is None else self.seen.weights.get(name)
+
+    def read(self, info: TensorInfo) -> Array:
+        """A tensor that is no quantized weight."""
+        return read(self.checkpoint, info) if self.seen is None else self.seen.read(info)
+
+    def kind(self, name: str) -> str | None:
+        """Its format, or its dtype where it is plain; None where there is none."""
+        if name not in self.tensors:
+            return None
+        stored = self.stored(name)
+        return self.tensors[name].dtype if stored is None else stored.weight.format.name
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """Along which axis the blocks of a quantized weight run, and what it was transformed by first (None: nothing)."""
+
+    axis: str
+    hadamard: Hadamard | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor: what it is in either, in what it `differs` (nothing: equal), and by how much.
+
+    `blocks` are counts where both have the same format, axis, transform and shape: codes and scales of others tell
+    nothing of each other. `treatments` are known where both are quantized. `distance` is that of B's values from A's,
+    where both have values of one shape and something differs, or is stored in another way.
+    """
+
+    name: str
+    kinds: tuple[str | None, str | None]
+    shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+    differs: tuple[str, ...]
+    blocks: BlockDifference | None = None
+    distance: Distance | None = None
+    treatments: tuple[Treatment, Treatment] | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differs
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """One side as headlines show it; `kind` is that of its files."""
+
+    name: str
+    kind: str
+    layout: str | None
+    total: Total
+    by_dtype: Mapping[str, Total]
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """All tensors of both, in the order of A, then of B; `explanations` by format, for those with power-of-two scales
+    of which some differ. `fused` counts the fused sets that share a tensor scale in the one and not in the other."""
+
+    sides: tuple[Summed, Summed]
+    tensors: tuple[Difference, ...]
+    explanations: Mapping[str, Explanation]
+    fused: tuple[int, int]
+
+    @property
+    def differing(self) -> tuple[Difference, ...]:
+        """The tensors that are not equal."""
+        return tuple(each for each in self.tensors if not each.is_equal)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Tensors by what differs; one may be counted several times."""
+        return Counter(word for each in self.tensors for word in (each.differs or (EQUAL,)))
+
+
+def side_of(name: str, checkpoint: Checkpoint) -> Side:
+    """A checkpoint to compare, plain or quantized; raises like `restoring`."""
+    return Side(name, checkpoint, None if checkpoint.dialect is None else restoring(checkpoint, "F32"))
+
+
+def memory_to_diff(a: Side, b: Side) -> Need:
+    """What `diff_sides` needs: a weight as stored and its values, of both sides."""
+    return need_of((name, _working_bytes(a, name) + _working_bytes(b, name)) for name in (*a.tensors, *b.tensors))
+
+
+def diff_sides(
+    a: Side,
+    b: Side,
+    *,
+    backend: Backend,
+    selectors: Sequence[str] = (),
+    on_progress: Progress | None = None,
+) -> Diff:
+    """Compares two checkpoints; `selectors` restrict it to tensors that one of them takes. Raises UsageError for a
+    selector that takes none."""
+    names = _names(a, b, selectors)
+    sizes = {name: _size(a, name) + _size(b, name) for name in names}
+    found, scales = list[Difference](), _Scales()
+    explained: dict[str, Explanation] = {}
+    total, done = sum(sizes.values()), 0
+    for name in names:
+        difference, pair = _difference(a, b, name, backend)
+        found.append(difference)
+        if pair is not None:
+            scales.add(name, *pair, differs=TENSOR_SCALE in difference.differs)
+            if difference.blocks is not None and difference.blocks.scales:
+                row = pair[0].format.name
+                explained[row] = explained.get(row, NOTHING) + explanation(*pair)
+        done += sizes[name]
+        if on_progress is not None:
+            on_progress(done, total, name)
+    known = {row: each for row, each in explained.items() if each.blocks}
+    return Diff((_summed(a), _summed(b)), tuple(found), known, scales.fused_in_one)
+
+
+class _Scales:
+    """Tensor scales of both sides, by weight."""
+
+    def __init__(self) -> None:
+        self._scales: dict[str, tuple[tuple[float, float | None], tuple[float, float | None]]] = {}
+        self._differing: set[str] = set()
+
+    def add(self, name: str, a: Quantized, b: Quantized, *, differs: bool) -> None:
+        """Takes down the tensor scales of a weight, if it has any, and whether they differ."""
+        if a.format.tensor_scale is not None:
+            self._scales[name] = (a.tensor_encode, a.tensor_scale), (b.tensor_encode, b.tensor_scale)
+            self._differing |= {name} if differs else set()
+
+    @property
+    def fused_in_one(self) -> tuple[int, int]:
+        """Fused sets that share a tensor scale in A and not in B, and the reverse: of those in which one differs, for
+        others are only spelled apart, as a number and its inverse are."""
+        only = [0, 0]
+        for members in fused_sets(self._scales).values():
+            if self._differing.isdisjoint(members):
+                continue
+            shared = [len({self._scales[name][at] for name in members}) == 1 for at in (0, 1)]
+            if shared[0] != shared[1]:
+                only[shared.index(True)] += 1
+        return only[0], only[1]
+
+
+def _names(a: Side, b: Side, selectors: Sequence[str]) -> list[str]:
+    tensors = {**b.tensors, **a.tensors}
+    names = list(dict.fromkeys((*a.tensors, *b.tensors)))
+    if not selectors:
+        return names
+    roles = {info.role for info in tensors.values()}
+    taken = set(select(tensors, [Rule(True, selector) for selector in selectors], roles).taken)
+    return [name for name in names if name in taken]
+
+
+def _difference(a: Side, b: Side, name: str, backend: Backend) -> tuple[Difference, tuple[Quantized, Quantized] | None]:
+    """What differs in one tensor, and both quantized forms where they have the same format and shape."""
+    kinds = a.kind(name), b.kind(name)
+    infos = a.tensors.get(name), b.tensors.get(name)
+    shapes = tuple(None if info is None else info.shape for info in infos)
+    first = Difference(name, kinds, (shapes[0], shapes[1]), ())
+    if infos[0] is None or infos[1] is None:
+        return replace(first, differs=(ONLY_B if infos[0] is None else ONLY_A,)), None
+    if shapes[0] != shapes[1]:
+        return replace(first, differs=(SHAPE,)), None
+    ours, theirs = a.stored(name), b.stored(name)
+    if ours is None and theirs is None:
+        return _plain_difference(a, b, infos[0], infos[1], first), None
+    apart = _distance(a, b, name, backend)
+    if ours is None or theirs is None:
+        return replace(first, differs=(FORMAT,), distance=apart()), None
+    first = replace(first, treatments=(_treatment(ours), _treatment(theirs)))
+    if apart_in := _incomparable(ours, theirs):
+        return replace(first, differs=apart_in, distance=apart()), None
+    pair = _quantized(a.checkpoint, ours), _quantized(b.checkpoint, theirs)
+    blocks = block_difference(*pair)
+    words = {CODES: blocks.codes, SCALES: blocks.scales, TENSOR_SCALE: blocks.tensor_scales}
+    differs = tuple(word for word, some in words.items() if some)
+    measured = apart() if differs or a.layout != b.layout else None
+    return replace(first, differs=differs, blocks=blocks, distance=measured), pair
+
+
+def _treatment(stored: StoredWeight) -> Treatment:
+    return Treatment(stored.weight.axis, stored.weight.scheme.hadamard)
+
+
+def _incomparable(ours: StoredWeight, theirs: StoredWeight) -> tuple[str, ...]:
+    """In what two weights differ that makes their codes and scales tell nothing of each other."""
+    one, other = _treatment(ours), _treatment(theirs)
+    apart = {
+        FORMAT: ours.weight.format != theirs.weight.format,
+        AXIS: one.axis != other.axis,
+        TRANSFORM: one.hadamard != other.hadamard,
+    }
+    return tuple(word for word, differs in apart.items() if differs)
+
+
+def _plain_difference(a: Side, b: Side, ours: TensorInfo, theirs: TensorInfo, first: Difference) -> Difference:
+    if ours.dtype == theirs.dtype:
+        x, y = a.read(ours), b.read(theirs)
+        if same_bytes(x, y):
+            return first
+        measured = distance(x, ours.dtype, y, theirs.dtype) if ours.dtype in _FLOATS else None
+        return replace(first, differs=(VALUES,), distance=measured)
+    both = ours.dtype in _FLOATS and theirs.dtype in _FLOATS
+    measured = distance(a.read(ours), ours.dtype, b.read(theirs), theirs.dtype) if both else None
+    return replace(first, differs=(DTYPE,), distance=measured)
+
+
+def _quantized(checkpoint: Checkpoint, stored: StoredWeight) -> Quantized:
+    arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
+    return quantized_from(stored.weight, arrays)
+
+
+def _distance(a: Side, b: Side, name: str, backend: Backend) -> Callable[[], Distance | None]:
+    """How far B's values are from A's, computed when called; None where one has no values that can be told."""
+
+    def compute() -> Distance | None:
+        (x, x_dtype), (y, y_dtype) = (_values(side, name, backend) for side in (a, b))
+        return None if x is None or y is None else distance(x, x_dtype, y, y_dtype)
+
+    return compute
+
+
+def _values(side: Side, name: str, backend: Backend) -> tuple[Array | None, str]:
+    stored, info = side.stored(name), side.tensors[name]
+    if stored is not None:
+        return values_of(side.checkpoint, stored, backend), stored.weight.dtype
+    if side.seen is not None and name in side.seen.foreign:
+        return read(side.seen.checkpoint(backend), info), info.dtype
+    return (read(side.checkpoint, info), info.dtype) if info.dtype in _FLOATS else (None, info.dtype)
+
+
+def _summed(side: Side) -> Summed:
+    infos = side.checkpoint.tensors.values()
+    return Summed(
+        side.name, side.checkpoint.kind, side.layout, Total.of(infos), totals_by(lambda info: info.dtype, infos)
+    )
+
+
+def _size(side: Side, name: str) -> int:
+    stored = side.stored(name)
+    if stored is not None:
+        return stored.nbytes
+    return side.tensors[name].nbytes if name in side.tensors else 0
+
+
+def _working_bytes(side: Side, name: str) -> int:
+    stored = side.stored(name)
+    if stored is not None:
+        return stored.working_bytes + stored.nbytes
+    return side.tensors[name].nbytes if name in side.tensors else 0

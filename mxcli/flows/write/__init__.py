@@ -1,0 +1,1 @@
+"""Checkpoints written and read back: arranged in files, quantized, restored, recorded."""

@@ -1,0 +1,321 @@
+"""A plan laid out in files: which layout, which tensors in which shard, at what cost; still from headers alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mxcli.errors import RefusedError, printable, together
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.directory import GGUF, SAFETENSORS, SOLE
+from mxcli.files.gguf import ALIGNMENT
+from mxcli.files.gguf_metadata import as_number, header_of
+from mxcli.files.gguf_model import outline_of
+from mxcli.files.gguf_tokenizer import vocabulary_of
+from mxcli.files.layouts import COLUMN, OWN, PREFERRED, QUANTIZATION_CONFIG, Entry, Layout, Weight, find_layout
+from mxcli.files.layouts.gguf import file_type
+from mxcli.files.model_files import CONFIG
+from mxcli.files.outline import Destination, OutputOutline, unchanged_outline
+from mxcli.files.shard_file import Form, Shard
+from mxcli.files.tensors import Array, TensorInfo
+from mxcli.flows.plan.memory import Need, need_of
+from mxcli.flows.plan.plan import Plan, TensorPlan
+from mxcli.flows.plan.reasons import nothing_to_quantize
+from mxcli.flows.write.sharding import Unit, shards_of
+from mxcli.flows.write.split import Piece, pieces_of, stack_module
+
+NEVER_LINEAR = frozenset({"norm", "embedding", "bias", "buffer", "scale", "codes", "lora"})
+"""Roles that are no linear layer, so that no loader would look for their codes."""
+
+
+def ignored_modules(kept: Iterable[TensorInfo], tied: Mapping[str, str], quantized: Iterable[str]) -> tuple[str, ...]:
+    """Full paths of modules, sorted: routers, output heads (tied ones too), whatever else may be a linear layer.
+
+    `quantized` are names of quantized weights; a stack of experts names the module that holds it.
+    """
+    modules = {alias.removesuffix(".weight") for alias in tied if alias.endswith(".weight")}
+    for info in kept:
+        if info.role in NEVER_LINEAR or len(info.shape) < 2:
+            continue
+        if info.name.endswith(".weight"):
+            modules.add(info.name.removesuffix(".weight"))
+        elif len(info.shape) > 2 and "." in info.name:
+            modules.add(info.name.rpartition(".")[0])
+    return tuple(sorted(modules - {name.removesuffix(".weight") for name in quantized}))
+
+
+Units = Mapping[Path, Sequence[Unit]]
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A kind of weight file.
+
+    `outline(checkpoint, tensors)` says where tensors of a source go, and raises RefusedError with every reason why such
+    files cannot hold the model. `shards(checkpoint, outline, units by file of the source, weights, largest size asked
+    for)` are the files.
+    """
+
+    outline: Callable[[Checkpoint, Sequence[TensorInfo]], OutputOutline]
+    shards: Callable[[Checkpoint, OutputOutline, Units, Sequence[Weight], int | None], tuple[Shard, ...]]
+
+
+def _gguf_outline(checkpoint: Checkpoint, infos: Sequence[TensorInfo]) -> OutputOutline:
+    outline = outline_of(checkpoint.config, infos)
+    assert checkpoint.config is not None
+    size = as_number(checkpoint.config, "vocab_size")
+    vocabulary = vocabulary_of(checkpoint.root, size)
+    settings = (*outline.settings, lambda writer: vocabulary.write(writer, size))
+    return replace(outline, settings=settings, remarks=(*outline.remarks, *vocabulary.remarks))
+
+
+def _gguf_shards(
+    checkpoint: Checkpoint, outline: OutputOutline, units: Units, weights: Sequence[Weight], max_bytes: int | None
+) -> tuple[Shard, ...]:
+    """One file, whatever the source has; raises RefusedError where a size is asked for that it would exceed, and for
+    tensors that would occur twice."""
+    entries = [Entry(name, "F32", array.shape) for name, array in outline.constants.items()]
+    entries += [entry for file in checkpoint.files for unit in units.get(file, ()) for entry in unit]
+    counts = Counter(entry.name for entry in entries)
+    twice = [
+        f"'{printable(name)}' would be written {count} times: two tensors of the source are the same one of the "
+        f"architecture {outline.architecture}. Leave one of them out."
+        for name, count in counts.items()
+        if count > 1
+    ]
+    if twice:
+        raise together(RefusedError, printable(checkpoint.root), twice)
+    header = header_of(outline.architecture, file_type(weights), outline.settings, entries)
+    shard = Shard(SOLE[GGUF], tuple(entries), form=Form(lambda shard: header, tuple, ALIGNMENT))
+    if max_bytes is not None and shard.data_bytes > max_bytes:
+        raise RefusedError(
+            f"{printable(checkpoint.root)}: the layout gguf writes one file, here of {shard.data_bytes:,} bytes of "
+            f"tensors; --max-shard-size allows {max_bytes:,}. Leave it out."
+        )
+    return (shard,)
+
+
+CONTAINERS: Mapping[str, Container] = {
+    SAFETENSORS: Container(
+        lambda checkpoint, infos: unchanged_outline(infos),
+        lambda checkpoint, outline, units, weights, max_bytes: shards_of(checkpoint, units, max_bytes),
+    ),
+    GGUF: Container(_gguf_outline, _gguf_shards),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A step, where its tensor goes (None: nowhere), and the pieces it is quantized in; without pieces its tensor is
+    copied, or left out if it is tied."""
+
+    step: TensorPlan
+    target: Destination | None
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The tensors written for it."""
+        return tuple(entry for unit in self.units for entry in unit)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The same, by pieces."""
+        if self.pieces:
+            return tuple(piece.entries for piece in self.pieces)
+        if self.target is None or self.step.tied_to is not None:
+            return ()
+        return ((Entry(self.target.name, self.target.dtype, self.step.tensor.shape),),)
+
+    @property
+    def working_bytes(self) -> int:
+        """Memory it needs: the tensor, and of its largest piece what is written and a copy where it is turned."""
+        largest = max((piece.nbytes for piece in self.pieces), default=0)
+        copied = self.step.axis == COLUMN or (self.target is not None and self.target.reorder is not None)
+        turned = self.step.tensor.nbytes // max(1, len(self.pieces)) if copied else 0
+        return self.step.tensor.nbytes + turned + largest
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What is written: the tasks in order, the shards they fill, and configuration files by name; `ignored` are the
+    modules that stay plain, `constants` tensors that the source lacks."""
+
+    layout: Layout
+    tasks: tuple[Task, ...]
+    shards: tuple[Shard, ...]
+    configs: Mapping[str, Mapping[str, object]]
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+    constants: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> tuple[TensorPlan, ...]:
+        """The steps as they are carried out: what the layout cannot hold is kept."""
+        return tuple(task.step for task in self.tasks)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Everything quantized."""
+        return tuple(piece.weight for task in self.tasks for piece in task.pieces)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the shards."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    @property
+    def need(self) -> Need:
+        """The memory it takes: the largest task while the output before it is still being written."""
+        pending = max(piece.nbytes for task in self.tasks for piece in task.pieces)
+        return need_of(((task.step.tensor.name, task.working_bytes) for task in self.tasks), pending)
+
+
+def arrange(
+    checkpoint: Checkpoint, plan: Plan, layout: str | None = None, *, max_shard_bytes: int | None = None
+) -> Arrangement:
+    """The plan in files; `layout` None is the one the plan's options name, else the preferred one that serves. Without
+    `max_shard_bytes` the sharding of the source is kept.
+
+    Steps that the layout cannot hold are kept, with a note. Raises RefusedError, naming everything at once, for a
+    format or padding that a named layout cannot hold, for names that would occur twice, and if nothing is left.
+    """
+    chosen = layout_of(checkpoint, plan, layout)
+    _refuse_impossible(plan, chosen)
+    container = CONTAINERS[chosen.kind]
+    outline = container.outline(checkpoint, [step.tensor for step in plan.tensors])
+    tasks = tuple(_task(step, chosen, checkpoint.config, outline.targets[step.tensor.name]) for step in plan.tensors)
+    tasks = _whole_modules(tasks, chosen)
+    if not any(task.pieces for task in tasks):
+        infos, reasons = [task.step.tensor for task in tasks], [task.step.reason for task in tasks]
+        refused = chosen is not OWN and any(step.scheme for step in plan.tensors)
+        raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons, in_other_layout=refused))
+    units: dict[Path, list[Unit]] = {}
+    for task in tasks:
+        units.setdefault(task.step.tensor.file, []).extend(task.units)
+    kept = [task.step.tensor for task in tasks if not task.pieces]
+    weights = [piece.weight for task in tasks for piece in task.pieces]
+    ignored = ignored_modules(kept, checkpoint.tied, [weight.name for weight in weights])
+    settings = chosen.settings(weights, ignored)
+    configs = {
+        # Of a source without configuration, just what says how the codes are to be read.
+        CONFIG: {**(checkpoint.config or {}), **({QUANTIZATION_CONFIG: settings} if settings else {})},
+        **chosen.beside(weights, ignored),
+    }
+    shards = _described(container.shards(checkpoint, outline, units, weights, max_shard_bytes), tasks, chosen)
+    remarks = (*chosen.remarks(weights), *outline.remarks)
+    notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(layout or plan.options.layout)), *remarks)
+    return Arrangement(chosen, tasks, shards, configs, ignored, notes, outline.constants)
+
+
+def layout_of(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Layout:
+    """The layout of that name, else the one the plan's options name, else the preferred one that serves."""
+    name = layout or plan.options.layout
+    if checkpoint.kind != GGUF:
+        return find_layout(name) if name else _default_layout(checkpoint, plan)
+    chosen = find_layout(name) if name else OWN
+    if chosen is not OWN and chosen.kind != GGUF:
+        raise RefusedError(
+            f"{printable(checkpoint.where)}: a GGUF file names its tensors for llama.cpp and has the rows of q and k "
+            f"in its order, so loaders of {chosen.name} would not find them. Use --layout gguf or {OWN.name}, or "
+            "quantize the checkpoint it was made from."
+        )
+    return chosen
+
+
+def _described(shards: tuple[Shard, ...], tasks: Sequence[Task], layout: Layout) -> tuple[Shard, ...]:
+    """The shards, with what the layout says in the header of each."""
+    weights = [piece.weight for task in tasks for piece in task.pieces]
+    said = layout.metadata(weights, [entry.name for task in tasks if not task.pieces for entry in task.entries])
+    return tuple(replace(shard, metadata={**shard.metadata, **said}) for shard in shards)
+
+
+def _task(step: TensorPlan, layout: Layout, config: Mapping[str, object] | None, target: Destination | None) -> Task:
+    if step.scheme is None:
+        return Task(step, target)
+    pieces = "it has no place for it" if target is None else pieces_of(step, layout, config, target)
+    if isinstance(pieces, str):
+        return Task(_kept(step, layout, pieces), target)
+    return Task(step, target, pieces)
+
+
+def _whole_modules(tasks: tuple[Task, ...], layout: Layout) -> tuple[Task, ...]:
+    """The tasks, where a stack of experts is split (or held by a layout of whole stacks) only if all stacks of its
+    module are: a loader is told of a module either that it is quantized or that it is not."""
+    modules = [stack_module(task.step.tensor.name) for task in tasks]
+    torn = {module for module, task in zip(modules, tasks, strict=True) if module and not task.pieces}
+    return tuple(
+        Task(_kept(task.step, layout, "another stack of its experts is kept"), task.target)
+        if module in torn and any(layout.whole_stacks or piece.expert is not None for piece in task.pieces)
+        else task
+        for module, task in zip(modules, tasks, strict=True)
+    )
+
+
+def _kept(step: TensorPlan, layout: Layout, reason: str) -> TensorPlan:
+    return replace(step, scheme=None, padded=False, group=None, reason=f"kept: {layout.name} cannot hold it: {reason}")
+
+
+def _default_layout(checkpoint: Checkpoint, plan: Plan) -> Layout:
+    """The preferred layout if it has every format, needs no padding and holds most of the elements, else our own."""
+    steps = plan.quantized
+    if any(step.padded for step in steps) or not _formats(steps) <= set(PREFERRED.formats):
+        return OWN
+    held = [step for step in steps if not isinstance(pieces_of(step, PREFERRED, checkpoint.config), str)]
+    return PREFERRED if 2 * _elements(held) >= _elements(steps) else OWN
+
+
+def _refuse_impossible(plan: Plan, layout: Layout) -> None:
+    """Raise RefusedError for formats that a layout lacks, for padding where it stores none, and for scales of inputs
+    that it cannot do without."""
+    problems = [
+        f"{name}: the layout {layout.name} cannot hold it; it holds {', '.join(layout.formats)}. Use --layout "
+        f"{OWN.name} for any format."
+        for name in sorted(_formats(plan.quantized) - set(layout.formats))
+        if layout is not OWN
+    ]
+    problems += [
+        f"{printable(step.tensor.name)} {list(step.tensor.shape)}: the layout {layout.name} stores no padding. Use "
+        f"--layout {OWN.name} or --on-indivisible keep."
+        for step in plan.quantized
+        if step.padded and layout is not OWN
+    ]
+    problems += [
+        f"{name}: loaders of the layout {layout.name} take a stored scale of each layer's inputs. Give captured inputs "
+        f"with --captures, or use a format whose inputs are quantized as they come, such as {name}_channel."
+        for name in sorted({step.scheme.format.name for step in plan.quantized if step.scheme and not step.input_scale})
+        if name in layout.needs_input_scales
+    ]
+    if problems:
+        raise together(RefusedError, f"What the layout {layout.name} cannot hold", problems)
+
+
+def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) -> list[str]:
+    """What the user might not expect of the layout: weights kept because of it, and that another one was taken."""
+    unheld = [step for step, task in zip(plan.tensors, tasks, strict=True) if step.scheme and not task.pieces]
+    notes = []
+    if unheld:
+        share = 100 * _elements(unheld) / _elements(plan.tensors)
+        notes.append(
+            f"{_elements(unheld):,} parameters ({share:.1f} % of the model, {len(unheld):,} tensors) are not "
+            f"quantized, since {layout.name} cannot hold "
+            f"'{printable(unheld[0].tensor.name)}'{' and others' if len(unheld) > 1 else ''}. Use --layout "
+            f"{OWN.name} to quantize them."
+        )
+    if not named and layout is not PREFERRED:
+        missing = sorted(_formats(plan.quantized) - set(PREFERRED.formats))
+        lacks = f"has no {', '.join(missing)}" if missing else "cannot hold most of the weights"
+        padded = any(step.padded for step in plan.quantized) and not missing
+        reason = "stores no padding" if padded else lacks
+        notes.append(f"Written in the layout {layout.name}, since {PREFERRED.name} {reason}.")
+    return notes
+
+
+def _formats(steps: Sequence[TensorPlan]) -> set[str]:
+    return {step.scheme.format.name for step in steps if step.scheme is not None}
+
+
+def _elements(steps: Sequence[TensorPlan]) -> int:
+    return sum(step.tensor.elements for step in steps)

@@ -1,0 +1,260 @@
+"""A quantized checkpoint seen as the plain one it stands for: every weight scaled back when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from mxcli.backends.backend import Backend
+from mxcli.backends.cpu import Cpu
+from mxcli.errors import InputError, RefusedError, printable, together
+from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read, with_roles
+from mxcli.files.layouts import (
+    COLUMN,
+    LAYOUTS,
+    QUANTIZATION_CONFIG,
+    Content,
+    Entry,
+    ForeignWeight,
+    Layout,
+    OnDisk,
+    Weight,
+    layout_of_dialect,
+    quantized_from,
+)
+from mxcli.files.model_files import RECORD
+from mxcli.files.plain import read_json_object
+from mxcli.files.roles import role_of
+from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
+
+ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale", "._weight_act_per_tensor_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A quantized weight and the tensors it lies in."""
+
+    weight: Weight
+    contents: tuple[Content, ...]
+
+    @property
+    def plain(self) -> Entry:
+        """The tensor it stands for."""
+        shape = self.weight.shape
+        if self.weight.axis == COLUMN:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        return Entry(self.weight.name, self.weight.dtype, shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it occupies in the source."""
+        return sum(content.entry.nbytes for content in self.contents)
+
+    @property
+    def working_bytes(self) -> int:
+        """Memory that scaling it back takes: what is read, the result, and a copy of it where it is turned."""
+        return self.nbytes + (2 if self.weight.axis == COLUMN else 1) * self.plain.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """How a source is seen as plain: its layout, its weights by plain name, and all plain tensors in order.
+
+    `unused` are tensors that say nothing of the weights (scales of activations), `foreign` weights in codes of others.
+    """
+
+    source: Checkpoint
+    layout: Layout
+    weights: Mapping[str, StoredWeight]
+    tensors: Mapping[str, TensorInfo]
+    unused: tuple[str, ...]
+    foreign: Mapping[str, ForeignWeight] = field(default_factory=dict)
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of every plain weight by name."""
+        ours = {name: stored.weight.dtype for name, stored in self.weights.items()}
+        return ours | {name: weight.plain.dtype for name, weight in self.foreign.items()}
+
+    def read(self, info: TensorInfo) -> Array:
+        """A plain tensor that is no weight in a format of ours, one in codes of others among them."""
+        if info.name in self.foreign:
+            return self.foreign[info.name].values(read(self.source, self.source.tensors[info.name]), info.dtype)
+        return read(self.source, info)
+
+    def working_bytes(self, info: TensorInfo) -> int:
+        """Memory that reading a plain tensor takes."""
+        if info.name in self.weights:
+            return self.weights[info.name].working_bytes
+        if info.name in self.foreign:
+            # Decoded in binary32 before it is in its dtype.
+            return self.source.tensors[info.name].nbytes + byte_count("F32", info.shape) + info.nbytes
+        return info.nbytes
+
+    def checkpoint(self, backend: Backend) -> Checkpoint:
+        """The plain checkpoint; reading one of its weights takes `working_bytes`."""
+
+        def decode(info: TensorInfo) -> Array:
+            stored = self.weights.get(info.name)
+            return self.read(info) if stored is None else values_of(self.source, stored, backend)
+
+        files = {info.file for info in self.tensors.values() if info.offset == IN_MEMORY}
+        decoders: dict[Path, Callable[[TensorInfo], Array]] = dict.fromkeys(files, decode)
+        return replace(
+            self.source,
+            tensors=self.tensors,
+            metadata={file: self._plain_metadata(said) for file, said in self.source.metadata.items()},
+            config=None if self.source.config is None else without_quantization(self.source.config),
+            dialect=None,
+            decoders={**self.source.decoders, **decoders},
+            restored_from=self.layout.name,
+        )
+
+    def _plain_metadata(self, said: Mapping[str, str]) -> dict[str, str]:
+        weights = [stored.weight for stored in self.weights.values()]
+        of_layout = self.layout.metadata(weights, list(self.tensors)).keys()
+        return {key: text for key, text in said.items() if key not in of_layout}
+
+
+def open_floats(source: str | Path, *, requantize: bool = False) -> Checkpoint:
+    """A source to be quantized or measured; with `requantize` one that is quantized is seen as the plain one.
+
+    What its own quantization lost cannot be known from it: errors are those against the values it stands for.
+    """
+    checkpoint = open_checkpoint(source)
+    if checkpoint.dialect is None or not requantize:
+        return checkpoint
+    return restoring(checkpoint).checkpoint(Cpu())
+
+
+def restoring(checkpoint: Checkpoint, dtype: str | None = None) -> Restoring:
+    """How a quantized source is seen as plain, weights as `dtype` (None: the dtype that each had as far as that is
+    recorded, else the model's, else BF16).
+
+    Raises RefusedError for a source in no layout that is read back, InputError where tensors do not fit their
+    configuration.
+    """
+    layout = reading_layout(checkpoint)
+    seen = restored_as(checkpoint, layout, layout.weights(on_disk(checkpoint)), dtype)
+    if not seen.weights and not seen.foreign:
+        raise RefusedError(f"{printable(checkpoint.root)}: holds no quantized weights.")
+    alone = [_without_partner(info) for info in seen.tensors.values() if _needs_partner(info)]
+    if alone:
+        raise together(InputError, printable(checkpoint.where), alone)
+    return seen
+
+
+def _needs_partner(info: TensorInfo) -> bool:
+    """Whether a tensor that no weight was found for is a part of one: taken for plain numbers it would be garbage."""
+    if info.offset == IN_MEMORY:
+        return False
+    # Other scales, of inputs and of the cache of keys and values, mean something by themselves.
+    return info.role == "codes" or (info.role == "scale" and "weight" in info.name.rpartition(".")[2])
+
+
+def _without_partner(info: TensorInfo) -> str:
+    what, lacks = ("holds codes", "scales") if info.role == "codes" else ("is a part of a quantized weight", "others")
+    return (
+        f"{printable(info.name)} ({info.dtype} {list(info.shape)}): {what}, and the {lacks} that go with it are "
+        "missing or do not fit; `mxcli verify` tells more."
+    )
+
+
+def restored_as(checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight], dtype: str | None = None) -> Restoring:
+    """How a source is seen with these weights in it, all other tensors as they are."""
+    recorded = _recorded_dtypes(checkpoint.root / RECORD)
+    weights = {}
+    for weight in found:
+        plain = replace(weight, dtype=dtype or recorded.get(weight.name, weight.dtype))
+        weights[weight.name] = StoredWeight(plain, layout.contents(weight))
+    foreign = {}
+    for other in layout.foreign(on_disk(checkpoint)):
+        entry = replace(other.plain, dtype=dtype or recorded.get(other.plain.name, other.plain.dtype))
+        foreign[entry.name] = replace(other, plain=entry)
+    return Restoring(checkpoint, layout, weights, *_tensors(checkpoint, weights, foreign), foreign)
+
+
+def on_disk(checkpoint: Checkpoint) -> OnDisk:
+    """What a layout is told of a source."""
+    metadata = {key: text for said in checkpoint.metadata.values() for key, text in said.items()}
+    return OnDisk(checkpoint.tensors, checkpoint.config or {}, checkpoint.producer_config or {}, metadata)
+
+
+def values_of(checkpoint: Checkpoint, stored: StoredWeight, backend: Backend) -> Array:
+    """A weight scaled back, in the dtype of `stored.plain`: binary32, or rounded from it once."""
+    arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
+    values = backend.dequantize(quantized_from(stored.weight, arrays), stored.weight.dtype)
+    return np.ascontiguousarray(np.swapaxes(values, -1, -2)) if stored.weight.axis == COLUMN else values
+
+
+def without_quantization(config: Mapping[str, object]) -> dict[str, object]:
+    """A configuration without quantization, in its parts neither."""
+    return {
+        key: without_quantization(part) if isinstance(part, Mapping) else part
+        for key, part in config.items()
+        if key not in (QUANTIZATION_CONFIG, "compression_config")
+    }
+
+
+def reading_layout(checkpoint: Checkpoint) -> Layout:
+    """The layout that reads a source. Raises RefusedError for a plain source and for one in no layout that is read
+    back, InputError where a configuration is needed and missing.
+    """
+    found = layout_of_dialect(checkpoint.dialect)
+    if found is not None:
+        if found.needs_config and not (on_disk(checkpoint).settings or checkpoint.producer_config):
+            raise InputError(
+                f"{printable(checkpoint.where)}: holds quantized weights ({checkpoint.dialect}) without a config.json "
+                "with a quantization_config beside it to say what they mean: put the checkpoint's own there."
+            )
+        return found
+    if checkpoint.dialect is None:
+        raise RefusedError(f"{printable(checkpoint.root)}: not quantized; there is nothing to scale back.")
+    raise RefusedError(
+        f"{printable(checkpoint.root)}: quantized by {printable(checkpoint.dialect)}; only {', '.join(LAYOUTS)} are "
+        "read back."
+    )
+
+
+def _recorded_dtypes(record: Path) -> dict[str, str]:
+    """The dtype of each plain tensor where the record of our own output tells it."""
+    tensors = read_json_object(record).get("tensors") if record.is_file() else None
+    if not isinstance(tensors, Mapping):
+        return {}
+    dtypes = {name: told.get("dtype") for name, told in tensors.items() if isinstance(told, Mapping)}
+    return {name: dtype for name, dtype in dtypes.items() if isinstance(dtype, str)}
+
+
+def _tensors(
+    checkpoint: Checkpoint, weights: Mapping[str, StoredWeight], foreign: Mapping[str, ForeignWeight]
+) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    """Every plain tensor in the order of the source, each weight at the place of its codes; and what says nothing."""
+    first = {stored.contents[0].entry.name: stored.plain for stored in weights.values()}
+    first |= {name: weight.plain for name, weight in foreign.items()}
+    consumed = {content.entry.name for stored in weights.values() for content in stored.contents}
+    scales = {name.removesuffix(".weight") + ending for name in weights for ending in ACTIVATION_SCALES}
+    plain: dict[str, TensorInfo] = {}
+    unused: list[str] = []
+    for name, info in checkpoint.tensors.items():
+        if name in first:
+            entry = first[name]
+            role = role_of(entry.name, entry.shape, entry.dtype)
+            plain[entry.name] = TensorInfo(
+                entry.name, entry.dtype, entry.shape, role, info.file, IN_MEMORY, entry.nbytes
+            )
+        elif name in scales:
+            unused.append(name)
+        elif name not in consumed:
+            plain[name] = info
+    return with_roles(plain, checkpoint.captures), tuple(unused)
+
+
+def restoring_notes(restored: Restoring) -> Sequence[str]:
+    """What of the source is left out."""
+    if not restored.unused:
+        return []
+    first = printable(restored.unused[0])
+    return [f"{len(restored.unused):,} scales of activations ('{first}', …) are left out."]

@@ -1,0 +1,104 @@
+"""Which file of the output holds what: the sharding of the source is kept unless files are to have another size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mxcli.errors import RefusedError, printable, together
+from mxcli.files.captures import CAPTURE_KEY
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.directory import SAFETENSORS, SOLE
+from mxcli.files.layouts import Entry
+from mxcli.files.shard_file import Shard
+
+INDEX = "model.safetensors.index.json"
+
+
+Unit = tuple[Entry, ...]
+"""Tensors that stay in one file: the codes of a weight and its scales."""
+
+
+def shards_of(
+    checkpoint: Checkpoint, units: Mapping[Path, Sequence[Unit]], max_bytes: int | None = None
+) -> tuple[Shard, ...]:
+    """A shard for every file of the source that has something to write, with the metadata of that file; with
+    `max_bytes` as many as it takes to hold no more bytes of tensors each, filled in order: only a unit that is larger
+    by itself has a file that is.
+
+    What a capture says of its tensors is left out: their names and values are no longer those it describes.
+    Raises RefusedError naming every tensor that would occur twice.
+    """
+    counts = Counter(entry.name for of_file in units.values() for unit in of_file for entry in unit)
+    problems = [
+        f"'{printable(name)}' would be written {count} times: a tensor of the source has the name of another's codes "
+        "or scales. Keep that weight plain with --exclude, or rename the tensor."
+        for name, count in counts.items()
+        if count > 1
+    ]
+    if problems:
+        raise together(RefusedError, printable(checkpoint.root), problems)
+    files = [file for file in checkpoint.files if units.get(file)]
+    if max_bytes is not None:
+        return _filled(checkpoint, [(file, unit) for file in files for unit in units[file]], max_bytes)
+    names = _names(files, indexed=checkpoint.index is not None)
+    return tuple(
+        Shard(name, tuple(entry for unit in units[file] for entry in unit), _metadata(checkpoint, [file]))
+        for file, name in zip(files, names, strict=True)
+    )
+
+
+def is_indexed(shards: Sequence[Shard]) -> bool:
+    """Whether there is an index: for all but the one file that is the whole model by its name."""
+    return [shard.name for shard in shards] not in [[name] for name in SOLE.values()]
+
+
+def index_of(shards: Sequence[Shard]) -> dict[str, object]:
+    """The index of the shards."""
+    return {
+        "metadata": {"total_size": sum(shard.data_bytes for shard in shards)},
+        "weight_map": {entry.name: shard.name for shard in shards for entry in shard.entries},
+    }
+
+
+def _filled(checkpoint: Checkpoint, units: Sequence[tuple[Path, Unit]], max_bytes: int) -> tuple[Shard, ...]:
+    """Shards filled in order."""
+    filled: list[list[tuple[Path, Unit]]] = []
+    room = 0
+    for file, unit in units:
+        needed = sum(entry.nbytes for entry in unit)
+        if not filled or needed > room:
+            filled.append([])
+            room = max_bytes
+        filled[-1].append((file, unit))
+        room -= needed
+    names = [SOLE[SAFETENSORS]] if len(filled) == 1 else _numbered(len(filled))
+    return tuple(
+        Shard(
+            name,
+            tuple(entry for _, unit in held for entry in unit),
+            _metadata(checkpoint, list(dict.fromkeys(file for file, _ in held))),
+        )
+        for name, held in zip(names, filled, strict=True)
+    )
+
+
+def _metadata(checkpoint: Checkpoint, files: Sequence[Path]) -> dict[str, str]:
+    """What all the files say of themselves."""
+    said = [set(checkpoint.metadata.get(file, {}).items()) for file in files]
+    return {key: text for key, text in sorted(set.intersection(*said)) if key != CAPTURE_KEY}
+
+
+def _names(files: Sequence[Path], *, indexed: bool) -> list[str]:
+    """Names of the source's files as safetensors files; a single file without index is the sole model file."""
+    if len(files) == 1 and not indexed:
+        return [SOLE[SAFETENSORS]]
+    names = [f"{file.stem.replace('pytorch_model', 'model')}.safetensors" for file in files]
+    if len(set(names)) == len(names):
+        return names
+    return _numbered(len(files))
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"model-{place:05}-of-{count:05}.safetensors" for place in range(1, count + 1)]

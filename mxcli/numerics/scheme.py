@@ -1,0 +1,212 @@
+"""Names resolved to numbers: a format, a scale rule, a rounding and a dialect become the one record kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict
+
+from mxcli.errors import UsageError, did_you_mean, printable, together
+from mxcli.numerics.dialects import Dialect, ProducerChoice, find_dialect
+from mxcli.numerics.floats import FP32
+from mxcli.numerics.formats import BlockFormat, find_format
+from mxcli.numerics.hadamard import Hadamard, stated_hadamard
+from mxcli.numerics.scale_rules import (
+    ELEMENT_ROUNDINGS,
+    MANTISSA_SCALE_RULES,
+    POWER_OF_TWO_SCALE_RULES,
+    ElementRounding,
+    MantissaScaleRule,
+    PowerOfTwoScaleRule,
+)
+from mxcli.numerics.streams import check_draws
+
+NONFINITE_POLICIES = ("error", "saturate", "nan-block")
+
+_BOTH: list[PowerOfTwoScaleRule | MantissaScaleRule] = [
+    *POWER_OF_TWO_SCALE_RULES.values(),
+    *MANTISSA_SCALE_RULES.values(),
+]
+_RULES = {known: rule for rule in _BOTH for known in (rule.name, *rule.aliases)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rule options as requested, for every format: names of rules (None: the dialect's choice), the policy for
+    non-finite input, the seed of stochastic rounding (None: 0) and the transform to apply first."""
+
+    scale_rounding: str | None = None
+    rounding: str | None = None
+    dialect: str | None = None
+    nonfinite: str = "saturate"
+    seed: int | None = None
+    hadamard: Hadamard | None = None
+
+
+class RuleOptions(TypedDict, total=False):
+    """The rule options as keywords, spelled as on the command line: a transform is a size and a seed of its signs."""
+
+    scale_rounding: str | None
+    rounding: str | None
+    dialect: str | None
+    nonfinite: str
+    seed: int | None
+    hadamard: int | None
+    hadamard_seed: int | None
+
+
+RULE_NAMES = tuple(field.name for field in fields(Rules))
+TENSOR_RULES = ("scale_rounding", "rounding", "dialect")
+"""The rules that may differ from tensor to tensor."""
+
+
+def overlaid(rules: Rules, named: Mapping[str, str | None]) -> Rules:
+    """Return the rules with those of TENSOR_RULES replaced that are named and not None."""
+    given: dict[str, Any] = {name: named[name] for name in TENSOR_RULES if named.get(name) is not None}
+    return replace(rules, **given)
+
+
+def tensor_rules(rules: Rules) -> dict[str, str | None]:
+    """Return the rules that may differ from tensor to tensor, by name."""
+    return {name: getattr(rules, name) for name in TENSOR_RULES}
+
+
+def rules_from(options: Mapping[str, Any]) -> Rules:
+    """Return the rules of keywords named as in RuleOptions; raises UsageError for a transform that does not exist."""
+    named = dict(options)
+    hadamard = stated_hadamard(named.pop("hadamard", None), named.pop("hadamard_seed", None))
+    return Rules(**named, hadamard=hadamard)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to quantize, completely: which bytes come out depends on this and the input only.
+
+    A rounding that is random draws by `seed` (0 where none is), the tensor's stream and the element's index.
+    `hadamard` is applied to the input first (None: none is).
+    """
+
+    format: BlockFormat
+    scale_rule: PowerOfTwoScaleRule | MantissaScaleRule
+    rounding: ElementRounding
+    dialect: Dialect
+    choice: ProducerChoice
+    nonfinite: str
+    seed: int = 0
+    hadamard: Hadamard | None = None
+
+    @property
+    def infinity_is_nan(self) -> bool:
+        """Whether an infinity makes its block NaN, as a NaN does."""
+        return self.nonfinite == "nan-block" or self.choice.infinity_is_nan
+
+
+def scale_kind(row: BlockFormat) -> str:
+    """The kind of scale that rules serve: `e8m0`, `narrow` (8 bits with a mantissa) or `fp32`."""
+    if row.has_power_of_two_scales:
+        return "e8m0"
+    return "fp32" if row.scale is FP32 else "narrow"
+
+
+def resolve(format: str | BlockFormat, rules: Rules = Rules()) -> Scheme:
+    """Return the scheme of a format under rules; what they leave open is the dialect's choice.
+
+    Power-of-two rules also serve binary32 scales, which then hold powers of two. The seed is used by stochastic
+    rounding only. Raises UsageError for an unknown name, a rule that does not serve the format, or a seed that is not
+    an integer of 32 bits.
+    """
+    row = find_format(format) if isinstance(format, str) else format
+    bundle = find_dialect(rules.dialect)
+    check_nonfinite(rules.nonfinite)
+    if rules.rounding is not None:
+        find_rounding(rules.rounding)
+    choice = bundle.choice(scale_kind(row), row.element.name)
+    if choice is None:
+        if rules.scale_rounding is None:
+            raise UsageError(
+                f"{bundle.name} has no rule for {row.name} ({row.element.name} elements, {row.scale.name} scales): "
+                f"name one with --scale-rounding, or another --as"
+            )
+        choice = ProducerChoice(rules.scale_rounding)
+    rule = _rule(row, rules.scale_rounding or choice.rule)
+    seed = 0 if rules.seed is None else rules.seed
+    check_draws(seed)
+    rounding = ELEMENT_ROUNDINGS[rules.rounding or choice.rounding]
+    return Scheme(
+        row, rule, rounding, bundle, choice, rules.nonfinite, seed if rounding.is_random else 0, rules.hadamard
+    )
+
+
+def check_nonfinite(policy: str) -> None:
+    """Raise UsageError unless `policy` is one of NONFINITE_POLICIES."""
+    if policy not in NONFINITE_POLICIES:
+        raise UsageError(f"unknown policy '{printable(policy)}': --nonfinite takes {', '.join(NONFINITE_POLICIES)}")
+
+
+def check_scale_rule(name: str) -> None:
+    """Raise UsageError unless a scale rule of that name exists for some format."""
+    if find_scale_rule(name) is None:
+        known = (*POWER_OF_TWO_SCALE_RULES, *MANTISSA_SCALE_RULES)
+        raise UsageError(
+            f"unknown scale rounding '{printable(name)}': known are {', '.join(known)}.{did_you_mean(name, known)}"
+        )
+
+
+RULE_CHECKS: Mapping[str, Callable[[str], object]] = {
+    "scale_rounding": check_scale_rule,
+    "rounding": lambda name: find_rounding(name),
+    "dialect": find_dialect,
+    "nonfinite": check_nonfinite,
+}
+"""What raises UsageError for a rule option, by the name of the field of Rules, whatever the format."""
+
+
+def scale_rules(row: BlockFormat) -> list[str]:
+    """Names of the scale rules that serve a format, in the tables' order."""
+    kind = scale_kind(row)
+    names = [rule.name for rule in POWER_OF_TWO_SCALE_RULES.values() if kind != "narrow" and rule.serves(row.element)]
+    return names + [scheme.name for scheme in MANTISSA_SCALE_RULES.values() if scheme.scale == kind]
+
+
+def resolve_all(formats: Iterable[str], rules: Rules = Rules()) -> list[Scheme]:
+    """Return the scheme of each format as `resolve` does; raises UsageError naming every problem at once."""
+    schemes, problems = list[Scheme](), list[str]()
+    for name in formats:
+        try:
+            schemes.append(resolve(name, rules))
+        except UsageError as error:
+            problems += error.reasons
+    if problems:
+        raise together(UsageError, "Names that mean nothing", list(dict.fromkeys(problems)))
+    return schemes
+
+
+def find_rounding(name: str) -> ElementRounding:
+    """The element rounding of that name; raises UsageError where there is none."""
+    rounding = ELEMENT_ROUNDINGS.get(name)
+    if rounding is None:
+        raise UsageError(
+            f"unknown element rounding '{printable(name)}': known are {', '.join(ELEMENT_ROUNDINGS)}."
+            f"{did_you_mean(name, ELEMENT_ROUNDINGS)}"
+        )
+    return rounding
+
+
+def find_scale_rule(name: str) -> PowerOfTwoScaleRule | MantissaScaleRule | None:
+    """The rule or recipe of that name, whichever format it serves; None: there is none."""
+    return _RULES.get(name.strip().lower())
+
+
+def _rule(row: BlockFormat, name: str) -> PowerOfTwoScaleRule | MantissaScaleRule:
+    rule = find_scale_rule(name)
+    if rule is None:
+        raise UsageError(
+            f"unknown scale rounding '{printable(name)}': {row.name} takes {', '.join(scale_rules(row))}."
+            f"{did_you_mean(name.strip(), _RULES)}"
+        )
+    if rule.name not in scale_rules(row):
+        raise UsageError(
+            f"scale rounding {rule.name} does not serve {row.name} ({row.element.name} elements, {row.scale.name} "
+            f"scales): it takes {', '.join(scale_rules(row))}"
+        )
+    return rule

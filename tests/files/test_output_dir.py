@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_checkpoint import safetensors_bytes, zeros
+
+from mxcli.errors import EnvironmentFailure, InputError, RefusedError
+from mxcli.files.checkpoint import Checkpoint, open_checkpoint
+from mxcli.files.layouts import Entry
+from mxcli.files.output_dir import Output
+from mxcli.files.partials import Place, check_place, json_bytes
+from mxcli.files.progress import Draft
+from mxcli.files.shard_file import Shard, ShardFile
+
+BYTES = Entry("b", "U8", (3,))
+WIDE = Entry("w", "F32", (2,))
+HALVES = Entry("h", "BF16", (1, 3))
+
+
+def write_shard(path: Path, shard: Shard, arrays: dict[str, np.ndarray]) -> None:
+    with path.open("wb") as file:
+        written = ShardFile(shard, file)
+        for name, array in arrays.items():
+            written.write(name, array)
+        written.finish()
+
+
+def test_a_shard_is_laid_out_widest_element_first_and_aligned(tmp_path: Path) -> None:
+    shard = Shard("s", (BYTES, HALVES, WIDE), {"author": "x"})
+    arrays = {
+        "b": np.array([1, 2, 3], np.uint8),
+        "h": np.array([[4, 5, 6]], np.uint16),
+        "w": np.array([1.0, -2.0], np.float32),
+    }
+    write_shard(tmp_path / "s.safetensors", shard, arrays)
+    content = (tmp_path / "s.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0
+    assert json.loads(content[8 : 8 + length]) == {
+        "__metadata__": {"format": "pt", "author": "x"},
+        "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        "h": {"dtype": "BF16", "shape": [1, 3], "data_offsets": [8, 14]},
+        "b": {"dtype": "U8", "shape": [3], "data_offsets": [14, 17]},
+    }
+    assert content[8 + length :] == arrays["w"].tobytes() + arrays["h"].tobytes() + b"\1\2\3"
+    assert len(content) == shard.nbytes
+    assert shard.data_bytes == 17
+
+
+def test_the_safetensors_library_reads_a_shard(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.numpy")
+    write_shard(
+        tmp_path / "s.safetensors",
+        Shard("s", (BYTES, WIDE, Entry("none", "F32", (0, 4)), Entry("one", "I64", ()))),
+        {
+            "one": np.array(7, np.int64),
+            "none": np.zeros((0, 4), np.float32),
+            "w": np.array([1, 2], np.float32),
+            "b": np.array([1, 2, 3], np.uint8),
+        },
+    )
+    found = library.load_file(tmp_path / "s.safetensors")
+    assert {name: (array.shape, array.tolist()) for name, array in found.items()} == {
+        "one": ((), 7),
+        "none": ((0, 4), []),
+        "w": ((2,), [1.0, 2.0]),
+        "b": ((3,), [1, 2, 3]),
+    }
+
+
+def test_a_shard_is_not_finished_before_every_tensor_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"described but not written: \['w'\]"):
+        write_shard(tmp_path / "s", Shard("s", (BYTES, WIDE)), {"b": np.zeros(3, np.uint8)})
+    with pytest.raises(ValueError, match="b: 4 bytes given, 3 described"):
+        write_shard(tmp_path / "s", Shard("s", (BYTES,)), {"b": np.zeros(4, np.uint8)})
+
+
+def test_json_is_sorted_readable_and_ends_with_a_newline() -> None:
+    assert json_bytes({"b": 1, "a": "ä"}) == '{\n  "a": "ä",\n  "b": 1\n}\n'.encode()
+
+
+def names_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_output_appears_under_its_names_only_when_published(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("x")
+    folder, shard = tmp_path / "deep" / "out", Shard("s.safetensors", (BYTES,))
+    draft = Draft((shard,), {"config.json": {"a": 1}}, {"sub/x.txt": tmp_path / "x.txt"}, {"version": "1"})
+    with Output(Place(folder), draft) as output:
+        output.begin_shard(shard)
+        output.write("b", np.zeros(3, np.uint8))
+        output.finish(("b",), "")
+        output.end_shard()
+        assert names_in(folder) == {"s.safetensors.partial", "mxcli.progress.partial"}
+        output.publish(output.record)
+    assert names_in(folder) == {"s.safetensors", "config.json", "sub/x.txt", "mxcli.json"}
+    assert json.loads((folder / "mxcli.json").read_text()) == {
+        "version": "1",
+        "files": ["config.json", "s.safetensors", "sub/x.txt"],
+    }
+    assert (folder / "config.json").read_text() == '{\n  "a": 1\n}\n'
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RefusedError("no"), EnvironmentFailure("full")])
+def test_an_exception_before_anything_is_finished_removes_all_that_was_begun(
+    tmp_path: Path, error: BaseException
+) -> None:
+    def fail() -> None:
+        shard = Shard("s", (BYTES,))
+        with Output(Place(tmp_path / "deep" / "out"), Draft((shard,))) as output:
+            output.begin_shard(shard)
+            output.write("b", np.zeros(3, np.uint8))
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def begun(folder: Path, draft: Draft, error: BaseException | None, **more: bool) -> None:
+    """A run that finishes `b` of a shard that has more, and then ends."""
+    with Output(Place(folder), draft, **more) as output:
+        output.begin_shard(draft.shards[0])
+        output.write("b", np.array([1, 2, 3], np.uint8))
+        output.finish(("b",), "seen")
+        if error is not None:
+            raise error
+
+
+TWO = Draft((Shard("s", (BYTES, WIDE)),), record={"version": "1", "options": {"format": "x"}})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), EnvironmentFailure("full"), InputError("gone"), None])
+def test_what_is_finished_is_kept_to_be_resumed(tmp_path: Path, error: BaseException | None) -> None:
+    if error is None:
+        begun(tmp_path, TWO, None)
+    else:
+        with pytest.raises(type(error)) as raised:
+            begun(tmp_path, TWO, error)
+        assert raised.value.__notes__ == [
+            f"What is finished is kept in {tmp_path}; the same command with --resume goes on from there."
+        ]
+    assert names_in(tmp_path) == {"s.partial", "mxcli.progress.partial"}
+    with Output(Place(tmp_path), TWO, resume=True) as output:
+        assert output.kept == {"b": "seen"}
+        output.begin_shard(TWO.shards[0])
+        output.write("w", np.array([1, 2], np.float32))
+        output.finish(("w",), "")
+        output.end_shard()
+        output.publish({})
+    assert names_in(tmp_path) == {"s", "mxcli.json"}
+    assert (tmp_path / "s").read_bytes().endswith(np.array([1, 2], np.float32).tobytes() + b"\1\2\3")
+
+
+def test_a_refusal_keeps_nothing_as_it_could_not_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError):
+        begun(tmp_path / "out", TWO, RefusedError("no"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_earlier_run_finished_is_replaced_by_force_alone(tmp_path: Path) -> None:
+    begun(tmp_path, TWO, None)
+    (tmp_path / "other.partial").write_text("not ours")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for other in (TWO, Draft((Shard("t", ()),))):
+        with pytest.raises(RefusedError) as refused, Output(Place(tmp_path), other):
+            pass
+        assert str(refused.value) == (
+            f"{tmp_path}: holds an unfinished run: --resume goes on with it if the options are the same, --force "
+            "begins anew."
+        )
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with Output(Place(tmp_path), Draft((Shard("t", ()),)), force=True) as output:
+        assert output.kept == {}
+        output.begin_shard(Shard("t", ()))
+        output.end_shard()
+        output.publish({})
+    assert names_in(tmp_path) == {"t", "mxcli.json", "other.partial"}
+
+
+def test_what_was_finished_is_done_again_where_it_is_not_there(tmp_path: Path) -> None:
+    """A file that is gone, was cut, has another header, or is a link or a second name of another file."""
+    outside = tmp_path / "outside"
+    for case in ("gone", "cut", "other", "link", "second name"):
+        folder = tmp_path / case
+        folder.mkdir()
+        begun(folder, TWO, None)
+        partial = folder / "s.partial"
+        content = partial.read_bytes()
+        partial.unlink()
+        outside.unlink(missing_ok=True)
+        outside.write_bytes(content)
+        if case == "cut":
+            partial.write_bytes(content[:-1])
+        elif case == "other":
+            partial.write_bytes(content.replace(b"F32", b"I32"))
+        elif case == "link":
+            partial.symlink_to(outside)
+        elif case == "second name":
+            partial.hardlink_to(outside)
+        with Output(Place(folder), TWO, resume=True) as output:
+            assert output.kept == {}, case
+            output.begin_shard(TWO.shards[0])
+            output.write("w", np.zeros(2, np.float32))
+            output.finish(("w",), "")
+        with Output(Place(folder), TWO, resume=True) as output:
+            assert set(output.kept) == {"w"}, case
+        assert outside.read_bytes() == content, case
+
+
+def test_a_line_that_a_crash_cut_off_is_not_counted(tmp_path: Path) -> None:
+    begun(tmp_path, TWO, None)
+    record = tmp_path / "mxcli.progress.partial"
+    whole = record.read_bytes()
+    record.write_bytes(whole + b'{"shard":"s","entr')
+    with Output(Place(tmp_path), TWO, resume=True) as output:
+        assert set(output.kept) == {"b"}
+    assert record.read_bytes() == whole
+    record.write_bytes(whole[:-1])
+    with Output(Place(tmp_path), TWO, resume=True) as output:
+        assert output.kept == {}
+
+
+def test_a_link_in_place_of_the_record_of_progress_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mxcli.progress.partial").symlink_to(tmp_path / "precious")
+    begun(tmp_path / "out", TWO, None, resume=True)
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "out" / "mxcli.progress.partial").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"record": {"version": "2", "options": {"format": "x"}}}, "version was 1 and is 2"),
+        ({"record": {"version": "1", "options": {"format": "y"}}}, "options format was x and is y"),
+        ({"record": {"version": "1", "options": {}}}, "options format was x and is none"),
+        ({"modified": {"model.safetensors": 7}}, "model.safetensors of the source was written anew meanwhile"),
+        ({"documents": {"config.json": {"a": 1}}}, 'documents config.json was none and is {"a": 1}'),
+        ({"shards": (Shard("s", (BYTES, HALVES)),)}, "s holds other tensors"),
+        ({"shards": (Shard("s", (BYTES,)), Shard("t", (WIDE,)))}, "it was divided into 1 files and is into 2"),
+    ],
+)
+def test_a_run_that_made_something_else_is_not_resumed(tmp_path: Path, other: dict[str, Any], told: str) -> None:
+    begun(tmp_path, TWO, None)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RefusedError) as refused, Output(Place(tmp_path), replace(TWO, **other), resume=True):
+        pass
+    assert str(refused.value).startswith(f"{tmp_path}: cannot be resumed: {told}")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_all_that_differs_is_told_but_not_what_follows_from_it(tmp_path: Path) -> None:
+    begun(tmp_path, TWO, None)
+    other = replace(
+        TWO, record={"version": "2", "options": {"format": "y"}, "tensors": {"a": 1}}, documents={"config.json": {}}
+    )
+    with pytest.raises(RefusedError) as refused, Output(Place(tmp_path), other, resume=True):
+        pass
+    assert refused.value.details == ("version was 1 and is 2", "options format was x and is y")
+
+
+def test_two_runs_do_not_write_one_directory(tmp_path: Path) -> None:
+    with Output(Place(tmp_path), TWO) as output:
+        output.begin_shard(TWO.shards[0])
+        for more in ({}, {"resume": True}, {"force": True}):
+            with pytest.raises(RefusedError, match="another run is writing it"):
+                Output(Place(tmp_path), TWO, **more).__enter__()
+        assert names_in(tmp_path) == {"s.partial", "mxcli.progress.partial"}
+    assert names_in(tmp_path) == set()
+
+
+def test_too_small_a_disk_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+    draft = Draft((Shard("s", (Entry("b", "U8", (10**18,)),)),))
+    with pytest.raises(
+        EnvironmentFailure, match=r"disk full: the output needs 1,\d{3},\d{3},\d{3},\d{3},\d{3},\d{3}"
+    ) as no:
+        Output(Place(tmp_path / "out"), draft).__enter__()
+    assert "are available; free some space" in str(no.value)
+    assert no.value.exit_code == 6
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Checkpoint:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({"a.weight": zeros("F32", 2, 32)}))
+    (folder / "config.json").write_text('{"hidden_size": 32}')
+    return open_checkpoint(folder)
+
+
+NAMES = ["model.safetensors", "config.json"]
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("source", "holds the source itself"),
+        ("source/out", "lies inside the source"),
+        ("other/../source", "holds the source itself"),
+        ("link", "holds the source itself"),
+        ("link/out", "lies inside the source"),
+        ("models--org--name/snapshots/abc", "lies in the download cache"),
+        ("cached", "lies in the download cache"),
+        ("full", "exists and holds 1 entries; give a new directory, or --force"),
+        ("source/config.json", "lies inside the source"),
+        ("a-file", "not a directory"),
+    ],
+)
+def test_where_an_output_may_not_go(tmp_path: Path, source: Checkpoint, where: str, why: str) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "source")
+    (tmp_path / "models--org--name" / "blobs").mkdir(parents=True)
+    (tmp_path / "cached").symlink_to(tmp_path / "models--org--name" / "blobs")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    (tmp_path / "a-file").write_text("x")
+    with pytest.raises(RefusedError, match=why) as refused:
+        check_place(tmp_path / where, source, NAMES, force=False)
+    assert refused.value.exit_code == 4
+
+
+def test_force_never_permits_the_source(tmp_path: Path, source: Checkpoint) -> None:
+    for where in ("source", "source/out"):
+        with pytest.raises(RefusedError):
+            check_place(tmp_path / where, source, NAMES, force=True)
+
+
+def test_an_output_whose_folders_hold_the_source_is_refused(tmp_path: Path, source: Checkpoint) -> None:
+    with pytest.raises(RefusedError, match="holds the source itself"):
+        check_place(tmp_path, source, [*NAMES, "source/tokenizer.json"], force=True)
+
+
+def test_a_snapshot_of_links_guards_what_it_links_to(tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (blobs / "abc").write_bytes(safetensors_bytes({"a.weight": zeros("F32", 2, 32)}))
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to(blobs / "abc")
+    checkpoint = open_checkpoint(tmp_path / "snapshot")
+    with pytest.raises(RefusedError, match="holds the source itself"):
+        check_place(blobs, checkpoint, NAMES, force=True)
+
+
+def test_beside_a_file_opened_by_itself_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"a.weight": zeros("F32", 2, 32)}))
+    place = check_place(tmp_path / "out", open_checkpoint(tmp_path / "a.safetensors"), NAMES, force=False)
+    assert place == Place(tmp_path / "out")
+
+
+def test_weights_of_another_checkpoint_are_never_left_beside_ours(tmp_path: Path, source: Checkpoint) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "config.json", "notes.txt"):
+        (tmp_path / "out" / name).write_text("x")
+    with pytest.raises(RefusedError) as refused:
+        check_place(tmp_path / "out", source, NAMES, force=True)
+    assert [detail.split(": ")[1] for detail in refused.value.details] == [
+        "weights of another checkpoint, which could be taken for this one; move them away."
+    ] * 2
+
+
+def test_links_and_folders_in_the_way_are_refused(tmp_path: Path, source: Checkpoint) -> None:
+    (tmp_path / "out" / "config.json").mkdir(parents=True)
+    (tmp_path / "out" / "sub").symlink_to(tmp_path)
+    with pytest.raises(RefusedError) as refused:
+        check_place(tmp_path / "out", source, [*NAMES, "sub/x.json"], force=True)
+    assert [detail.split(": ")[1] for detail in refused.value.details] == [
+        "a link or file where the output needs a folder; remove it.",
+        "a folder where the output needs a file; remove it.",
+    ]
+
+
+def test_files_an_earlier_output_lists_are_known_only_if_they_lie_in_it(tmp_path: Path, source: Checkpoint) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "elsewhere").symlink_to(tmp_path)
+    listed = ["old.safetensors", "../source/config.json", "/etc/passwd", "elsewhere/x", "", 7]
+    (out / "mxcli.json").write_text(json.dumps({"files": listed}))
+    assert check_place(out, source, NAMES, force=True).earlier == {"old.safetensors", "mxcli.json"}

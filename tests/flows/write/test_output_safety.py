@@ -1,0 +1,297 @@
+"""What becomes of output, source and earlier output when something goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import LLAMA, llama, noise, tree, write_model
+
+from mxcli.backends.backend import Backend
+from mxcli.backends.cpu import Cpu
+from mxcli.errors import EnvironmentFailure, RefusedError
+from mxcli.files.checkpoint import open_checkpoint
+from mxcli.files.shard_file import ShardFile
+from mxcli.flows.measure.report import make_report
+from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.flows.write.dequantize import dequantize_checkpoint
+from mxcli.flows.write.pipeline import WriteOptions
+from mxcli.flows.write.quantize import quantize_checkpoint
+from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.hadamard import Hadamard
+from mxcli.numerics.scheme import Scheme
+from mxcli.numerics.stats import Amax
+
+SHARDS = {
+    "model-00001-of-00002.safetensors": {"a.weight": noise(64, 64), "a.norm.weight": noise(64)},
+    "model-00002-of-00002.safetensors": {"b.weight": noise(64, 64, seed=1)},
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "source", SHARDS, LLAMA, {"tokenizer.json": "{}"})
+
+
+def quantized(source: Path, output: Path, format: str = "mxfp4", backend: Backend | None = None, **manner: Any) -> None:
+    checkpoint = open_checkpoint(source)
+    plan = make_plan(checkpoint, Options(format))
+    quantize_checkpoint(checkpoint, plan, output, backend=backend or Cpu(), manner=WriteOptions(**manner))
+
+
+@pytest.mark.parametrize("where", ["source", "source/out", "link", "link/out"])
+def test_the_source_is_never_written_to(tmp_path: Path, source: Path, where: str) -> None:
+    (tmp_path / "link").symlink_to(source)
+    before = tree(source)
+    for force in (False, True):
+        with pytest.raises(RefusedError):
+            quantized(source, tmp_path / where, force=force)
+    assert tree(source) == before
+
+
+def test_an_output_that_exists_needs_force(tmp_path: Path, source: Path) -> None:
+    quantized(source, tmp_path / "out")
+    before = tree(tmp_path / "out")
+    with pytest.raises(RefusedError, match="--force"):
+        quantized(source, tmp_path / "out", "mxfp8")
+    assert tree(tmp_path / "out") == before
+    quantized(source, tmp_path / "out", "mxfp8", force=True)
+    quantized(source, tmp_path / "fresh", "mxfp8")
+    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
+
+
+def test_force_removes_our_stale_shards_and_leaves_what_is_not_ours(tmp_path: Path, source: Path) -> None:
+    quantized(source, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    single = write_model(tmp_path / "single", {"a.weight": noise(4, 32)})
+    quantized(single, tmp_path / "out", force=True)
+    assert set(tree(tmp_path / "out")) == {"model.safetensors", "config.json", "mxcli.json", "notes.txt"}
+
+
+def test_links_in_an_output_are_replaced_not_followed(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "config.json").write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").symlink_to(tmp_path / "cache" / "config.json")
+    (tmp_path / "out" / "config.json.partial").symlink_to(tmp_path / "cache" / "config.json")
+    quantized(source, tmp_path / "out", force=True)
+    assert (tmp_path / "cache" / "config.json").read_text() == "precious"
+    assert not (tmp_path / "out" / "config.json").is_symlink()
+
+
+def fail_at_tensor(number: int, error: Exception) -> Callable[[ShardFile, str, np.ndarray], None]:
+    write, calls = ShardFile.write, iter(range(1, 1000))
+
+    def failing(self: ShardFile, name: str, array: np.ndarray) -> None:
+        if next(calls) == number:
+            raise error
+        write(self, name, array)
+
+    return failing
+
+
+def finals(folder: Path) -> dict[str, bytes]:
+    """The files that bear their final names."""
+    return {name: content for name, content in tree(folder).items() if not name.endswith(".partial")}
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_a_full_disk_leaves_an_earlier_output_and_what_can_be_resumed(
+    tmp_path: Path, source: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantized(source, tmp_path / "out")
+    quantized(source, tmp_path / "uninterrupted", "mxfp8")
+    before = tree(tmp_path / "out")
+    monkeypatch.setattr(ShardFile, "write", fail_at_tensor(number, OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(
+        EnvironmentFailure, match=r"disk full: the output needs [\d,]+ bytes and [\d,]+ are available"
+    ) as full:
+        quantized(source, tmp_path / "out", "mxfp8", force=True)
+    assert full.value.exit_code == 6
+    assert finals(tmp_path / "out") == before
+    kept = {"model-00001-of-00002.safetensors.partial", "model-00002-of-00002.safetensors.partial"}
+    assert (
+        set(tree(tmp_path / "out")) - set(before)
+        == {
+            1: set(),
+            2: set(),
+            5: {"mxcli.progress.partial", *kept},
+        }[number]
+    )
+    monkeypatch.setattr(ShardFile, "write", fail_at_tensor(1, OSError(errno.EIO, "broken")))
+    with pytest.raises(EnvironmentFailure, match="cannot be written"):
+        quantized(source, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    monkeypatch.undo()
+    quantized(source, tmp_path / "out", "mxfp8", force=True, resume=True)
+    assert tree(tmp_path / "out") == tree(tmp_path / "uninterrupted")
+
+
+class FailingBackend:
+    """The CPU until its third tensor."""
+
+    name = "cuda:0"
+
+    def __init__(self) -> None:
+        self._calls = iter(range(1, 1000))
+
+    def amax(self, x: Any, dtype: str, hadamard: Hadamard | None = None) -> Amax:
+        return Cpu().amax(x, dtype, hadamard)
+
+    def quantize(self, x: Any, dtype: str, recipe: Scheme, **more: Any) -> Quantized:
+        self._count()
+        return Cpu().quantize(x, dtype, recipe, **more)
+
+    def dequantize(self, q: Quantized, dtype: str = "F32") -> Any:
+        self._count()
+        return Cpu().dequantize(q, dtype)
+
+    def _count(self) -> None:
+        if next(self._calls) == 3:
+            raise EnvironmentFailure("cuda:0 is out of memory")
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
+def test_what_a_device_that_fails_had_done_is_kept_and_another_goes_on(tmp_path: Path, format: str) -> None:
+    source = write_model(tmp_path / "source", llama(), LLAMA)
+    quantized(source, tmp_path / "out")
+    quantized(source, tmp_path / "uninterrupted", format)
+    before, checkpoint = tree(tmp_path / "out"), open_checkpoint(source)
+    for folder in (tmp_path / "out", tmp_path / "new"):
+        with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory") as failed:
+            quantized(source, folder, format, backend=FailingBackend(), force=True)
+        assert failed.value.__notes__ == [
+            f"What is finished is kept in {folder}; the same command with --resume goes on from there."
+        ]
+        kept = {"model.safetensors.partial", "mxcli.progress.partial"}
+        assert set(tree(folder)) - set(finals(folder)) == kept
+        assert finals(folder) == (before if folder.name == "out" else {})
+        quantized(source, folder, format, force=True, resume=True)
+        assert tree(folder) == tree(tmp_path / "uninterrupted")
+    quantized(source, tmp_path / "q")
+    with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
+        dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "back", backend=FailingBackend())
+    dequantize_checkpoint(
+        open_checkpoint(tmp_path / "q"), tmp_path / "back", backend=Cpu(), manner=WriteOptions(resume=True)
+    )
+    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "whole", backend=Cpu())
+    assert tree(tmp_path / "back") == tree(tmp_path / "whole")
+    seen: list[str] = []
+    with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
+        make_report(
+            "x",
+            checkpoint,
+            make_plan(checkpoint, Options(format)),
+            backend=FailingBackend(),
+            on_layer=lambda layer: seen.append(layer.name),
+            per_block=tmp_path / "blocks.safetensors",
+        )
+    assert len(seen) == 2
+    assert not (tmp_path / "blocks.safetensors").exists()
+    assert not (tmp_path / "blocks.safetensors.partial").exists()
+
+
+def test_a_small_file_system_that_fills_up(tmp_path: Path) -> None:
+    """The real thing, where file systems may be mounted: another program takes the space while we write."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        tensors = {f"l.{n}.weight": noise(256, 1024) for n in range(8)}
+        source = write_model(tmp_path / "big", tensors)
+
+        def take_the_space(done: int, total: int, name: str) -> None:
+            if name == "l.3.weight":
+                with suppress(OSError), (disk / "other").open("wb", buffering=0) as other:
+                    while other.write(bytes(4096)):
+                        pass
+
+        with pytest.raises(EnvironmentFailure, match="disk full") as full:
+            quantized(source, disk / "out", on_progress=take_the_space)
+        assert "--resume goes on from there" in full.value.__notes__[0]
+        kept = {"model.safetensors.partial", "mxcli.progress.partial"}
+        assert set(tree(disk / "out")) == kept
+        with pytest.raises(EnvironmentFailure, match="disk full"):
+            quantized(source, disk / "out", resume=True)
+        assert set(tree(disk / "out")) == kept
+        (disk / "other").unlink()
+        quantized(source, disk / "out", resume=True)
+        quantized(source, tmp_path / "uninterrupted")
+        assert tree(disk / "out") == tree(tmp_path / "uninterrupted")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_killed_run_leaves_partial_names_only_and_can_be_repeated(tmp_path: Path, source: Path) -> None:
+    before = tree(source)
+    script = f"""
+        import os, signal
+        from mxcli.files.checkpoint import open_checkpoint
+        from mxcli.flows.plan.plan import Options, make_plan
+        from mxcli.backends.cpu import Cpu
+        from mxcli.flows.write.quantize import quantize_checkpoint
+        from mxcli.flows.write.pipeline import WriteOptions
+
+        def kill(done, total, name):
+            if name == "b.weight":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        checkpoint = open_checkpoint({str(source)!r})
+        plan = make_plan(checkpoint, Options("mxfp4"))
+        quantize_checkpoint(checkpoint, plan, {str(tmp_path / "out")!r}, backend=Cpu(), manner=WriteOptions(on_progress=kill))
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [
+        "model-00001-of-00002.safetensors.partial",
+        "model-00002-of-00002.safetensors.partial",
+        "mxcli.progress.partial",
+    ]
+    assert tree(source) == before
+    quantized(source, tmp_path / "out")
+    quantized(source, tmp_path / "uninterrupted")
+    assert tree(tmp_path / "out") == tree(tmp_path / "uninterrupted")
+
+
+def test_an_interrupted_run_leaves_what_can_be_resumed(tmp_path: Path, source: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        quantized(source, tmp_path / "out", on_progress=interrupt)
+    assert "--resume goes on from there" in interrupted.value.__notes__[0]
+    assert set(tree(tmp_path / "out")) == {"model-00001-of-00002.safetensors.partial", "mxcli.progress.partial"}
+
+
+def test_a_directory_that_cannot_be_made_is_an_environment_failure(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(EnvironmentFailure, match="cannot be written"):
+        quantized(source, tmp_path / "file" / "out")
+
+
+def test_dequantizing_obeys_the_same_rules(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "source", llama(), LLAMA)
+    quantized(source, tmp_path / "out")
+    before = tree(tmp_path / "out")
+    for where in ("out", "out/plain"):
+        with pytest.raises(RefusedError):
+            dequantize_checkpoint(
+                open_checkpoint(tmp_path / "out"), tmp_path / where, backend=Cpu(), manner=WriteOptions(force=True)
+            )
+    assert tree(tmp_path / "out") == before
