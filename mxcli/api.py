@@ -15,6 +15,7 @@ from mxcli.backends.reencode import reencode
 from mxcli.errors import RefusedError, UsageError
 from mxcli.files import packing
 from mxcli.flows.capture.capture import capture as capture
+from mxcli.flows.measure.nonfinite import nonfinite_values
 from mxcli.numerics.blocks import BOTH, COLUMN, ROW, Quantized, axes_of, divides
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.hadamard import stated_hadamard
@@ -350,10 +351,8 @@ def _checked(tensor: Tensor, recipe: Scheme, on_indivisible: str, backend: Backe
     if recipe.nonfinite == "error":
         found = backend.amax(x, dtype)
         if found.nonfinite:
-            raise RefusedError(
-                f"{found.nonfinite} of {math.prod(x.shape)} elements are NaN or infinite, the first at flat index "
-                f"{found.first_nonfinite}: pass nonfinite='saturate' or 'nan-block' to go on"
-            )
+            values = nonfinite_values(found.nonfinite, math.prod(x.shape), x.shape, found.first_nonfinite)
+            raise RefusedError(f"{values}: pass nonfinite='saturate' or 'nan-block'")
         if recipe.hadamard is not None and backend.amax(x, dtype, recipe.hadamard).nonfinite:
             raise RefusedError(
                 f"values that overflow binary32 under the {recipe.hadamard.name} transform: scale them down"

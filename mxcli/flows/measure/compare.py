@@ -17,11 +17,10 @@ from mxcli.flows.measure.measure import (
     anomaly_notes,
     measure,
     measured_tensors,
-    nonfinite_refusals,
     pooled_metrics,
     quantized_only,
-    refuse_nonfinite,
 )
+from mxcli.flows.measure.nonfinite import nonfinite_refusals, refuse_nonfinite
 from mxcli.flows.measure.report import KEPT, PADDED, QUANTIZED, TIED, decision_of
 from mxcli.flows.measure.sampled import Taken, measure_samples, sample_notes, taken
 from mxcli.flows.measure.totals import TotalsByTrainingStep, TrainingStepTotal, labels

@@ -9,47 +9,18 @@ from functools import reduce
 from operator import add
 from typing import TypeVar
 
-import numpy as np
-
 from mxcli.backends.backend import Backend
-from mxcli.errors import RefusedError, printable, together
+from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.tensors import DTYPES, Array
+from mxcli.flows.measure.amax import SharedAmax, amax_key_of, has_tensor_scale, largest, oriented
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.plan.plan import Plan, TensorPlan
-from mxcli.numerics.blocks import COLUMN, ROW, Quantized, grid_shape
+from mxcli.numerics.blocks import COLUMN, Quantized, grid_shape
 from mxcli.numerics.estimates import Counted, metrics_of, uncertainty_key
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.measures import Value
-from mxcli.numerics.stats import Stats
 from mxcli.numerics.streams import stream_of
-
-AmaxKey = tuple[str, Hadamard | None]
-"""What a largest magnitude hangs on: a transform, and the axis that it runs along."""
-
-
-def oriented(x: Array, axis: str) -> Array:
-    """The tensor as it is quantized along an axis: with blocks along its last dimension."""
-    return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if axis == COLUMN else x
-
-
-def has_tensor_scale(step: TensorPlan) -> bool:
-    """Whether a step gives its tensor a scale of the whole tensor beside those of blocks."""
-    return step.scheme is not None and step.scheme.format.tensor_scale is not None
-
-
-def amax_key(step: TensorPlan) -> AmaxKey:
-    """The way of a step; without a transform it is the same along both axes."""
-    hadamard = None if step.scheme is None else step.scheme.hadamard
-    return ROW if hadamard is None else step.axis, hadamard
-
-
-def shared_amax(backend: Backend, arrays: Iterable[tuple[str, Array]], way: AmaxKey) -> float:
-    """The largest finite magnitude of arrays, each with its safetensors type."""
-    axis, hadamard = way
-    return max(backend.amax(oriented(x, axis), dtype, hadamard).value for dtype, x in arrays)
-
 
 PER_BLOCK = {"amax": "F32", "decode": "F32", "saturated": "I32", "underflowed": "I32", "noise": "F64"}
 """Arrays with a value per block, and their types."""
@@ -167,30 +138,6 @@ def stored_bits(elements: int, blocks: int, row: BlockFormat, tensors: int = 1) 
     return elements * row.element.stored_bits + blocks * row.scale.bits + tensors * tensor_scale
 
 
-def nonfinite_refusals(step: TensorPlan, counted: Counted) -> list[str]:
-    """The refusal of a tensor with values that are not finite, if its recipe refuses them."""
-    stats = counted if isinstance(counted, Stats) else counted.counted
-    if step.scheme is None or step.scheme.nonfinite != "error" or not stats.nan + stats.infinite:
-        return []
-    part, where = "of its sample ", ""
-    if stats.first_nonfinite >= 0:
-        place = [int(at) for at in np.unravel_index(stats.first_nonfinite, step.shape)]
-        if step.axis == COLUMN:
-            place[-2:] = place[:-3:-1]
-        part, where = "", f", the first at {place}"
-    under = f"under the {step.scheme.hadamard.name} transform " if step.scheme.hadamard else ""
-    return [
-        f"{printable(step.tensor.name)}: {stats.nan + stats.infinite:,} of {stats.elements:,} values {part}{under}are "
-        f"NaN or infinite{where}. Use --nonfinite saturate or nan-block to measure it all the same."
-    ]
-
-
-def refuse_nonfinite(refusals: Sequence[str]) -> None:
-    """Raises RefusedError with all that `nonfinite_refusals` found."""
-    if refusals:
-        raise together(RefusedError, "Values that are not finite", refusals)
-
-
 def anomaly_notes(measured_as: Iterable[tuple[str, Sequence[Mapping[str, Value]]]]) -> Iterator[str]:
     """A sentence for each oddity that some tensor has under some recipe, given the metrics under each."""
     tensors = list(measured_as)
@@ -204,34 +151,37 @@ def anomaly_notes(measured_as: Iterable[tuple[str, Sequence[Mapping[str, Value]]
 def _measured_unit(
     checkpoint: Checkpoint, unit: Iterable[TensorPlans], backend: Backend, *, per_block: bool, codes: bool
 ) -> Iterator[tuple[TensorPlans, tuple[Quantized, ...]]]:
-    arrays = [(steps, read(checkpoint, steps[0].tensor)) for steps in unit]
-    sharing = {amax_key(step) for steps, _ in arrays for step in steps if step.group and has_tensor_scale(step)}
-    shared = {way: shared_amax(backend, [(each[0].tensor.dtype, x) for each, x in arrays], way) for way in sharing}
+    arrays = [(planned, read(checkpoint, planned[0].tensor)) for planned in unit]
+    stored = {planned[0].tensor.name: (planned[0].tensor.dtype, x) for planned, x in arrays}
+    sharing = {amax_key_of(each) for planned, _ in arrays for each in planned if each.group and has_tensor_scale(each)}
+    amaxes = SharedAmax(
+        [[(name, key) for name in stored] for key in sharing], lambda at: largest(backend, [stored[at[0]]], at[1])
+    )
+    shared = {key: amaxes.of((next(iter(stored)), key)) for key in sharing}
     while arrays:
-        steps, x = arrays.pop(0)
-        steps = quantized_only(steps)
-        if not steps:
-            continue
-        # Several recipes with a tensor scale of the tensor's own need the same amax.
-        alone = Counter(amax_key(step) for step in steps if has_tensor_scale(step) and step.group is None)
-        own = {
-            way: shared_amax(backend, [(steps[0].tensor.dtype, x)], way) for way, count in alone.items() if count > 1
-        }
-        turned = {axis: oriented(x, axis) for axis in dict.fromkeys(step.axis for step in steps)}
-        yield (
-            steps,
-            tuple(
-                _quantized(
-                    backend,
-                    turned[step.axis],
-                    step,
-                    (shared if step.group else own).get(amax_key(step)),
-                    per_block=per_block,
-                    codes=codes,
-                )
-                for step in steps
-            ),
-        )
+        planned, x = arrays.pop(0)
+        planned = quantized_only(planned)
+        if planned:
+            # Several schemes with a tensor scale of the tensor's own need the same amax.
+            name = planned[0].tensor.name
+            alone = Counter(amax_key_of(each) for each in planned if has_tensor_scale(each) and each.group is None)
+            own = {key: amaxes.own((name, key)) for key, count in alone.items() if count > 1}
+            by_axis = {axis: oriented(x, axis) for axis in dict.fromkeys(each.axis for each in planned)}
+            yield (
+                planned,
+                tuple(
+                    _quantized(
+                        backend,
+                        by_axis[each.axis],
+                        each,
+                        (shared if each.group else own).get(amax_key_of(each)),
+                        per_block=per_block,
+                        codes=codes,
+                    )
+                    for each in planned
+                ),
+            )
+            stored.pop(name)
 
 
 def _quantized(
@@ -253,8 +203,8 @@ def _quantized(
 def _working_bytes(unit: Sequence[TensorPlans], per_block: bool) -> tuple[str, int]:
     """The largest tensor of a unit, and the bytes that all of it takes."""
     infos = [steps[0].tensor for steps in unit]
-    shared_amax = max(infos, key=lambda info: info.nbytes)
+    largest_tensor = max(infos, key=lambda info: info.nbytes)
     block_bytes = sum(DTYPES[dtype].storage_bytes for dtype in PER_BLOCK.values()) if per_block else 0
     blocks = sum(math.prod(grid_shape(s.scheme.format, s.shape)) for steps in unit for s in steps if s.scheme)
     turned = max((s.tensor.nbytes for steps in unit for s in quantized_only(steps) if s.axis == COLUMN), default=0)
-    return shared_amax.name, sum(info.nbytes for info in infos) + turned + block_bytes * blocks
+    return largest_tensor.name, sum(info.nbytes for info in infos) + turned + block_bytes * blocks

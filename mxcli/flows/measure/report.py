@@ -19,10 +19,9 @@ from mxcli.flows.measure.measure import (
     anomaly_notes,
     measure,
     measured_tensors,
-    nonfinite_refusals,
     quantized_only,
-    refuse_nonfinite,
 )
+from mxcli.flows.measure.nonfinite import nonfinite_refusals, refuse_nonfinite
 from mxcli.flows.measure.sampled import Taken, measure_samples, sample_notes, taken
 from mxcli.flows.measure.totals import Totals, TotalsByRole, TotalsByTrainingStep, TrainingStepTotal
 from mxcli.flows.plan.plan import Options, Plan, TensorPlan

@@ -16,16 +16,8 @@ from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
 from mxcli.files.reading import read_rows
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
-from mxcli.flows.measure.measure import (
-    TensorPlans,
-    amax_key,
-    has_tensor_scale,
-    in_source_order,
-    oriented,
-    quantized_only,
-    read_groups,
-    shared_amax,
-)
+from mxcli.flows.measure.amax import AmaxKey, SharedAmax, amax_key_of, has_tensor_scale, largest, oriented
+from mxcli.flows.measure.measure import TensorPlans, in_source_order, quantized_only, read_groups
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.numerics.blocks import folded, grid_shape
@@ -168,26 +160,33 @@ def _parts(info: TensorInfo, runs: Iterable[Run]) -> Iterator[Part]:
 def _sampled_unit(
     checkpoint: Checkpoint, unit: Sequence[TensorPlans], backend: Backend, sampling: Sampling
 ) -> Iterator[tuple[TensorPlans, tuple[Sample, ...]]]:
-    waiting = [(steps, _read(checkpoint, sampling, steps)) for steps in unit]
-    ways = {amax_key(step) for steps, _ in waiting for step in steps if has_tensor_scale(step)}
-    amaxes = [
-        {
-            way: shared_amax(backend, [(steps[0].tensor.dtype, part.x) for group in parts for part in group], way)
-            for way in ways
-        }
-        for steps, parts in waiting
-    ]
-    shared = {way: max(own[way] for own in amaxes) for way in ways}
-    for own in amaxes:
-        steps, parts = waiting.pop(0)
-        steps = quantized_only(steps)
-        if steps:
-            turned = {axis: _along(parts, axis) for axis in dict.fromkeys(step.axis for step in steps)}
-            of_each = [(step, (shared if step.group else own).get(amax_key(step))) for step in steps]
+    waiting = [(planned, _read(checkpoint, sampling, planned)) for planned in unit]
+    stored = {planned[0].tensor.name: (planned[0].tensor.dtype, parts) for planned, parts in waiting}
+    keys = {amax_key_of(each) for planned, _ in waiting for each in planned if has_tensor_scale(each)}
+
+    def find(at: tuple[str, AmaxKey]) -> float:
+        dtype, parts = stored[at[0]]
+        return largest(backend, [(dtype, part.x) for group in parts for part in group], at[1])
+
+    amaxes = SharedAmax([[(name, key) for name in stored] for key in keys], find)
+    known = {key: {name: amaxes.own((name, key)) for name in stored} for key in keys}
+    shared = {key: max(each.values()) for key, each in known.items()}
+    stored.clear()
+    while waiting:
+        planned, parts = waiting.pop(0)
+        planned = quantized_only(planned)
+        if planned:
+            name = planned[0].tensor.name
+            by_axis = {axis: _along(parts, axis) for axis in dict.fromkeys(each.axis for each in planned)}
+            of_each = [
+                (each, shared.get(key) if each.group else known.get(key, {}).get(name))
+                for each in planned
+                for key in [amax_key_of(each)]
+            ]
             yield (
-                steps,
+                planned,
                 tuple(
-                    _sample(_measuring(backend, step, amax), step, parts, turned[step.axis]) for step, amax in of_each
+                    _sample(_measuring(backend, each, amax), each, parts, by_axis[each.axis]) for each, amax in of_each
                 ),
             )
 
@@ -241,8 +240,8 @@ def _one_block(measure: Measure, parts: Parts, dtype: str) -> tuple[Stats, list[
     flat = [np.concatenate([part.x.reshape(-1, part.x.shape[-1]) for part in group]) for group in parts]
     counted = measure(np.concatenate(flat))
     anchor = np.zeros_like(flat[0][:1])
-    shared_amax = np.array(counted.amax, np.float32)
-    anchor[0, 0] = shared_amax.view(np.uint32) >> 16 if DTYPES[dtype].is_raw else shared_amax
+    amax = np.array(counted.amax, np.float32)
+    anchor[0, 0] = amax.view(np.uint32) >> 16 if DTYPES[dtype].is_raw else amax
     alone = measure(anchor)
     return counted, [combined([(measure(np.concatenate([x, anchor])), 1, 1), (alone, -1, -1)]) for x in flat]
 

@@ -13,6 +13,7 @@ from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
 from mxcli.files.reading import as_floats
 from mxcli.files.tensors import Array
+from mxcli.flows.measure.amax import SharedAmax, oriented
 from mxcli.flows.measure.report import LayerReport
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.numerics.measures import Measurement, Value, decibels
@@ -113,26 +114,28 @@ def _lowest_first(plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[tuple
     None under a transform, which mixes elements of several blocks, or a random rounding, which draws by the place in
     the tensor: such a block is not made again from its own elements.
     """
-    steps, groups = {step.tensor.name: step for step in plan.quantized}, plan.groups
+    steps = {step.tensor.name: step for step in plan.quantized}
     amaxes = {name: number_of(metrics, "amax") for name, metrics in measured.items()}
+    complete = {name for name, amax in amaxes.items() if amax is not None}
+    sets = [[step.tensor.name for step in group] for group in plan.groups.values()]
+    members = {name: names for names in sets for name in names}
+    shared = SharedAmax(sets, lambda name: amaxes[name] or 0.0)
     known = [(sqnr, name) for name, each in measured.items() if (sqnr := number_of(each, "sqnr_db")) is not None]
     for _, name in sorted(known, key=lambda pair: pair[0]):
         step = steps[name]
-        sharing = (step,) if step.group is None else groups[step.group]
-        shared = [amaxes.get(each.tensor.name) for each in sharing]
         scheme = step.scheme
         if scheme is None or scheme.format.block == (None, None) or scheme.hadamard or scheme.rounding.is_random:
             continue
         # An interruption may have left out tensors whose magnitudes the tensor scale depends on.
-        if None not in shared:
-            yield step, max(filter(None, shared), default=0.0)
+        if complete.issuperset(members.get(name, (name,))):
+            yield step, shared.of(name)
 
 
 def _worst(checkpoint: Checkpoint, step: TensorPlan, amax: float) -> list[dict[str, object]]:
     """Where the worst block of a tensor lies, as the metric says it; none where no block has noise."""
     assert step.scheme is not None
     x, row = read(checkpoint, step.tensor), step.scheme.format
-    turned = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if step.axis == COLUMN else x
+    turned = oriented(x, step.axis)
     tensor_amax = amax if row.tensor_scale is not None else None
     stats = cpu.quantize(turned, step.tensor.dtype, step.scheme, tensor_amax=tensor_amax, codes=False).stats
     assert stats is not None

@@ -12,10 +12,9 @@ from mxcli.errors import UsageError, printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.directory import GGUF
 from mxcli.files.gguf import GGUF_NAMES
-from mxcli.files.layouts import ROW, Weight
 from mxcli.files.model_files import RECORD
+from mxcli.flows.measure.amax import SharedAmax, amax_key, largest
 from mxcli.flows.measure.inspect import Total, totals_by
-from mxcli.flows.measure.measure import shared_amax
 from mxcli.flows.plan.fused import fused_sets
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.verify.check import PROBLEM, Check, Result
@@ -162,33 +161,28 @@ def _producer(subject: Subject) -> str:
 
 
 class _Amaxes:
-    """The largest magnitudes of originals, each found once: a weight's own, and that of the set it is fused with."""
+    """The amax of originals: of a weight, and of the set it is fused with."""
 
     def __init__(self, backend: Backend, originals: Originals | None, weights: Mapping[str, StoredWeight]) -> None:
-        self._backend, self._originals = backend, originals
-        self._weights = weights
-        self._sets = {name: members for members in fused_sets(weights).values() for name in members}
-        self._known: dict[str, float] = {}
+        self._backend, self._originals, self._weights = backend, originals, weights
+        self._amax = SharedAmax(fused_sets(weights).values(), self._find)
 
     def of(self, stored: StoredWeight, decode: float) -> list[float]:
-        """Magnitudes that a tensor scale may have been chosen by: of the weight, of its set, and what the scale itself
-        says; none are needed where there is no tensor scale."""
-        row, name = stored.weight.format, stored.weight.name
-        if row.tensor_scale is None:
+        """Return the magnitudes that a tensor scale may have been chosen by: of the weight, of its set, and what the
+        scale itself says; [0.0] for a format without a tensor scale."""
+        fmt, name = stored.weight.format, stored.weight.name
+        if fmt.tensor_scale is None:
             return [0.0]
-        own = [self._one(name), max(map(self._one, self._sets.get(name, (name,))))]
-        return list(dict.fromkeys((*own, decode * row.element.max * row.scale.max)))
+        known = [self._amax.own(name), self._amax.of(name), decode * fmt.element.max * fmt.scale.max]
+        return list(dict.fromkeys(known))
 
-    def _one(self, name: str) -> float:
-        if name not in self._known:
-            original = None if self._originals is None else self._originals.by_name.get(name)
-            self._known[name] = 0.0 if original is None else self._amax(original, self._weights[name].weight)
-        return self._known[name]
-
-    def _amax(self, original: Original, weight: Weight) -> float:
-        hadamard = weight.scheme.hadamard
-        way = (ROW if hadamard is None else weight.axis, hadamard)  # a transform alone makes the axis matter
-        return float(shared_amax(self._backend, [(original.info.dtype, original.read())], way))
+    def _find(self, name: str) -> float:
+        original = None if self._originals is None else self._originals.by_name.get(name)
+        if original is None:
+            return 0.0
+        weight = self._weights[name].weight
+        key = amax_key(weight.axis, weight.scheme.hadamard)
+        return largest(self._backend, [(original.info.dtype, original.read())], key)
 
 
 def _verified(

@@ -52,7 +52,7 @@ def dequantize_checkpoint(
     backend: Backend,
     dtype: str | None = None,
     max_shard_bytes: int | None = None,
-    manner: WriteOptions = WriteOptions(),  # noqa: B008 - frozen
+    manner: WriteOptions = WriteOptions(),
     command: Sequence[str] = (),
 ) -> Restored:
     """Scale every quantized weight back as its layout says and write a plain checkpoint: under final names all or

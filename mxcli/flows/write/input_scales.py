@@ -10,6 +10,7 @@ from mxcli.backends.backend import Backend
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import LAYOUTS, InputScale, Layout
+from mxcli.flows.measure.amax import SharedAmax
 from mxcli.flows.plan.fused import fused_set, joined_sets, named_sets
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.products.output_error import CapturedInputs
@@ -37,18 +38,21 @@ def with_input_scales(
     if missing:
         raise _not_captured(missing, captures)
     sets = joined_sets(named_sets(plan.options.fuse) if plan.options.fuse else ())
-    amax: dict[str, float] = {}
-    for step in steps:
-        key = _key(step, sets)
-        amax[key] = max(amax.get(key, 0.0), inputs.amax(step, backend))
-    nothing = [step for step in steps if not amax[_key(step, sets)]]
+    by_name = {step.tensor.name: step for step in steps}
+    alike: dict[str, list[str]] = {}
+    for name in by_name:
+        alike.setdefault(fused_set(name, sets) or name, []).append(name)
+    amax = SharedAmax(alike.values(), lambda name: inputs.amax(by_name[name], backend))
+    nothing = [step for step in steps if not amax.of(step.tensor.name)]
     if nothing:
         names = ", ".join(printable(step.tensor.name) for step in nothing[:3])
         raise RefusedError(
             f"{printable(captures.where)}: what was captured of the inputs of {len(nothing):,} layers is all zeros "
             f"({names}, …): no scale follows from it. Capture real inputs, or leave --captures out."
         )
-    scales = {step.tensor.name: scale_of(step.scheme, amax[_key(step, sets)], backend) for step in steps if step.scheme}
+    scales = {
+        step.tensor.name: scale_of(step.scheme, amax.of(step.tensor.name), backend) for step in steps if step.scheme
+    }
     note = (
         f"Loaders quantize the inputs of {len(steps):,} layers too, with scales from {printable(captures.where.name)}: "
         f"inputs larger than those saturate.{f' They fit the largest of {inputs.several}.' if inputs.several else ''}"
@@ -71,11 +75,6 @@ def _has_scale(step: TensorPlan, layout: Layout, checkpoint: Checkpoint) -> bool
     return step.scheme.format.name in layout.input_scales and not isinstance(
         pieces_of(step, layout, checkpoint.config), str
     )
-
-
-def _key(step: TensorPlan, sets: tuple[tuple[str, ...], ...]) -> str:
-    """What layers with the same input scale have in common."""
-    return fused_set(step.tensor.name, sets) or step.tensor.name
 
 
 def _no_use(plan: Plan, layout: Layout) -> str:

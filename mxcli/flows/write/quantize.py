@@ -9,15 +9,15 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-
 from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
-from mxcli.errors import RefusedError, printable, together
+from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.progress import Share
 from mxcli.files.reading import release_pages
 from mxcli.files.tensors import IN_MEMORY, Array
+from mxcli.flows.measure.amax import SharedAmax
+from mxcli.flows.measure.nonfinite import nonfinite_refusal, nonfinite_values, refuse_nonfinite
 from mxcli.flows.measure.report import Report, Tally, TensorStats
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.write.arrange import Arrangement, Task, arrange
@@ -47,7 +47,7 @@ def quantize_checkpoint(
     backend: Backend,
     layout: str | None = None,
     max_shard_bytes: int | None = None,
-    manner: WriteOptions = WriteOptions(),  # noqa: B008 - frozen
+    manner: WriteOptions = WriteOptions(),
     command: Sequence[str] = (),
 ) -> Written:
     """Quantize a checkpoint as planned and write it to the directory `output`: under final names all or nothing.
@@ -103,12 +103,14 @@ class _Run:
         self._tasks, self._constants = arrangement.tasks, arrangement.constants
         self._shard_of = {entry.name: shard.name for shard in arrangement.shards for entry in shard.entries}
         self._backend = backend
-        self._amax: dict[str, float] = {}
-        self._sharing: dict[str, list[tuple[Task, Piece]]] = {}
+        self._shared: dict[str, tuple[Task, Piece]] = {}
+        sets: dict[str, list[str]] = {}
         for task in self._tasks:
             for piece in task.pieces:
                 if piece.shared is not None:
-                    self._sharing.setdefault(piece.shared, []).append((task, piece))
+                    self._shared[piece.weight.name] = task, piece
+                    sets.setdefault(piece.shared, []).append(piece.weight.name)
+        self._amax = SharedAmax(sets.values(), self._find_amax)
         self.stats: dict[str, Stats] = {}
         self._counted = Counter[str]()
 
@@ -165,7 +167,7 @@ class _Run:
                     plain,
                     info.dtype,
                     piece.weight.scheme,
-                    tensor_amax=self._shared_amax(piece),
+                    tensor_amax=None if piece.shared is None else self._amax.of(piece.weight.name),
                     stream=stream_of(info.name if piece.expert is None else piece.weight.name),
                 )
                 assert quantized.stats is not None
@@ -200,17 +202,11 @@ class _Run:
 
     def _check(self, task: Task, stats: Stats) -> None:
         if task.step.scheme and task.step.scheme.nonfinite == "error" and stats.nan + stats.infinite:
-            raise together(RefusedError, "Values that are not finite", self.not_finite_from(task))
+            refuse_nonfinite(self.not_finite_from(task))
 
-    def _shared_amax(self, piece: Piece) -> float | None:
-        """The largest finite magnitude of all weights that share this one's tensor scale; None where none do."""
-        if piece.shared is None:
-            return None
-        if piece.shared not in self._amax:
-            self._amax[piece.shared] = max(self._amax_of(*sharing) for sharing in self._sharing[piece.shared])
-        return self._amax[piece.shared]
-
-    def _amax_of(self, task: Task, piece: Piece) -> float:
+    def _find_amax(self, weight: str) -> float:
+        """Return the largest finite magnitude of a weight that shares its tensor scale."""
+        task, piece = self._shared[weight]
         x = read(self._checkpoint, task.step.tensor)
         plain = piece.of(x, task.step.axis)
         value = self._backend.amax(plain, task.step.tensor.dtype, piece.weight.scheme.hadamard).value
@@ -239,8 +235,5 @@ class _Run:
             )
         if not found.nonfinite:
             return None
-        place = [int(index) for index in np.unravel_index(found.first_nonfinite, info.shape)]
-        return (
-            f"{printable(info.name)}: {found.nonfinite:,} of {info.elements:,} values are NaN or infinite, the first "
-            f"at {place}. Use --nonfinite saturate or nan-block, or --exclude '{printable(info.name)}'."
-        )
+        values = nonfinite_values(found.nonfinite, info.elements, info.shape, found.first_nonfinite)
+        return nonfinite_refusal(info.name, values)

@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "x.safetensors"
 
 
-def options(format: str, rules: Rules = Rules(), **more: Any) -> Options:  # noqa: B008 - frozen
+def options(format: str, rules: Rules = Rules(), **more: Any) -> Options:
     return Options(format, rules, analysis=True, **{"on_indivisible": "pad", "axis": BOTH, **more})
 
 

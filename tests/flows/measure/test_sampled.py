@@ -52,11 +52,11 @@ def sampling(fraction: float = 0.25, seed: int = 0, run_bytes: int = 512) -> Sam
     return Sampling(fraction, seed, run_bytes, whole_bytes=4096)
 
 
-def reported(source: Path, format: str, asked: Sampling | None = None, threads: int = 1, **more: Any) -> Report:
+def reported(
+    source: Path, format: str, asked: Sampling | None = None, threads: int = 1, *, rules: Rules = Rules(), **more: Any
+) -> Report:
     checkpoint = open_checkpoint(source)
-    options = Options(
-        format, Rules(nonfinite=more.pop("nonfinite", "saturate")), on_indivisible="pad", analysis=True, **more
-    )
+    options = Options(format, rules, on_indivisible="pad", analysis=True, **more)
     return make_report("x", checkpoint, make_plan(checkpoint, options), backend=Cpu(threads), sampling=asked)
 
 
@@ -166,12 +166,14 @@ def test_a_sample_of_everything_is_no_sample(source: Path, format: str) -> None:
 def test_the_intervals_hold_what_they_say(tmp_path: Path) -> None:
     """Nineteen of twenty, of a tensor and of all together, one of which is read whole: 120 trials stray by 7."""
     save_file({GATE: values(640, 64, outliers=0), OUT: values(12, 64)}, tmp_path / "x.safetensors")
-    whole = reported(tmp_path / "x.safetensors", "mxfp4", scale_rounding="floor")
+    whole = reported(tmp_path / "x.safetensors", "mxfp4", rules=Rules(scale_rounding="floor"))
     assert whole.sum is not None
     names = ("sqnr_db", "mse", "relative_error", "saturated_percent", "underflowed_percent", "bias", "binades_used")
     held = dict.fromkeys(names, 0)
     for seed in range(120):
-        sample = reported(tmp_path / "x.safetensors", "mxfp4", sampling(0.25, seed), scale_rounding="floor")
+        sample = reported(
+            tmp_path / "x.safetensors", "mxfp4", sampling(0.25, seed), rules=Rules(scale_rounding="floor")
+        )
         assert sample.sum is not None
         for of_whole, of_sample in ((whole.sum, sample.sum), (metrics(whole, GATE), metrics(sample, GATE))):
             for name in names:
@@ -266,9 +268,7 @@ def test_a_comparison_measures_the_same_rows_under_all(source: Path) -> None:
     formats = ["mxfp4", "nvfp4", "fp8_e4m3"]
     comparison = compared(source, formats, sampling())
     for at, format in enumerate(formats):
-        report = reported(
-            source, format, sampling(), scale_rounding=comparison.combinations.schemes[at].scale_rule.name
-        )
+        report = reported(source, format, sampling(), rules=Rules(comparison.combinations.schemes[at].scale_rule.name))
         assert [layer.metrics[at]["sampled_elements"] for layer in comparison.layers] == [
             layer.metrics["sampled_elements"] for layer in report.layers
         ]
@@ -290,7 +290,7 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
     x[::2] = np.nan
     save_file({GATE: x}, tmp_path / "x.safetensors")
     with pytest.raises(RefusedError, match=r"of 8,192 values of its sample are NaN or infinite\. Use --nonfinite"):
-        reported(tmp_path / "x.safetensors", "mxfp4", sampling(), nonfinite="error")
+        reported(tmp_path / "x.safetensors", "mxfp4", sampling(), rules=Rules(nonfinite="error"))
     found = metrics(reported(tmp_path / "x.safetensors", "fp8_e4m3", sampling()), GATE)
     assert (found["sqnr_db"], found["sqnr_db_uncertainty"]) == (None, None)
     assert found["nonfinite"] > 3000

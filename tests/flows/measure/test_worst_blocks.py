@@ -24,11 +24,11 @@ from mxcli.numerics.scheme import Rules
 SAMPLES = Path(__file__).parents[3] / "samples"
 
 
-def found(source: Path, format: str, **options: Any) -> tuple[tuple[WorstBlock, ...], dict[str, LayerReport]]:
+def found(
+    source: Path, format: str, rules: Rules = Rules(), **options: Any
+) -> tuple[tuple[WorstBlock, ...], dict[str, LayerReport]]:
     checkpoint = open_checkpoint(str(source))
-    plan = make_plan(
-        checkpoint, Options(format, Rules(nonfinite="saturate"), on_indivisible="pad", analysis=True, **options)
-    )
+    plan = make_plan(checkpoint, Options(format, rules, on_indivisible="pad", analysis=True, **options))
     layers = make_report(str(source), checkpoint, plan, backend=Cpu(1)).layers
     return worst_blocks(checkpoint, [plan], layers), {layer.name: layer for layer in layers}
 
@@ -87,7 +87,7 @@ def test_blocks_down_the_columns(tmp_path: Path) -> None:
     x = np.ones((64, 3), np.float32)
     x[40, 2] = 957.0
     save_file({"h.0.mlp.weight": x}, tmp_path / "x.safetensors")
-    (block,), _ = found(tmp_path / "x.safetensors", "mxfp8_e4m3", scale_rounding="floor", axis="column")
+    (block,), _ = found(tmp_path / "x.safetensors", "mxfp8_e4m3", rules=Rules(scale_rounding="floor"), axis="column")
     assert (block.row, block.column) == (2, 32)
     assert block.elements[8].value == 957.0
 
@@ -132,9 +132,9 @@ def test_of_many_plans_the_first_have_a_block_each() -> None:
     assert [block.scheme for block in blocks] == list(planned.combinations.schemes[:COMPARED])
 
 
-@pytest.mark.parametrize("more", [{"rounding": "stochastic"}, {"hadamard": find_hadamard(16)}])
-def test_none_of_what_its_own_elements_do_not_decide(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("rules", [Rules(rounding="stochastic"), Rules(hadamard=find_hadamard(16))])
+def test_none_of_what_its_own_elements_do_not_decide(rules: Rules) -> None:
     """A draw hangs on the place in the tensor, a transform on neighbours: alone, a block would be another one."""
-    blocks, layers = found(SAMPLES / "tiny-llama", "nvfp4", **more)
+    blocks, layers = found(SAMPLES / "tiny-llama", "nvfp4", rules)
     assert blocks == ()
     assert len(layers) == 28

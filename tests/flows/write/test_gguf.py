@@ -44,9 +44,9 @@ SIZES = {
 }
 
 
-def quantized(source: Path, output: Path, format: str, **more: Any) -> Written:
+def quantized(source: Path, output: Path, format: str, rules: Rules = Rules(nonfinite="error"), **more: Any) -> Written:
     checkpoint = open_checkpoint(source)
-    plan = make_plan(checkpoint, Options(format, Rules(nonfinite="error"), layout="gguf", **more))
+    plan = make_plan(checkpoint, Options(format, rules, layout="gguf", **more))
     return quantize_checkpoint(checkpoint, plan, output, backend=Cpu())
 
 
@@ -247,14 +247,14 @@ def test_transformers_loads_the_very_weights(tmp_path: Path) -> None:
     source = DATA / "llama64-original"
     kept = "model.layers.1.self_attn.q_proj.weight"
     checkpoint = open_checkpoint(source)
-    quantized(source, tmp_path / "q", "mxfp4", dialect="gguf", overrides=(Override(kept, keep=True),))
+    quantized(source, tmp_path / "q", "mxfp4", Rules(dialect="gguf", nonfinite="error"), overrides=(Override(kept, keep=True),))
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "q", gguf_file="model.gguf", dtype=torch.float32, output_loading_info=True
     )
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     assert len(state) == 21
-    recipe = resolve("mxfp4", Rules(dialect="gguf"))
+    recipe = resolve("mxfp4", Rules(dialect="gguf", nonfinite="error"))
     for name, tensor in checkpoint.tensors.items():
         plain = read(checkpoint, tensor)
         if tensor.role == "weight" and name != kept:

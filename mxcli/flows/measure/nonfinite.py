@@ -1,0 +1,49 @@
+"""Refusal of NaN and infinities: the policy `error` for non-finite input, in one sentence for every verb."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mxcli.errors import RefusedError, printable, together
+from mxcli.flows.plan.plan import TensorPlan
+from mxcli.numerics.blocks import COLUMN
+from mxcli.numerics.estimates import Counted
+from mxcli.numerics.stats import Stats
+
+
+def nonfinite_values(count: int, elements: int, shape: Sequence[int], first: int, part: str = "") -> str:
+    """Return how many of a tensor's elements are NaN or infinite, and the index of the first in `shape`.
+
+    `first` is its flat index (negative: unknown), `part` says what the elements are ("of its sample ").
+    """
+    where = f", the first at {[int(at) for at in np.unravel_index(first, tuple(shape))]}" if first >= 0 else ""
+    return f"{count:,} of {elements:,} values {part}are NaN or infinite{where}"
+
+
+def nonfinite_refusal(name: str, values: str) -> str:
+    """Return the refusal of a tensor with such `values`, with the ways out."""
+    return f"{printable(name)}: {values}. Use --nonfinite saturate or nan-block, or --exclude '{printable(name)}'."
+
+
+def nonfinite_refusals(planned: TensorPlan, counted: Counted) -> list[str]:
+    """Return the refusal of a measured tensor, if its scheme refuses the non-finite values counted."""
+    stats = counted if isinstance(counted, Stats) else counted.counted
+    if planned.scheme is None or planned.scheme.nonfinite != "error" or not stats.nan + stats.infinite:
+        return []
+    part = "of its sample " if stats.first_nonfinite < 0 else ""
+    if planned.scheme.hadamard:
+        part += f"under the {planned.scheme.hadamard.name} transform "
+    first = stats.first_nonfinite
+    if first >= 0 and planned.axis == COLUMN:
+        *outer, row, column = np.unravel_index(first, planned.shape)
+        first = int(np.ravel_multi_index((*outer, column, row), planned.tensor.shape))
+    values = nonfinite_values(stats.nan + stats.infinite, stats.elements, planned.tensor.shape, first, part)
+    return [nonfinite_refusal(planned.tensor.name, values)]
+
+
+def refuse_nonfinite(refusals: Sequence[str]) -> None:
+    """Raise RefusedError with all refusals, if there are any."""
+    if refusals:
+        raise together(RefusedError, "Values that are not finite", refusals)
