@@ -91,13 +91,13 @@ class QuantizedTensor:
         return self._q.tensor_scale
 
     def dequantize(self) -> Tensor:
-        """float32, shape of the input; a Hadamard transform is undone."""
+        """Return float32, shape of the input; a Hadamard transform is undone."""
         return self._turned_back(self._backend.dequantize(self._q))
 
     def reencode(self, target: str) -> tuple[QuantizedTensor, int]:
-        """The same values as FP8 E4M3 under scales per "row" or per "1x128" elements, and how many elements could not
-        be kept exactly (0: the operands are identical). Raises UsageError for scales that are no powers of two, and for
-        a tensor whose codes stand for transformed values."""
+        """Return the same values as FP8 E4M3 under scales per "row" or per "1x128" elements, and how many elements
+        could not be kept exactly (0: the operands are identical). Raises UsageError for scales that are no powers of
+        two, and for a tensor whose codes stand for transformed values."""
         if self._q.scheme.hadamard is not None:
             raise UsageError(f"codes under a {self._q.scheme.hadamard.name} transform: reencode a tensor without one")
         recipe = find_reencoding(target, self.format).scheme
@@ -136,7 +136,7 @@ def quantize(
     device: str | None = None,
     threads: int | None = None,
 ) -> QuantizedTensor:
-    """Quantizes a float tensor; blocks lie along the last dimension (2-D blocks over the last two).
+    """Quantize a float tensor; blocks lie along the last dimension (2-D blocks over the last two).
 
     Names are those of the command line; what is not named is the dialect's choice (rceil, te, nearest-even).
     `axis`: row, or column (blocks along the dimension before the last: bit for bit the rows of the transpose);
@@ -181,8 +181,8 @@ def quantize_both(
     device: str | None = None,
     threads: int | None = None,
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
-    """A tensor along rows and along columns, as two products of training take it; on a GPU in one read where blocks are
-    rows of 16 or 32. Arguments as in quantize."""
+    """Return a tensor along rows and along columns, as two products of training take it; on a GPU in one read where
+    blocks are rows of 16 or 32. Arguments as in quantize."""
     recipe = resolve(
         format,
         Rules(
@@ -221,7 +221,8 @@ def measure(
     device: str | None = None,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Every metric of `mxcli report` for one tensor (`mxcli explain METRIC` defines them); arguments as in quantize.
+    """Return every metric of `mxcli report` for one tensor (`mxcli explain METRIC` defines them); arguments as in
+    quantize.
 
     With axis "both" the metrics under "row" and those under "column".
     """
@@ -249,7 +250,8 @@ def measure(
 
 
 def swizzle(scales: Tensor) -> Tensor:
-    """One-byte scales [rows, blocks] in the 128x4 order of block-scaled matrix products, flat and padded with zeros."""
+    """Return One-byte scales [rows, blocks] in the 128x4 order of block-scaled matrix products, flat and padded with
+    zeros."""
     if isinstance(scales, np.ndarray):
         return packing.swizzle(scales)
     if _torch_tensor(scales) is None:
@@ -262,18 +264,18 @@ def swizzle(scales: Tensor) -> Tensor:
 
 @functools.cache
 def _backend(device: str | None, threads: int | None) -> Backend:
-    """Looked for once: asking for GPUs costs more than quantizing a small tensor."""
+    """Return looked for once: asking for GPUs costs more than quantizing a small tensor."""
     return choose_backend(device, threads=threads)
 
 
 @functools.cache
 def _resident(device: str) -> Backend:
-    """The backend of tensors on a GPU."""
+    """Return the backend of tensors on a GPU."""
     return open_resident(device)
 
 
 def _backend_for(x: Tensor, device: str | None, threads: int | None) -> Backend:
-    """Where the tensor lies if that is a GPU, else what the words say."""
+    """Return where the tensor lies if that is a GPU, else what the words say."""
     if device is not None and not isinstance(device, str):
         if "torch" not in sys.modules or not isinstance(device, sys.modules["torch"].device):
             raise UsageError(f"device {device!r} is neither a word such as 'cuda:0' nor a torch device")
@@ -296,8 +298,8 @@ def _torch_tensor(x: Tensor) -> torch.Tensor | None:
 
 
 def _array(x: Tensor) -> tuple[Any, str]:
-    """The elements without a copy where they are contiguous, BF16 as the uint16 of its bits, and their type: a numpy
-    array, or of a tensor on a GPU a tensor."""
+    """Return the elements without a copy where they are contiguous, BF16 as the uint16 of its bits, and their type: a
+    numpy array, or of a tensor on a GPU a tensor."""
     tensor = _torch_tensor(x)
     if tensor is not None:
         import torch
@@ -319,7 +321,7 @@ def _array(x: Tensor) -> tuple[Any, str]:
 
 
 def _axes(axis: str) -> tuple[str, ...]:
-    """The axes that a name stands for."""
+    """Return the axes that a name stands for."""
     if axis not in (ROW, COLUMN, BOTH):
         raise UsageError(f"axis '{axis}' is none of {ROW}, {COLUMN}, {BOTH}")
     return tuple(str(one) for one in axes_of(axis))
@@ -330,14 +332,14 @@ def _exchanged_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _along(x: Tensor, axis: str) -> Tensor:
-    """The tensor with blocks along its last dimension."""
+    """Return the tensor with blocks along its last dimension."""
     if axis == COLUMN and x.ndim < 2:
         raise UsageError(f"a tensor of {x.ndim} dimensions has no columns")
     return x.swapaxes(-1, -2) if axis == COLUMN else x
 
 
 def _checked(tensor: Tensor, recipe: Scheme, on_indivisible: str, backend: Backend, axis: str = ROW) -> tuple[Any, str]:
-    """The elements along an axis and their type, after what the policies refuse is refused."""
+    """Return the elements along an axis and their type, after what the policies refuse is refused."""
     x, dtype = _array(_along(tensor, axis) if hasattr(tensor, "swapaxes") else tensor)
     if on_indivisible not in ("pad", "error"):
         raise UsageError(f"on_indivisible '{on_indivisible}' is neither pad nor error")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 
 SHOWN_CHARACTERS = 200
+EXTRAS = {"torch": "torch", "matplotlib": "plots", "transformers": "capture", "gguf": "gguf"}
+"""The extra of mxcli that installs a package, by the package's name."""
 
 
 class MxcliError(Exception):
@@ -68,14 +72,29 @@ class EnvironmentFailure(MxcliError):  # noqa: N818
 
 
 def together(kind: type[MxcliError], headline: str, problems: Sequence[str]) -> MxcliError:
-    """One error for all problems: one speaks for itself, several get the headline and their count."""
+    """Return one error for all problems: one speaks for itself, several get the headline and their count."""
     if len(problems) == 1:
         return kind(problems[0])
     return kind(f"{headline}: {len(problems):,} problems.", problems)
 
 
+def import_extra(package: str, what: str, extra: str | None = None) -> ModuleType:
+    """Import a package that an extra of mxcli installs; `what` needs it.
+
+    Raises EnvironmentFailure with the command that installs the extra.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        state = "is not installed" if missing else f"cannot be imported ({printable(error)})"
+        raise EnvironmentFailure(
+            f"{what} needs {package}, which {state}: pip install 'mxcli[{extra or EXTRAS[package]}]'."
+        ) from error
+
+
 def printable(text: object) -> str:
-    """The text with unprintable characters escaped, shortened in the middle when very long."""
+    """Return the text with unprintable characters escaped, shortened in the middle when very long."""
     shown = str(text)
     if len(shown) > SHOWN_CHARACTERS:
         half = SHOWN_CHARACTERS // 2
@@ -86,13 +105,13 @@ def printable(text: object) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> list[str]:
-    """Up to three known words that resemble the word, best first; ignores case."""
+    """Return up to three known words that resemble the word, best first; ignores case."""
     by_folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), by_folded, n=3, cutoff=0.7)
     return [by_folded[folded] for folded in close]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question naming the closest known words, with a leading space, or an empty string."""
+    """Return a question naming the closest known words, with a leading space, or an empty string."""
     close = closest(word, known)
     return f" Did you mean {' or '.join(map(printable, close))}?" if close else ""

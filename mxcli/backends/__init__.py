@@ -21,7 +21,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(?::([0-9]{1,4}))?")
 
 
 def check_device(device: str) -> None:
-    """Raises UsageError unless `device` is auto, cpu, cuda or cuda:N; whether there is such a device is not asked."""
+    """Raise UsageError unless `device` is auto, cpu, cuda or cuda:N; whether there is such a device is not asked."""
     if not _DEVICE.fullmatch(device):
         raise UsageError(f"unknown device '{printable(device)}': --device takes auto, cpu, cuda or cuda:N.")
 
@@ -33,7 +33,7 @@ def choose_backend(
     max_memory: int | None = None,
     on_note: Callable[[str], object] = lambda note: None,
 ) -> Backend:
-    """The backend that a device word stands for on this machine; None is auto.
+    """Return the backend that a device word stands for on this machine; None is auto.
 
     `threads` is for the CPU, `max_memory` (bytes) for the memory of a GPU. `on_note` is told why auto leaves a GPU
     alone that the user could make usable. Raises like `find_device`.
@@ -52,7 +52,7 @@ def choose_backend(
 
 
 def find_device(device: str | None, on_note: Callable[[str], object] = lambda note: None) -> str:
-    """`cpu` or `cuda:N`: auto is the first usable GPU, else the CPU; cuda is the first usable GPU.
+    """Return `cpu` or `cuda:N`: auto is the first usable GPU, else the CPU; cuda is the first usable GPU.
 
     Nothing is opened. Raises UsageError for other words, and EnvironmentFailure with everything that stands in the
     way of a GPU that was asked for.
@@ -77,7 +77,7 @@ def find_device(device: str | None, on_note: Callable[[str], object] = lambda no
 
 
 def _asked_for(word: str, state: GpuState) -> str:
-    """The GPU that `cuda` or `cuda:N` means."""
+    """Return the GPU that `cuda` or `cuda:N` means."""
     index = word.partition(":")[2]
     if index and state.gpus and int(index) >= len(state.gpus):
         there = ", ".join(f"{gpu.device} ({printable(gpu.name)})" for gpu in state.gpus)
@@ -94,7 +94,7 @@ def _asked_for(word: str, state: GpuState) -> str:
 
 
 def open_timed_device(device: str) -> TimedDevice:
-    """GPU `cuda:N` for a benchmark. Raises EnvironmentFailure if it cannot be used."""
+    """Return GPU `cuda:N` for a benchmark. Raises EnvironmentFailure if it cannot be used."""
     with _cupy_or_failure(device):
         from mxcli.backends.cupy_device import CupyDevice
 
@@ -102,7 +102,7 @@ def open_timed_device(device: str) -> TimedDevice:
 
 
 def open_resident(device: str) -> Backend:
-    """GPU `cuda:N` for torch tensors that lie on it. Raises EnvironmentFailure if it cannot be used."""
+    """Return GPU `cuda:N` for torch tensors that lie on it. Raises EnvironmentFailure if it cannot be used."""
     found = find_device(device)
     with _cupy_or_failure(found):
         from mxcli.backends.cupy_device import CupyDevice
@@ -112,7 +112,7 @@ def open_resident(device: str) -> Backend:
 
 
 def unpacked(q: Quantized) -> Any:
-    """One code per byte, in the tensor's shape, beside the codes."""
+    """Return one code per byte, in the tensor's shape, beside the codes."""
     import numpy as np
 
     if isinstance(q.packed, np.ndarray):
@@ -137,7 +137,7 @@ def _index(device: str) -> int:
 
 @contextmanager
 def _cupy_or_failure(device: str) -> Iterator[None]:
-    """A CuPy that is not whole as EnvironmentFailure."""
+    """Return a CuPy that is not whole as EnvironmentFailure."""
     try:
         yield
     except ImportError as error:

@@ -182,7 +182,7 @@ _MIRRORED = (KernelScheme, Tensor, KernelStats, KernelPerBlock, Result, Float)
 
 
 def kernel_folder() -> Path:
-    """The folder that holds the compiled kernel and the kernel sources of this installation."""
+    """Return the folder that holds the compiled kernel and the kernel sources of this installation."""
     beside = [Path(place) / "kernels" for place in mxcli.__path__]
     for folder in itertools.chain(beside, _installed_folders()):
         if (folder / _NAME).is_file():
@@ -194,7 +194,8 @@ def kernel_folder() -> Path:
 
 
 def _installed_folders() -> Iterator[Path]:
-    """Where pip put the kernel: not beside these modules where they run from a checkout or are installed editable."""
+    """Yield where pip put the kernel: not beside these modules where they run from a checkout or are installed
+    editable."""
     import importlib.metadata
 
     try:
@@ -208,7 +209,7 @@ def _installed_folders() -> Iterator[Path]:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The kernel library, its structures checked against the ones declared here."""
+    """Return the kernel library, its structures checked against the ones declared here."""
     library = ctypes.CDLL(str(kernel_folder() / _NAME))
     sizes = (c_int64 * len(_MIRRORED))()
     library.mx_sizes(sizes)
@@ -252,7 +253,7 @@ def _rounding(r: ElementRounding) -> Rounding:
 
 @cache
 def kernel_scheme(scheme: Scheme) -> KernelScheme:
-    """The numbers that a recipe means; they are to be read only."""
+    """Return the numbers that a recipe means; they are to be read only."""
     row, rule, choice = scheme.format, scheme.scale_rule, scheme.choice
     rows, columns = row.block
     k = KernelScheme(
@@ -295,7 +296,7 @@ def _set_scale_recipe(k: KernelScheme, rule: MantissaScaleRule, *, has_tensor_sc
 
 
 def rotation(hadamard: Hadamard | None) -> Rotation:
-    """A transform as kernels take it; None is none."""
+    """Return a transform as kernels take it; None is none."""
     if hadamard is None:
         return Rotation()
     words = (c_uint32 * 4)()
@@ -305,7 +306,7 @@ def rotation(hadamard: Hadamard | None) -> Rotation:
 
 
 def literal(value: ctypes.Structure) -> str:
-    """A structure as C++ initializes it, so that a compiler sees constants."""
+    """Return a structure as C++ initializes it, so that a compiler sees constants."""
     return "{" + ", ".join(_constant(getattr(value, field[0]), field[1]) for field in value._fields_) + "}"
 
 

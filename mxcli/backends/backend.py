@@ -22,8 +22,8 @@ class Backend(Protocol):
         """As `--device` takes it: `cpu`, `cuda:0`."""
 
     def amax(self, x: Any, dtype: str, hadamard: Hadamard | None = None) -> Amax:
-        """The largest finite magnitude of `x`, whose elements are of safetensors type `dtype`; of its transform, if one
-        is given."""
+        """Return the largest finite magnitude of `x`, whose elements are of safetensors type `dtype`; of its transform,
+        if one is given."""
 
     def quantize(
         self,
@@ -38,7 +38,7 @@ class Backend(Protocol):
         per_block: bool = False,
         reuse: Quantized | None = None,
     ) -> Quantized:
-        """`x` quantized.
+        """Return `x` quantized.
 
         `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale (None: of `x`);
         where one block is the whole tensor, what its scale is made for instead: elements above it saturate. `stream` is
@@ -48,8 +48,8 @@ class Backend(Protocol):
         """
 
     def quantize_both(self, x: Any, dtype: str, scheme: Scheme, *, stream: int = 0) -> tuple[Quantized, Quantized]:
-        """`x` of two dimensions or more quantized along its rows, and along its columns, which is `x` with the last two
-        dimensions exchanged; codes and scales only."""
+        """Return `x` of two dimensions or more quantized along its rows, and along its columns, which is `x` with the
+        last two dimensions exchanged; codes and scales only."""
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Any:
-        """The values of `q` as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or F16."""
+        """Return the values of `q` as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or F16."""

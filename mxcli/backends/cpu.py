@@ -50,7 +50,7 @@ class Cpu:
         return CPU
 
     def amax(self, x: Array, dtype: str, hadamard: Hadamard | None = None) -> Amax:
-        """See `Backend.amax`."""
+        """Return see `Backend.amax`."""
         return amax(x, dtype, self.threads, hadamard)
 
     def quantize(
@@ -66,7 +66,7 @@ class Cpu:
         per_block: bool = False,
         reuse: Quantized | None = None,
     ) -> Quantized:
-        """See `Backend.quantize`."""
+        """Return see `Backend.quantize`."""
         return quantize(
             x,
             dtype,
@@ -81,16 +81,16 @@ class Cpu:
         )
 
     def quantize_both(self, x: Array, dtype: str, scheme: Scheme, *, stream: int = 0) -> tuple[Quantized, Quantized]:
-        """See `Backend.quantize_both`."""
+        """Return see `Backend.quantize_both`."""
         return both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, scheme)
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Array:
-        """See `Backend.dequantize`."""
+        """Return see `Backend.dequantize`."""
         return dequantize(q, dtype, self.threads)
 
 
 def thread_count(threads: int | None = None) -> int:
-    """The number asked for, or one per processor this process may use."""
+    """Return the number asked for, or one per processor this process may use."""
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads} is not a positive number")
     if threads is not None:
@@ -99,13 +99,13 @@ def thread_count(threads: int | None = None) -> int:
 
 
 def instruction_set() -> str:
-    """The instruction set the kernel runs on here: `baseline`, `avx2` or `avx512`."""
+    """Return the instruction set the kernel runs on here: `baseline`, `avx2` or `avx512`."""
     return str(load().mx_isa().decode())
 
 
 def amax(x: Array, dtype: str, threads: int | None = None, hadamard: Hadamard | None = None) -> Amax:
-    """The largest finite magnitude of `x`, whose elements are of safetensors type `dtype`; of its transform, if one is
-    given."""
+    """Return the largest finite magnitude of `x`, whose elements are of safetensors type `dtype`; of its transform, if
+    one is given."""
     nonfinite, first = ctypes.c_int64(0), ctypes.c_int64(-1)
     tensor, keep = _tensor(x, dtype, hadamard)
     value = load().mx_amax(tensor, thread_count(threads), nonfinite, first)
@@ -126,7 +126,7 @@ def quantize(
     threads: int | None = None,
     reuse: Quantized | None = None,
 ) -> Quantized:
-    """Quantizes `x` in one pass (two where the format has a tensor scale and `tensor_amax` is not given).
+    """Quantize `x` in one pass (two where the format has a tensor scale and `tensor_amax` is not given).
 
     `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale; where one block is
     the whole tensor, what its scale is made for (a history of steps has one). `stream` is that of a random rounding.
@@ -165,25 +165,26 @@ def quantize(
 def both_ways(
     quantize: Callable[[Array, str, Scheme], Quantized], x: Array, dtype: str, scheme: Scheme
 ) -> tuple[Quantized, Quantized]:
-    """A tensor, and what comes of exchanging its last two dimensions, each quantized by itself."""
+    """Return a tensor, and what comes of exchanging its last two dimensions, each quantized by itself."""
     return quantize(x, dtype, scheme), quantize(np.ascontiguousarray(np.swapaxes(x, -1, -2)), dtype, scheme)
 
 
 def cut(shape: tuple[int, ...], scheme: Scheme) -> Cut:
-    """How a tensor of a shape is cut into the chunks whose sums are added in order, on every device."""
+    """Return how a tensor of a shape is cut into the chunks whose sums are added in order, on every device."""
     out = Cut()
     load().mx_cut(kernel_scheme(scheme), Tensor(None, 0, *folded(shape)), out)
     return out
 
 
 def tensor_scales(scheme: Scheme, amax: float) -> tuple[float, float]:
-    """The tensor's encode and decode scale under a recipe, from its largest finite magnitude."""
+    """Return the tensor's encode and decode scale under a recipe, from its largest finite magnitude."""
     nothing = quantize(np.empty((1, 0), np.float32), "F32", scheme, tensor_amax=amax, codes=False, stats=False)
     return nothing.tensor_encode, 1.0 if nothing.tensor_scale is None else nothing.tensor_scale
 
 
 def dequantize(q: Quantized, dtype: str = "F32", threads: int | None = None) -> Array:
-    """The values of a quantized tensor as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or F16."""
+    """Return the values of a quantized tensor as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or
+    F16."""
     if dtype not in TYPES:
         raise UsageError(f"dequantized type {dtype} is not one of {', '.join(TYPES)}")
     out = np.empty(q.shape, TYPES[dtype][1])
@@ -202,7 +203,7 @@ def dequantize(q: Quantized, dtype: str = "F32", threads: int | None = None) -> 
 
 
 def unpack(q: Quantized) -> Array:
-    """One code per byte, in the tensor's shape."""
+    """Return one code per byte, in the tensor's shape."""
     batch, rows, columns = folded(q.shape)
     codes = np.empty(q.shape, np.uint8)
     packed = np.ascontiguousarray(q.packed)
@@ -211,21 +212,21 @@ def unpack(q: Quantized) -> Array:
 
 
 def bits_of(x: Array, dtype: str) -> Array:
-    """The elements as kernels read them: contiguous, in the numpy type of their bits."""
+    """Return the elements as kernels read them: contiguous, in the numpy type of their bits."""
     if dtype not in TYPES:
         raise UsageError(f"type {dtype} is not one the kernel reads: {', '.join(SOURCE_TYPES)}")
     return np.ascontiguousarray(x, dtype=TYPES[dtype][1])
 
 
 def _tensor(x: Array, dtype: str, hadamard: Hadamard | None = None) -> tuple[Tensor, Array]:
-    """The kernel's view of an array, and the array that must outlive it."""
+    """Return the kernel's view of an array, and the array that must outlive it."""
     check_transform(x.shape, hadamard)
     contiguous = bits_of(x, dtype)
     return Tensor(contiguous.ctypes.data, TYPES[dtype][0], *folded(x.shape), rotation(hadamard)), contiguous
 
 
 def check_transform(shape: tuple[int, ...], hadamard: Hadamard | None) -> None:
-    """Raises RefusedError for a length that groups of a transform do not divide."""
+    """Raise RefusedError for a length that groups of a transform do not divide."""
     if hadamard is not None and shape[-1] % hadamard.size:
         raise RefusedError(
             f"a length of {shape[-1]} does not divide into groups of {hadamard.size} (Hadamard transform): cut it, or "
@@ -236,7 +237,8 @@ def check_transform(shape: tuple[int, ...], hadamard: Hadamard | None) -> None:
 def outputs(
     scheme: Scheme, shape: tuple[int, ...], *, codes: bool = True, reuse: Quantized | None = None
 ) -> tuple[Array, Array]:
-    """Arrays for the codes and scales of a tensor, those of `reuse` where they fit; empty ones without `codes`."""
+    """Return the arrays for the codes and scales of a tensor, those of `reuse` where they fit; empty ones without
+    `codes`."""
     row, (_, _, columns) = scheme.format, folded(shape)
     packed_shape = (*shape[:-1], packed_columns(row, columns)) if codes else (0,)
     if reuse is not None and reuse.packed.shape == packed_shape and reuse.format == row and codes:
@@ -246,7 +248,7 @@ def outputs(
 
 
 def per_block_arrays(scheme: Scheme, shape: tuple[int, ...]) -> PerBlock:
-    """Arrays for the numbers of a tensor's blocks."""
+    """Return the arrays for the numbers of a tensor's blocks."""
     grid = grid_shape(scheme.format, shape)
     kinds = {
         "amax": np.float32,
@@ -259,7 +261,8 @@ def per_block_arrays(scheme: Scheme, shape: tuple[int, ...]) -> PerBlock:
 
 
 def _stats(k: KernelStats) -> Stats:
-    """The totals, taken out of memory all at once: a look-up by field would take longer than a small tensor does."""
+    """Return the totals, taken out of memory all at once: a look-up by field would take longer than a small tensor
+    does."""
     raw = bytes(k)
     values: dict[str, Any] = dict(
         zip(STATS_NUMBERS, struct.unpack_from("".join(STATS_NUMBERS.values()), raw), strict=True)

@@ -27,7 +27,7 @@ _SHARE_OF_FREE = 0.9
 
 
 def open_device(index: int, max_memory: int | None) -> Cuda:
-    """GPU `index` as a backend that uses no more than `max_memory` bytes of its memory.
+    """Return GPU `index` as a backend that uses no more than `max_memory` bytes of its memory.
 
     Raises EnvironmentFailure if it cannot be used; ImportError if CuPy is not whole.
     """
@@ -48,7 +48,7 @@ class Cuda:
         return self._device.name
 
     def amax(self, x: Array, dtype: str, hadamard: Hadamard | None = None) -> Amax:
-        """See `Backend.amax`."""
+        """Return see `Backend.amax`."""
         cpu.check_transform(x.shape, hadamard)
         flat = cpu.bits_of(x, dtype).reshape(-1)
         if flat.size == 0:
@@ -73,7 +73,7 @@ class Cuda:
         per_block: bool = False,
         reuse: Quantized | None = None,
     ) -> Quantized:
-        """See `Backend.quantize`."""
+        """Return see `Backend.quantize`."""
         if x.size == 0:
             return cpu.quantize(
                 x, dtype, scheme, tensor_amax=tensor_amax, stream=stream, codes=codes, stats=stats, per_block=per_block
@@ -100,11 +100,11 @@ class Cuda:
         return Quantized(scheme, tuple(x.shape), packed, scales, scale, encode, measured, blocks)
 
     def quantize_both(self, x: Array, dtype: str, scheme: Scheme, *, stream: int = 0) -> tuple[Quantized, Quantized]:
-        """See `Backend.quantize_both`."""
+        """Return see `Backend.quantize_both`."""
         return cpu.both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, scheme)
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Array:
-        """See `Backend.dequantize`."""
+        """Return see `Backend.dequantize`."""
         if dtype not in cpu.TYPES:
             raise UsageError(f"dequantized type {dtype} is not one of {', '.join(cpu.TYPES)}")
         out = np.empty(q.shape, cpu.TYPES[dtype][1])
@@ -135,8 +135,8 @@ class Cuda:
 
     @contextmanager
     def _queues(self) -> Iterator[Sequence[Queue]]:
-        """The device's queues. After a failure nothing is left waiting in them: what they hold is given back, and no
-        download reaches arrays that the caller has taken up again."""
+        """Return the device's queues. After a failure nothing is left waiting in them: what they hold is given back,
+        and no download reaches arrays that the caller has taken up again."""
         queues = self._device.queues(QUEUES)
         try:
             yield queues
@@ -147,7 +147,7 @@ class Cuda:
             raise
 
     def _limit(self, nbytes: int, growth: int) -> int:
-        """Bytes of the device's memory to use for a tensor of so many, each of which needs `growth`."""
+        """Return the bytes of the device's memory to use for a tensor of so many, each of which needs `growth`."""
         free = int(self._device.free_bytes() * _SHARE_OF_FREE)
         limit = free if self._max_memory is None else min(free, self._max_memory)
         least = min(nbytes, 1 << 20) * growth * QUEUES
@@ -159,7 +159,7 @@ class Cuda:
         return limit
 
     def _piece(self, limit: int, growth: int) -> int:
-        """Bytes of input that go through at a time, each of which needs `growth`."""
+        """Return the bytes of input that go through at a time, each of which needs `growth`."""
         return max(1, min(self._piece_bytes, limit // (QUEUES * growth)))
 
 

@@ -30,7 +30,7 @@ _WAY_OUT = "End what else uses it, lower --max-memory, or use --device cpu."
 
 
 def _in_words(method: Callable[P, R]) -> Callable[P, R]:
-    """Errors of CuPy and CUDA as EnvironmentFailure."""
+    """Return errors of CuPy and CUDA as EnvironmentFailure."""
 
     @wraps(method)
     def careful(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,7 +68,7 @@ class CupyQueue:
 
     @_in_words
     def empty(self, nbytes: int) -> Memory:
-        """See `Queue.empty`."""
+        """Return see `Queue.empty`."""
         with self._device.chosen, self.stream:  # memory of a stream is used again in that stream's order
             memory = Memory(cupy.cuda.alloc(max(1, nbytes)))
         self._kept.append(memory)
@@ -76,7 +76,7 @@ class CupyQueue:
 
     @_in_words
     def upload(self, array: Any) -> Memory:
-        """See `Queue.upload`."""
+        """Return see `Queue.upload`."""
         memory = self.empty(array.nbytes)
         with self._device.chosen:
             pinned = cupy.cuda.alloc_pinned_memory(array.nbytes)
@@ -109,7 +109,7 @@ class CupyQueue:
 
     @_in_words
     def seconds(self, work: Callable[[], None], before: Callable[[], None]) -> float:
-        """See `TimedQueue.seconds`."""
+        """Return see `TimedQueue.seconds`."""
         with self._device.chosen:
             start, end = cupy.cuda.Event(), cupy.cuda.Event()
             before()
@@ -155,26 +155,26 @@ class CupyDevice:
 
     @_in_words
     def free_bytes(self) -> int:
-        """See `Device.free_bytes`."""
+        """Return see `Device.free_bytes`."""
         with self.chosen:
             free, _ = cupy.cuda.runtime.memGetInfo()
             return int(free + cupy.get_default_memory_pool().free_bytes())
 
     @_in_words
     def queues(self, count: int) -> Sequence[CupyQueue]:
-        """See `Device.queues`."""
+        """Return see `Device.queues`."""
         with self.chosen:
             while len(self._queues) < count:
                 self._queues.append(CupyQueue(self, cupy.cuda.Stream(non_blocking=True)))
         return self._queues[:count]
 
     def queue_of(self, stream: int) -> CupyQueue:
-        """A queue that is a stream of somebody else's, by its handle."""
+        """Return a queue that is a stream of somebody else's, by its handle."""
         return CupyQueue(self, cupy.cuda.ExternalStream(stream))
 
     @_in_words
     def describe(self) -> str:
-        """See `TimedDevice.describe`."""
+        """Return see `TimedDevice.describe`."""
         properties = cupy.cuda.runtime.getDeviceProperties(self.chosen.id)
         driver = cupy.cuda.runtime.driverGetVersion()
         major, minor = nvrtc.version()
@@ -184,7 +184,7 @@ class CupyDevice:
         )
 
     def clocks(self) -> str:
-        """See `TimedDevice.clocks`."""
+        """Return see `TimedDevice.clocks`."""
         wanted = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
         command = ["nvidia-smi", f"--query-gpu={wanted}", "--format=csv,noheader", f"--id={self.chosen.pci_bus_id}"]
         try:
@@ -194,7 +194,7 @@ class CupyDevice:
         return "SM, memory, power, temperature: " + done.stdout.strip()
 
     def function(self, launch: Launch) -> Any:
-        """The kernel of a launch, loaded."""
+        """Return the kernel of a launch, loaded."""
         if launch.kernel not in self._functions:
             module = cupy.cuda.function.Module()
             module.load(self._compiler.cubin(launch.kernel))

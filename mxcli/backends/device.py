@@ -43,22 +43,22 @@ class Queue(Protocol):
     """Work that a device does in order, beside that of its other queues."""
 
     def empty(self, nbytes: int) -> Buffer:
-        """Memory for this queue's work, kept at least until `finish`."""
+        """Return memory for this queue's work, kept at least until `finish`."""
 
     def upload(self, array: Any) -> Buffer:
-        """Memory that will hold a copy of a contiguous array, which may be changed once this returns."""
+        """Return memory that will hold a copy of a contiguous array, which may be changed once this returns."""
 
     def fill(self, buffer: Buffer, byte: int, begin: int, end: int) -> None:
-        """Sets bytes begin to end."""
+        """Set bytes begin to end."""
 
     def launch(self, launch: Launch) -> None:
-        """Runs a kernel. Raises EnvironmentFailure if it cannot be compiled or loaded here."""
+        """Run a kernel. Raises EnvironmentFailure if it cannot be compiled or loaded here."""
 
     def download(self, buffer: Buffer, array: Any, begin: int = 0) -> None:
-        """Copies bytes from `begin` on into a contiguous array, which is filled when `finish` returns."""
+        """Copy bytes from `begin` on into a contiguous array, which is filled when `finish` returns."""
 
     def finish(self) -> None:
-        """Waits for all of it; what was kept for it may be given back. Raises EnvironmentFailure for what failed."""
+        """Wait for all of it; what was kept for it may be given back. Raises EnvironmentFailure for what failed."""
 
 
 class Device(Protocol):
@@ -77,20 +77,21 @@ class Device(Protocol):
         """MX_HARDWARE of `kernels/device.h`: the formats it converts to by itself."""
 
     def free_bytes(self) -> int:
-        """Memory that could be had now."""
+        """Return memory that could be had now."""
 
     def queues(self, count: int) -> Sequence[Queue]:
-        """That many queues, the same ones on every call."""
+        """Return that many queues, the same ones on every call."""
 
 
 class TimedQueue(Queue, Protocol):
     """A queue whose work can be timed on the device itself."""
 
     def copy(self, source: Buffer, target: Buffer, nbytes: int, offset: int = 0) -> None:
-        """Copies the first bytes of a buffer to another, `offset` bytes from its beginning."""
+        """Copy the first bytes of a buffer to another, `offset` bytes from its beginning."""
 
     def seconds(self, work: Callable[[], None], before: Callable[[], None]) -> float:
-        """How long the device takes for what `work` puts into the queue, once it is through with what `before` does."""
+        """Return how long the device takes for what `work` puts into the queue, once it is through with what `before`
+        does."""
 
 
 class TimedDevice(Device, Protocol):
@@ -101,10 +102,10 @@ class TimedDevice(Device, Protocol):
         """Its compute capability."""
 
     def describe(self) -> str:
-        """Its name, memory, driver and compiler."""
+        """Return its name, memory, driver and compiler."""
 
     def clocks(self) -> str:
-        """Its clocks and power now, as its driver tells them; says so where that is not known."""
+        """Return its clocks and power now, as its driver tells them; says so where that is not known."""
 
     def queues(self, count: int) -> Sequence[TimedQueue]:
-        """See `Device.queues`."""
+        """Return see `Device.queues`."""

@@ -26,7 +26,7 @@ class StreamDevice(Device, Protocol):
     """A device that can work on streams of somebody else's."""
 
     def queue_of(self, stream: int) -> Queue:
-        """A queue that is a CUDA stream, by its handle."""
+        """Return a queue that is a CUDA stream, by its handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class DeviceTensors:
         return self._device.name
 
     def amax(self, x: torch.Tensor, dtype: str, hadamard: Hadamard | None = None) -> Amax:
-        """See `Backend.amax`."""
+        """Return see `Backend.amax`."""
         cpu.check_transform(tuple(x.shape), hadamard)
         if x.numel() == 0:
             return Amax(0.0, 0, -1)
@@ -73,8 +73,8 @@ class DeviceTensors:
         reuse: Quantized | None = None,
         swizzled: bool = False,
     ) -> Quantized:
-        """See `Backend.quantize`: codes or statistics, not both, and no arrays per block. `swizzled`: scales of a
-        tensor of two dimensions, one byte each, in the 128x4 order of block-scaled matrix products, flat."""
+        """Return see `Backend.quantize`: codes or statistics, not both, and no arrays per block. `swizzled`: scales of
+        a tensor of two dimensions, one byte each, in the 128x4 order of block-scaled matrix products, flat."""
         import torch
 
         if stats == codes or per_block or reuse is not None:
@@ -113,8 +113,8 @@ class DeviceTensors:
     def quantize_both(
         self, x: torch.Tensor, dtype: str, scheme: Scheme, *, stream: int = 0
     ) -> tuple[Quantized, Quantized]:
-        """See `Backend.quantize_both`: one read for both, after the one for a tensor scale, where blocks are rows of 16
-        or 32 that hold whole groups of a transform."""
+        """Return see `Backend.quantize_both`: one read for both, after the one for a tensor scale, where blocks are
+        rows of 16 or 32 that hold whole groups of a transform."""
         import torch
 
         shape = tuple(x.shape)
@@ -144,14 +144,14 @@ class DeviceTensors:
         return made[0], made[1]
 
     def _both_amaxes(self, x: torch.Tensor, dtype: str, scheme: Scheme) -> tuple[float, float]:
-        """Largest magnitudes along rows and along columns, which only a transform makes different."""
+        """Return largest magnitudes along rows and along columns, which only a transform makes different."""
         row = self.amax(x, dtype, scheme.hadamard).value
         if scheme.hadamard is None:
             return row, row
         return row, self.amax(x.transpose(-1, -2).contiguous(), dtype, scheme.hadamard).value
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> torch.Tensor:
-        """See `Backend.dequantize`."""
+        """Return see `Backend.dequantize`."""
         import torch
 
         if dtype not in cpu.TYPES:
@@ -176,7 +176,7 @@ class DeviceTensors:
 
 
 def unpack(q: Quantized) -> torch.Tensor:
-    """One code per byte, in the tensor's shape."""
+    """Return one code per byte, in the tensor's shape."""
     import torch
 
     packed: torch.Tensor = q.packed
@@ -200,7 +200,7 @@ def _lying(x: torch.Tensor) -> Source:
 def _outputs(
     x: torch.Tensor, scheme: Scheme, *, swizzled: bool, device: torch.device | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tensors for codes and scales beside x, or on a device."""
+    """Return tensors for codes and scales beside x, or on a device."""
     import torch
 
     where = x.device if device is None else device

@@ -72,7 +72,7 @@ class GpuState:
     init_error: int = 0
 
     def problems_of(self, gpu: Gpu) -> tuple[str, ...]:
-        """What stands in the way of one GPU: all problems but those of other GPUs alone."""
+        """Return what stands in the way of one GPU: all problems but those of other GPUs alone."""
         of_others = {_incapable(other) for other in self.gpus if other != gpu}
         return tuple(problem for problem in self.problems if problem not in of_others)
 
@@ -83,19 +83,19 @@ class GpuState:
 
     @property
     def is_mendable(self) -> bool:
-        """Whether there is a GPU that is unusable for a reason that can be removed."""
+        """True if there is a GPU that is unusable for a reason that can be removed."""
         if self.init_error:
             return self.init_error not in (_NO_DEVICE, _STUB)
         return not self.usable and any(_incapable(gpu) is None for gpu in self.gpus)
 
 
 def has_driver(load: Load = ctypes.CDLL) -> bool:
-    """Whether the library of the NVIDIA driver is there; where it is not, that is all that is looked for."""
+    """Return whether the library of the NVIDIA driver is there; where it is not, that is all that is looked for."""
     return _library(load) is not None
 
 
 def examine(load: Load = ctypes.CDLL) -> GpuState:
-    """Looks for all that a GPU needs; never fails for something that is missing."""
+    """Look for all that a GPU needs; never fails for something that is missing."""
     driver, init_error, gpus, problems = _devices(load)
     cupy = _cupy()
     nvrtc = _nvrtc()
@@ -129,7 +129,7 @@ class _DriverError(Exception):
 
 
 def _devices(load: Load) -> tuple[Version | None, int, tuple[Gpu, ...], tuple[str, ...]]:
-    """The CUDA version of the driver, the error of starting it, its GPUs, and what is wrong with all that."""
+    """Return the CUDA version of the driver, the error of starting it, its GPUs, and what is wrong with all that."""
     library = _library(load)
     if library is None:
         return None, 0, (), (f"there is no NVIDIA driver on this machine ({_LIBRARY} is not found): install it",)
@@ -196,7 +196,7 @@ def _incapable(gpu: Gpu) -> str | None:
 
 
 def _cupy() -> dict[str, str]:
-    """The CuPy packages that are installed, with their versions."""
+    """Return the CuPy packages that are installed, with their versions."""
     import importlib.metadata
 
     found = {}
@@ -209,7 +209,7 @@ def _cupy() -> dict[str, str]:
 
 
 def _nvrtc() -> Version | str:
-    """The version of NVRTC, or why there is none."""
+    """Return the version of NVRTC, or why there is none."""
     from mxcli.backends import nvrtc
 
     try:
@@ -221,7 +221,7 @@ def _nvrtc() -> Version | str:
 
 
 def _package_problems(driver: Version | None, cupy: Mapping[str, str], nvrtc: Version | str) -> Iterator[str]:
-    """What is wrong with the packages; none of it where the driver is missing is the driver's fault."""
+    """Yield what is wrong with the packages; none of it where the driver is missing is the driver's fault."""
     install = _install(driver)
     if not cupy:
         yield f"CuPy is not installed: {install}"
@@ -247,7 +247,7 @@ def _package_problems(driver: Version | None, cupy: Mapping[str, str], nvrtc: Ve
 
 
 def _install(driver: Version | None) -> str:
-    """How to get the packages that fit a driver; without one, those that fit most drivers."""
+    """Return how to get the packages that fit a driver; without one, those that fit most drivers."""
     oldest = min(PACKAGES)
     fitting = next((major for major in PACKAGES if driver is not None and driver >= (major, 0)), oldest)
     update = "" if driver is None or driver >= (oldest, 0) else f"update the driver to one for CUDA {oldest}.0, then "

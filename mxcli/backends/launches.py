@@ -92,15 +92,15 @@ class KernelJob:
         return self.batch * self.rows
 
     def row_of(self, unit: int) -> int:
-        """The first row of a unit: a row of blocks, or rows of the block that is the tensor."""
+        """Return the first row of a unit: a row of blocks, or rows of the block that is the tensor."""
         if self.whole:
             return min(unit * int(self.cut.unit_rows), self.all_rows)
         down = max(1, -(-self.rows // self.block_rows))
         return unit // down * self.rows + unit % down * self.block_rows
 
     def pieces(self, most_bytes: int) -> Iterator[Piece]:
-        """The tensor in whole chunks, as many of them at a time as need no more than so many bytes of input; undivided
-        where it is a block whose scale is tried on all of it."""
+        """Yield the tensor in whole chunks, as many of them at a time as need no more than so many bytes of input;
+        undivided where it is a block whose scale is tried on all of it."""
         per_chunk = self.cut.per_chunk
         row_bytes = max(1, self.columns * self.item_bytes)
         step = max(1, most_bytes // (row_bytes * self.cut.unit_rows * per_chunk)) * per_chunk
@@ -110,7 +110,7 @@ class KernelJob:
             yield self.piece(first, min(first + step, self.cut.units))
 
     def piece(self, first: int, last: int) -> Piece:
-        """Units first to last, first a multiple of the units of a chunk."""
+        """Return units first to last, first a multiple of the units of a chunk."""
         cut = self.cut
         chunks = (first * cut.parts, last * cut.parts)
         if cut.parts == 1:
@@ -121,12 +121,12 @@ class KernelJob:
     # ----------------------------------------------------------------------------------------------------- kernels
 
     def worst(self, noise: int, blocks: int, values: int, places: int) -> Launch:
-        """The noisiest of every 4096 blocks."""
+        """Return the noisiest of every 4096 blocks."""
         arguments = (_pointer(noise), np.int64(blocks), _pointer(values), _pointer(places))
         return Launch(_reduction("mx_worst", self.dtype), -(-blocks // WORST_OF), THREADS, arguments)
 
     def quantize(self, piece: Piece, at: Addresses, conversions: int, swizzled: bool = False) -> Launch:
-        """Codes and scales of a piece, without statistics."""
+        """Return codes and scales of a piece, without statistics."""
         taken = self._elements_per_thread()
         if taken:
             return self._quantize_rows(piece, at, taken, conversions, swizzled)
@@ -153,14 +153,14 @@ class KernelJob:
 
     @property
     def has_both(self) -> bool:
-        """Whether one kernel quantizes the tensor along rows and along columns, both being read once."""
+        """True if one kernel quantizes the tensor along rows and along columns, both being read once."""
         height, width = self.scheme.format.block
         served = height == 1 and width in (16, 32)  # a thread holds a block, and 128 elements would not fit
         return served and (self.scheme.hadamard is None or self.scheme.hadamard.size <= (width or 0))
 
     def quantize_both(self, row: Addresses, column: Addresses, processors: int, conversions: int) -> Launch:
-        """Codes and scales of the whole tensor along rows, and along columns those of it with the last two dimensions
-        exchanged; what was found of either way is at its address."""
+        """Return codes and scales of the whole tensor along rows, and along columns those of it with the last two
+        dimensions exchanged; what was found of either way is at its address."""
         kernel = self._kernel(
             "quantize_both.cu",
             "mx_quantize_both",
@@ -175,7 +175,7 @@ class KernelJob:
         return Launch(kernel, min(tiles, 8 * processors), THREADS, (*arguments, *map(_pointer, ways)))
 
     def _elements_per_thread(self) -> int:
-        """How many neighbours a thread of `quantize_rows.cu` takes; 0 where that kernel does not serve."""
+        """Return how many neighbours a thread of `quantize_rows.cu` takes; 0 where that kernel does not serve."""
         tries = bool(self._numbers.candidate_count)
         # A thread reads 16 bytes or more and writes 8 or more: fewer were slower on an H100.
         least = 8 if self.scheme.format.element.stored_bits == 8 else 32
@@ -221,7 +221,7 @@ class KernelJob:
     def measure(
         self, piece: Piece, at: Addresses, processors: int, *, conversions: int, codes: bool, histogram: bool = True
     ) -> Launch:
-        """Statistics of a piece, with its codes and scales or without."""
+        """Return statistics of a piece, with its codes and scales or without."""
         choices = {
             "MX_SWIZZLED": 0,
             "MX_HARDWARE": conversions,
@@ -256,11 +256,11 @@ class KernelJob:
 
     @property
     def has_shares(self) -> bool:
-        """Whether parts of the tensor are shares of its one block, for `measure_whole` to end."""
+        """True if parts of the tensor are shares of its one block, for `measure_whole` to end."""
         return self.whole and not self._numbers.candidate_count
 
     def measure_whole(self, at: Addresses, conversions: int, *, codes: bool, histogram: bool = True) -> Launch:
-        """Ends the statistics of a tensor that is one block, once all of its parts are measured."""
+        """End the statistics of a tensor that is one block, once all of its parts are measured."""
         kernel = self._kernel(
             "measure_blocks.cu",
             "mx_measure_whole",
@@ -287,13 +287,13 @@ class KernelJob:
         return Launch(kernel, grid, THREADS, arguments)
 
     def _chunking(self) -> tuple[int, int, int, int]:
-        """blocks, parts, unit_blocks and all_blocks of `MxChunking`."""
+        """Return the blocks, parts, unit_blocks and all_blocks of `MxChunking`."""
         cut = self.cut
         blocks = cut.per_chunk * self.across if cut.parts == 1 else -(-cut.part // self.block_columns)
         return blocks, cut.parts, self.across, self.blocks
 
     def dequantize(self, piece: Piece, at: Addresses, encode: float, decode: float) -> Launch:
-        """Values of the codes and scales of a piece, at address x."""
+        """Return values of the codes and scales of a piece, at address x."""
         kernel = self._kernel("dequantize.cu", "mx_dequantize", MX_SWIZZLED=0, MX_HARDWARE=0)
         rows = self.all_rows if self.whole else self.rows
         first, last = piece.rows
@@ -317,8 +317,8 @@ class KernelJob:
 def amax_of(
     dtype: str, x: int, elements: int, base: int, found: int, processors: int, hadamard: Hadamard | None = None
 ) -> Launch:
-    """Largest magnitudes of `elements` elements (of a transform: whole groups) from address x on, of which the first is
-    the tensor's `base`th."""
+    """Return largest magnitudes of `elements` elements (of a transform: whole groups) from address x on, of which the
+    first is the tensor's `base`th."""
     per_thread = max(4, 16 // np.dtype(cpu.TYPES[dtype][1]).itemsize)
     grid = max(1, min(8 * processors, -(-elements // (THREADS * per_thread))))
     arguments = (_pointer(x), np.int64(elements), np.int64(base), _pointer(found))
@@ -326,12 +326,12 @@ def amax_of(
 
 
 def _pointer(address: int) -> np.uint64:
-    """An address as an argument; where a whole tensor would begin may be below 0."""
+    """Return an address as an argument; where a whole tensor would begin may be below 0."""
     return np.uint64(address & (2**64 - 1))
 
 
 def rotation_definitions(hadamard: Hadamard | None) -> tuple[tuple[str, str], ...]:
-    """The definitions of a transform; none where there is none."""
+    """Return the definitions of a transform; none where there is none."""
     if hadamard is None:
         return ()
     signs = ",".join(f"{word}u" for word in rotation(hadamard).signs)

@@ -47,7 +47,7 @@ class Build:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The newest NVRTC that can be loaded: of the pip packages, a CUDA toolkit, or the loader's path."""
+    """Return the newest NVRTC that can be loaded: of the pip packages, a CUDA toolkit, or the loader's path."""
     loaded, failures = [], []
     for place in _candidates():
         try:
@@ -65,14 +65,15 @@ def library() -> ctypes.CDLL:
 
 
 def version() -> tuple[int, int]:
-    """Major and minor version of the NVRTC in use."""
+    """Return major and minor version of the NVRTC in use."""
     return _version(library())
 
 
 def compile(
     name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str] = {}
 ) -> bytes:
-    """The machine code of the text `source`, called `name` in messages, for an architecture such as sm_90 or sm_100a.
+    """Return the machine code of the text `source`, called `name` in messages, for an architecture such as sm_90 or
+    sm_100a.
 
     `headers` holds the text of every file that may be included, by name. A text that does not compile is an error of
     mxcli with the compiler's words; an architecture that this NVRTC does not know is an `EnvironmentFailure`.
@@ -83,7 +84,8 @@ def compile(
 def cubin(
     name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str] = {}
 ) -> bytes:
-    """As `compile`, kept in `cache_folder()`; a folder that cannot be read or written costs time, never an error."""
+    """Return as `compile`, kept in `cache_folder()`; a folder that cannot be read or written costs time, never an
+    error."""
     key = _key(name, source, headers, architecture, definitions)
     code = _stored(key)
     if code is None:
@@ -95,7 +97,7 @@ def cubin(
 def build(
     name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str] = {}
 ) -> Build:
-    """As `compile`, with everything that NVRTC says about the text."""
+    """Return as `compile`, with everything that NVRTC says about the text."""
     nvrtc, program = library(), c_void_p()
     _check_architecture(architecture)
     status = nvrtc.nvrtcCreateProgram(
@@ -115,7 +117,8 @@ def build(
 
 
 def cache_folder() -> Path:
-    """Where machine code is kept; it need not exist. RuntimeError where no variable names it and nobody has a home."""
+    """Return where machine code is kept; it need not exist. RuntimeError where no variable names it and nobody has a
+    home."""
     if chosen := os.environ.get("MXCLI_CACHE_DIR"):
         return Path(chosen) / "cubins"
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -128,7 +131,7 @@ def cache_folder() -> Path:
 
 
 def _candidates() -> Iterator[str]:
-    """Every NVRTC that may be here, as a path or as a name for the dynamic loader."""
+    """Yield every NVRTC that may be here, as a path or as a name for the dynamic loader."""
     toolkits = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
     folders = [*_package_folders(), *(Path(toolkit) / "lib64" for toolkit in toolkits if toolkit)]
     for folder in folders:
@@ -156,7 +159,8 @@ def _version(nvrtc: ctypes.CDLL) -> tuple[int, int]:
 
 
 def _options(architecture: str, definitions: Mapping[str, str]) -> list[str]:
-    """What every kernel is compiled with: results are compared bit for bit, so nothing is contracted or flushed."""
+    """Return what every kernel is compiled with: results are compared bit for bit, so nothing is contracted or
+    flushed."""
     return [
         f"--gpu-architecture={architecture}",
         "--std=c++17",
@@ -171,7 +175,7 @@ def _options(architecture: str, definitions: Mapping[str, str]) -> list[str]:
 
 
 def _check_architecture(architecture: str) -> None:
-    """Raises unless this NVRTC makes code for `architecture`: its own words for that are those of a broken text."""
+    """Raise unless this NVRTC makes code for `architecture`: its own words for that are those of a broken text."""
     known = _known_architectures()
     parts = re.fullmatch(r"sm_([0-9]{2,4})(a?)", architecture)
     number = int(parts[1]) if parts else 0
@@ -196,7 +200,7 @@ def _known_architectures() -> list[int]:
 
 
 def _failure(status: int, name: str, architecture: str, log: str) -> MxcliError:
-    """The error for NVRTC's `status`: mxcli's own unless the machine lacks something."""
+    """Return the error for NVRTC's `status`: mxcli's own unless the machine lacks something."""
     major, minor = version()
     lines = log.splitlines()
     what = f"{name} for {architecture} with NVRTC {major}.{minor}"
@@ -214,7 +218,7 @@ def _strings(texts: Iterable[str]) -> ctypes.Array[c_char_p]:
 
 
 def _output(program: c_void_p, kind: str) -> bytes:
-    """What nvrtcGet`kind` writes."""
+    """Return what nvrtcGet`kind` writes."""
     size = c_size_t()
     getattr(library(), f"nvrtcGet{kind}Size")(program, byref(size))
     buffer = ctypes.create_string_buffer(size.value)
@@ -230,14 +234,14 @@ def _text(output: bytes) -> str:
 
 
 def _key(name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str]) -> str:
-    """The file name for what these arguments compile to: a digest of all that the machine code depends on."""
+    """Return the file name for what these arguments compile to: a digest of all that the machine code depends on."""
     options = _options(architecture, definitions)
     everything = (_CACHE_FORMAT, version(), name, source, sorted(headers.items()), options)
     return hashlib.sha256(repr(everything).encode()).hexdigest()
 
 
 def _digest(key: str, code: bytes) -> bytes:
-    """Stands in front of the code; with the key in it, a file copied from another name does not count either."""
+    """Return stands in front of the code; with the key in it, a file copied from another name does not count either."""
     return hashlib.sha256(key.encode() + code).digest()
 
 
@@ -251,7 +255,7 @@ def _stored(key: str) -> bytes | None:
 
 
 def _store(key: str, code: bytes) -> None:
-    """Writes beside the file and renames, so that a reader or a killed process never leaves half of one."""
+    """Write beside the file and renames, so that a reader or a killed process never leaves half of one."""
     try:
         folder = cache_folder()
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -284,7 +288,7 @@ HEADERS = ("numerics.h", "device.h", "blocks.h", "measure.h")
 
 @cache
 def source(file: str) -> str:
-    """The text of a kernel file or header of this installation."""
+    """Return the text of a kernel file or header of this installation."""
     return (kernel_folder() / file).read_text(encoding="utf-8")
 
 
@@ -308,14 +312,14 @@ class Compiler:
         return 1 if self.capability < (10, 0) else 2
 
     def text(self, kernel: Kernel) -> tuple[str, Mapping[str, str], dict[str, str]]:
-        """The kernel's source, the headers it may include, and its definitions."""
+        """Return the kernel's source, the headers it may include, and its definitions."""
         definitions = dict(kernel.definitions)
         if kernel.scheme:
             definitions["MX_SCHEME"] = "MxScheme" + literal(KernelScheme.from_buffer_copy(kernel.scheme))
         return source(kernel.file), {name: source(name) for name in HEADERS}, definitions
 
     def cubin(self, kernel: Kernel) -> bytes:
-        """The file of a kernel as machine code, from the cache where it has been compiled before.
+        """Return the file of a kernel as machine code, from the cache where it has been compiled before.
 
         Raises EnvironmentFailure where there is no compiler for this GPU.
         """

@@ -38,7 +38,7 @@ LEAST = (len(_COUNTED), len(_COUNTED) + len(_LEAST))
 
 
 def merged(totals: Iterable[Array]) -> Array:
-    """Totals of parts of a tensor as those of all of it."""
+    """Return totals of parts of a tensor as those of all of it."""
     each = np.stack(list(totals))
     all_of_it: Array = each.sum(0, dtype=np.uint64)
     all_of_it[slice(*LEAST)] = each[:, slice(*LEAST)].min(0)
@@ -48,7 +48,7 @@ def merged(totals: Iterable[Array]) -> Array:
 
 
 def stats_of(totals: Array, sums: Array, *, elements: int, blocks: int, worst: tuple[tuple[float, int], ...]) -> Stats:
-    """Statistics from a tensor's totals and its chunks' sums, [chunks, 4], which are added in their order."""
+    """Return statistics from a tensor's totals and its chunks' sums, [chunks, 4], which are added in their order."""
     numbers = dict(zip(_NUMBERS, totals.tolist(), strict=False))
     values: dict[str, object] = {name: numbers[name] for name in _COUNTED if name != "excluded"}
     least = totals[slice(*LEAST)]
@@ -78,7 +78,7 @@ def stats_of(totals: Array, sums: Array, *, elements: int, blocks: int, worst: t
 
 
 def noisiest(found: Iterable[tuple[Array, Array]]) -> tuple[tuple[float, int], ...]:
-    """The blocks with the most noise, of candidates: (noise, block), of equals the one that stands first."""
+    """Return the blocks with the most noise, of candidates: (noise, block), of equals the one that stands first."""
     both = list(found)
     noise = np.concatenate([each for each, _ in both]) if both else np.empty(0)
     place = np.concatenate([each for _, each in both]) if both else np.empty(0, np.int64)
@@ -102,7 +102,7 @@ class Outputs:
 
     @property
     def codes(self) -> bool:
-        """Whether codes are wanted."""
+        """True if codes are wanted."""
         return self.packed.size > 0
 
 
@@ -121,7 +121,7 @@ Source = Callable[[Queue, Piece], Buffer]
 
 
 def uploaded(array: Array, job: KernelJob) -> Source:
-    """Pieces of an array in the host's memory."""
+    """Return pieces of an array in the host's memory."""
     rows = array.reshape(job.all_rows, -1)
     return lambda queue, piece: queue.upload(rows[slice(*piece.rows)])
 
@@ -144,7 +144,8 @@ class Pipeline:
     # ----------------------------------------------------------------------------------------------------- passes
 
     def find_amax(self, pieces: Iterable[Piece], room: int) -> Any:
-        """The tensor's largest magnitudes, an element of type FOUND; pieces stay there while `room` bytes last."""
+        """Yield the tensor's largest magnitudes, an element of type FOUND; pieces stay there while `room` bytes
+        last."""
 
         def parts() -> Iterator[tuple[Callable[[Queue], Buffer], int]]:
             left = room
@@ -167,11 +168,11 @@ class Pipeline:
         return self._held[piece]
 
     def set_amax(self, found: Any) -> None:
-        """Puts largest magnitudes where kernels read them."""
+        """Put largest magnitudes where kernels read them."""
         self._found = [queue.upload(np.array([found], FOUND)) for queue in self._queues]
 
     def run(self, pieces: Iterable[Piece]) -> Stats | None:
-        """All pieces; afterwards the arrays that were wanted are filled."""
+        """Return all pieces; afterwards the arrays that were wanted are filled."""
         if not (self._wanted.stats or self._wanted.codes):
             return None
         if self._wanted.stats:
@@ -309,8 +310,8 @@ def look_at(
     parts: Iterable[tuple[Callable[[Queue], Buffer], int]],
     hadamard: Hadamard | None = None,
 ) -> Any:
-    """Largest magnitudes, an element of type FOUND, of elements in parts, each by its source and how many it has; of a
-    transform, whose groups parts do not cut, if one is given."""
+    """Return largest magnitudes, an element of type FOUND, of elements in parts, each by its source and how many it
+    has; of a transform, whose groups parts do not cut, if one is given."""
     nothing = np.zeros(1, FOUND)
     nothing["first"] = ~np.uint64(0)
     found, base = [queue.upload(nothing) for queue in queues], 0
@@ -324,7 +325,7 @@ def look_at(
 
 
 def amax_from(found: Any) -> Amax:
-    """What FOUND says, as every backend says it."""
+    """Return what FOUND says, as every backend says it."""
     first = int(found["first"].view(np.int64))  # all bits set: -1
     return Amax(float(found["finite"].view(np.float32)), int(found["nonfinite"]), first)
 
@@ -336,7 +337,7 @@ def clear_totals(queue: Queue, totals: Buffer) -> None:
 
 
 def _merged(queues: Sequence[Queue], found: Sequence[Buffer]) -> Any:
-    """What queues found of their pieces, as what was found of all: an element of type FOUND."""
+    """Return what queues found of their pieces, as what was found of all: an element of type FOUND."""
     each = np.empty(len(found), FOUND)
     for queue, buffer, place in zip(queues, found, range(len(found)), strict=True):
         queue.download(buffer, each[place : place + 1])

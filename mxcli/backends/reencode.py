@@ -23,7 +23,8 @@ class Reencoded:
 
 
 def reencode(q: Quantized, scheme: Scheme, backend: Backend) -> Reencoded:
-    """`q` under another recipe, through its values as binary32, which hold every element times its scale exactly.
+    """Return `q` under another recipe, through its values as binary32, which hold every element times its scale
+    exactly.
 
     `q` lies where the backend computes. Takes memory for two binary32 copies of the tensor.
     """

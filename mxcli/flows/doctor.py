@@ -1,4 +1,4 @@
-"""What this installation and machine can do, and why not; nothing heavy is imported to find out."""
+"""The state of this installation and machine; nothing heavy is imported to find it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,22 @@ PACKAGES = (
     "transformers",
     "compressed-tensors",
 )
+EXTRAS = {
+    "torch": ("torch",),
+    "plots": ("matplotlib",),
+    "capture": ("torch", "transformers"),
+    "gguf": ("gguf",),
+    "cuda12": ("cupy-cuda12x", "nvidia-cuda-nvrtc-cu12"),
+    "cuda13": ("cupy-cuda13x", "nvidia-cuda-nvrtc"),
+}
+"""The extras of mxcli that bring features, each with its packages."""
 _FLAGS = {"avx2": ("avx2", "fma", "bmi2"), "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl")}
 _COMPILER = re.compile(rb"GCC: \([ -~]{0,80}\) [0-9.]+|clang version [0-9][ -~]{0,80}")
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The compiled CPU kernel: its folder, compiler and the instruction set it runs on, or why it cannot."""
+    """The compiled CPU kernel: its folder, compiler and instruction set, or why it does not run."""
 
     path: str | None
     compiler: str | None
@@ -43,15 +52,17 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Versions (None: not installed), processor, threads, memory, kernel and GPUs of this machine.
+    """The versions (None: not installed), processor, threads, memory, kernel and GPUs of this machine.
 
-    `driver_release` is the NVIDIA driver's own number, where the system tells it.
+    `extras` maps each extra to whether its packages are installed. `driver_release` is the NVIDIA driver's own number,
+    if the system reports it.
     """
 
     version: str
     python: str
     system: str
     packages: Mapping[str, str | None]
+    extras: Mapping[str, bool]
     processor: str
     instruction_sets: tuple[str, ...]
     threads: int
@@ -63,12 +74,12 @@ class Diagnosis:
 
 
 def own_version() -> str:
-    """The version of mxcli."""
+    """Return the version of mxcli."""
     return __version__
 
 
 def package_version(name: str) -> str | None:
-    """The version of an installed package, from its metadata alone."""
+    """Return the version of an installed package from its metadata, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -76,13 +87,14 @@ def package_version(name: str) -> str | None:
 
 
 def examine() -> Diagnosis:
-    """Looks at this installation and machine; never fails for something that is missing."""
+    """Examine this installation and machine; nothing that is missing raises."""
     flags = _processor("flags").split()
     return Diagnosis(
         version=own_version(),
         python=f"{platform.python_implementation()} {platform.python_version()}",
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         packages={name: package_version(name) for name in PACKAGES},
+        extras={name: all(map(package_version, packages)) for name, packages in EXTRAS.items()},
         processor=_processor("model name") or platform.processor() or platform.machine(),
         instruction_sets=(
             "baseline",
@@ -98,7 +110,7 @@ def examine() -> Diagnosis:
 
 
 def _gpu_state() -> gpus.GpuState:
-    """What there is; where a GPU seems usable, CuPy is imported too, in a process of its own since it may break it."""
+    """Return the GPUs; if one seems usable, also import CuPy, in a process of its own because it may crash."""
     state = gpus.examine()
     if not state.usable:
         return state
@@ -110,7 +122,7 @@ def _gpu_state() -> gpus.GpuState:
     if done.returncode == 0:
         return state
     words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    problem = f"CuPy is installed but cannot be imported ({printable(words)}): install it anew"
+    problem = f"CuPy is installed but cannot be imported ({printable(words)}): reinstall it"
     return replace(state, problems=(*state.problems, problem))
 
 
@@ -140,7 +152,7 @@ def _driver_release() -> str | None:
 
 
 def _processor(field: str) -> str:
-    """A field of the first processor in /proc/cpuinfo, or an empty string."""
+    """Return a field of the first processor in /proc/cpuinfo, or an empty string."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -150,7 +162,7 @@ def _processor(field: str) -> str:
 
 
 def memory_bytes() -> int | None:
-    """Memory of the machine; None where it is not told."""
+    """Return the memory of the machine, or None if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -158,6 +170,6 @@ def memory_bytes() -> int | None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space where a directory lies or will lie."""
+    """Return the free space at a directory, which need not exist yet."""
     there = next((parent for parent in (folder, *folder.absolute().parents) if parent.exists()), Path("/"))
     return shutil.disk_usage(there).free

@@ -16,19 +16,21 @@ or, where two results are wanted, either."""
 
 
 def axes_of(axis: str | None) -> tuple[str | None, ...]:
-    """The axes that one name asks for; None stands for the one that each layer sums over."""
+    """Return the axes that one name asks for; None stands for the one that each layer sums over."""
     return (ROW, COLUMN) if axis == BOTH else (axis,)
 
 
 def folded(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(batch, rows, columns): leading dimensions folded together, a vector as one row."""
+    """Return (batch, rows, columns): leading dimensions folded together, a vector as one row."""
     if len(shape) < 2:
         return 1, 1, shape[0] if shape else 1
     return math.prod(shape[:-2]), shape[-2], shape[-1]
 
 
 def grid_shape(row: BlockFormat, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the scales of a tensor: its leading dimensions, then blocks down and blocks across, edges rounded up.
+    """Return the shape of the scales of a tensor: its leading dimensions, then blocks down and blocks across, edges
+    rounded
+    up.
 
     A block that is the whole tensor has the grid (1, 1), whatever the dimensions.
     """
@@ -42,14 +44,14 @@ def grid_shape(row: BlockFormat, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def packed_columns(row: BlockFormat, columns: int) -> int:
-    """Bytes of a packed row: whole bytes for 4-bit codes, groups of 3 bytes for 6-bit codes."""
+    """Return the bytes of a packed row: whole bytes for 4-bit codes, groups of 3 bytes for 6-bit codes."""
     bits = row.element.stored_bits
     return {4: -(-columns // 2), 6: -(-columns // 4) * 3, 8: columns}[bits]
 
 
 def divides(row: BlockFormat, shape: tuple[int, ...]) -> bool:
-    """Whether every block along the last dimension is whole. 2-D blocks of FP32 scales, or of codes of 8 bits, may
-    have partial edges."""
+    """Return whether every block along the last dimension is whole. 2-D blocks of FP32 scales, or of codes of 8 bits,
+    may have partial edges."""
     rows, columns = row.block
     if columns is None or ((rows or 1) > 1 and (row.scale.bits == 32 or row.element.stored_bits == 8)):
         return True

@@ -41,7 +41,7 @@ class Combinations:
 
     @property
     def varies(self) -> bool:
-        """Whether more is compared than formats and scale rules: element roundings, transforms or axes."""
+        """True if more is compared than formats and scale rules: element roundings, transforms or axes."""
         ways = zip(self.schemes, self.axes, strict=True)
         return len({(scheme.rounding.name, scheme.hadamard, axis) for scheme, axis in ways}) > 1
 
@@ -58,8 +58,8 @@ def combine(
     seed: int = 0,
     hadamard_seed: int | None = None,
 ) -> Combinations:
-    """Every format under every rule that serves it, every rounding and every transform, along every axis, in the order
-    named. `hadamards` are sizes, or NO_TRANSFORM.
+    """Return every format under every rule that serves it, every rounding and every transform, along every axis, in the
+    order named. `hadamards` are sizes, or NO_TRANSFORM.
 
     Without `scale_roundings` a format is compared under the dialect's rule for it; where that would leave one
     combination only, under the common rules, or the recipes for its kind of scale. A format that no named rule
@@ -121,14 +121,14 @@ def combine(
 
 
 def _usual(row: BlockFormat) -> list[str]:
-    """The rules that a format is compared under by itself."""
+    """Return the rules that a format is compared under by itself."""
     if row.has_power_of_two_scales:
         return list(COMMON_RULES)
     return [scheme.name for scheme in MANTISSA_SCALE_RULES.values() if scheme.scale == scale_kind(row)]
 
 
 def _meant(names: Iterable[str], find: Callable[[str], T], problems: list[str]) -> list[T]:
-    """What the names mean; those that mean nothing are told of in `problems`."""
+    """Return what the names mean; those that mean nothing are told of in `problems`."""
     found = list[T]()
     for name in names:
         try:
@@ -139,7 +139,7 @@ def _meant(names: Iterable[str], find: Callable[[str], T], problems: list[str]) 
 
 
 def _distinct(option: str, things: Iterable[T], called: Callable[[T], str], notes: list[str]) -> list[T]:
-    """Each of the things once; a note says what was named twice."""
+    """Return each of the things once; a note says what was named twice."""
     found: dict[str, T] = {}
     for thing in things:
         if called(thing) in found:
@@ -159,7 +159,7 @@ def _rule_name(name: str, rows: Sequence[BlockFormat]) -> str:
 
 
 def _transform(name: str, seed: int | None) -> Hadamard | None:
-    """The transform of a size; None: none is applied."""
+    """Return the transform of a size; None: none is applied."""
     if name.lower() == NO_TRANSFORM:
         return None
     # Of thousands of digits Python makes no number.
@@ -174,7 +174,7 @@ def _transform_name(hadamard: Hadamard | None) -> str:
 
 
 def _unserved(row: BlockFormat, dialect: str | None) -> str | None:
-    """Why a dialect cannot quantize to a format for which no rule is named, if it cannot."""
+    """Return why a dialect cannot quantize to a format for which no rule is named, if it cannot."""
     try:
         resolve(row, Rules(dialect=dialect))
     except UsageError as error:

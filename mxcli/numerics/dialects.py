@@ -44,7 +44,7 @@ class Dialect:
     aliases: tuple[str, ...] = ()
 
     def choice(self, scale_kind: str, element: str) -> ProducerChoice | None:
-        """The choice for a kind of scale and an element; None where the producer has no such format."""
+        """Return the choice for a kind of scale and an element; None where the producer has no such format."""
         rows = self.choices.get(scale_kind, {})
         return rows.get(element) or rows.get(ANY)
 
@@ -182,7 +182,7 @@ _BY_NAME: dict[str, Dialect] = {name: row for row in DIALECTS.values() for name 
 
 
 def find_dialect(name: str | None) -> Dialect:
-    """The dialect called `name`, or the default; raises UsageError for an unknown name."""
+    """Return the dialect called `name`, or the default; raises UsageError for an unknown name."""
     if name is None:
         return DEFAULT
     row = _BY_NAME.get(name.strip().lower())

@@ -25,7 +25,7 @@ def metrics_of(
     tensors: int = 1,
     metrics: Mapping[str, Metric] = METRICS,
 ) -> dict[str, Value]:
-    """`measured`, of a sample too: then with how much was counted, and after each estimate its uncertainty.
+    """Return `measured`, of a sample too: then with how much was counted, and after each estimate its uncertainty.
 
     That is half of the interval which holds the value of the whole with CONFIDENCE_PERCENT: 0 where nothing was left
     out, None where the sample cannot tell, as of a share of which it has nothing.
@@ -47,28 +47,28 @@ def metrics_of(
 
 
 def uncertainty_key(name: str) -> str:
-    """What the uncertainty of an estimate is called."""
+    """Return what the uncertainty of an estimate is called."""
     return f"{name}_uncertainty"
 
 
 def uncertainty_of(metrics: Mapping[str, Value], name: str) -> float | None:
-    """The uncertainty of an estimate; None where there is none, or none is known."""
+    """Return the uncertainty of an estimate; None where there is none, or none is known."""
     value = metrics.get(uncertainty_key(name))
     return value if isinstance(value, float) and value > 0 else None
 
 
 def is_of_part(metrics: Mapping[str, Value]) -> bool:
-    """Whether metrics are of a sample that leaves something out."""
+    """Return whether metrics are of a sample that leaves something out."""
     return SAMPLED[0] in metrics and metrics[SAMPLED[0]] != metrics["elements"]
 
 
 def is_estimated(metric: Metric) -> bool:
-    """Whether a sample gives it with an uncertainty."""
+    """Return whether a sample gives it with an uncertainty."""
     return metric.number and metric.sampled == ESTIMATED
 
 
 def keys_of(metrics: Mapping[str, Metric], *, sampled: bool) -> list[str]:
-    """The keys that `metrics_of` gives for these metrics, in its order."""
+    """Return the keys that `metrics_of` gives for these metrics, in its order."""
     if not sampled:
         return list(metrics)
     named = ((name, uncertainty_key(name)) if is_estimated(metric) else (name,) for name, metric in metrics.items())

@@ -71,14 +71,14 @@ class FloatFormat:
         return math.log2(self.max / self.min_positive)
 
     def magnitude(self, code: int) -> float:
-        """Value of a magnitude code (sign bit cleared), exact in binary64."""
+        """Return the value of a magnitude code (sign bit cleared), exact in binary64."""
         field, fraction = code >> self.mantissa_bits, code & ((1 << self.mantissa_bits) - 1)
         if field == 0 and self.has_zero:
             return math.ldexp(fraction, self.emin - self.mantissa_bits)
         return math.ldexp((1 << self.mantissa_bits) + fraction, field - self.bias - self.mantissa_bits)
 
     def value(self, code: int) -> float:
-        """Value of a code with its sign; NaN and infinities where the format has them."""
+        """Return the value of a code with its sign; NaN and infinities where the format has them."""
         if self.twos_complement:
             signed = code - (1 << self.bits) if code >> (self.bits - 1) else code
             return math.ldexp(signed, self.emin - self.mantissa_bits)
@@ -107,7 +107,8 @@ SCALES: dict[str, FloatFormat] = {row.name: row for row in (E8M0, E4M3, E5M2, FP
 
 
 def element_format(name: str) -> FloatFormat | None:
-    """The row called `name`, else the format that `eXmY` spells out (2 to 8 bits, every code finite), else None."""
+    """Return the row called `name`, else the format that `eXmY` spells out (2 to 8 bits, every code finite), else
+    None."""
     if name in ELEMENTS:
         return ELEMENTS[name]
     spelled = re.fullmatch(r"e([1-7])m([0-6])", name)

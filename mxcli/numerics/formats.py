@@ -56,7 +56,7 @@ class BlockFormat:
 
     @property
     def has_power_of_two_scales(self) -> bool:
-        """Whether the scale format holds powers of two only."""
+        """True if the scale format holds powers of two only."""
         return self.scale.mantissa_bits == 0
 
 
@@ -92,7 +92,7 @@ _BY_NAME: dict[str, BlockFormat] = {
 
 
 def find_format(name: str) -> BlockFormat:
-    """The row called `name`, or the format that `ELEMENT:SCALE:BLOCK[:TENSOR_SCALE]` spells out.
+    """Return the row called `name`, or the format that `ELEMENT:SCALE:BLOCK[:TENSOR_SCALE]` spells out.
 
     A spelling that equals a row is that row. Raises UsageError for anything else, with what would do.
     """

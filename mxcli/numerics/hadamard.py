@@ -61,7 +61,8 @@ class Hadamard:
 
 
 def stated_hadamard(size: int | None, seed: int | None) -> Hadamard | None:
-    """The transform asked for; None: none is. Raises UsageError for one that there is not, and for a seed alone."""
+    """Return the transform asked for; None: none is. Raises UsageError for one that there is not, and for a seed
+    alone."""
     if size is not None:
         return find_hadamard(size, seed)
     if seed is not None:
@@ -72,12 +73,13 @@ def stated_hadamard(size: int | None, seed: int | None) -> Hadamard | None:
 
 
 def signs_text(hadamard: Hadamard) -> str:
-    """The signs as text, + or - for each element of a group."""
+    """Return the signs as text, + or - for each element of a group."""
     return "".join("+" if sign > 0 else "-" for sign in hadamard.signs)
 
 
 def hadamard_of(signs: str | None) -> Hadamard | None:
-    """The transform whose signs are written so; None: none is. Raises UsageError for what are no signs of one."""
+    """Return the transform whose signs are written so; None: none is. Raises UsageError for what are no signs of
+    one."""
     if signs is None:
         return None
     if len(signs) not in SIZES or set(signs) - {"+", "-"}:
@@ -86,7 +88,7 @@ def hadamard_of(signs: str | None) -> Hadamard | None:
 
 
 def find_hadamard(size: int, seed: int | None = None) -> Hadamard:
-    """The transform of that size. Signs follow from the seed; without one they are Transformer Engine's for 16
+    """Return the transform of that size. Signs follow from the seed; without one they are Transformer Engine's for 16
     elements, and those of seed 0 for other sizes. Raises UsageError for another size or a negative seed."""
     if not isinstance(size, int) or size not in SIZES:
         raise UsageError(f"a Hadamard transform of {size!r}: --hadamard takes {', '.join(map(str, SIZES))}.")

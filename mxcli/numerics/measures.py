@@ -50,33 +50,34 @@ class Measurement:
 
 
 def percent(part: float, whole: float) -> float | None:
-    """100 * part / whole; None of nothing."""
+    """Return 100 * part / whole; None of nothing."""
     return 100.0 * part / whole if whole else None
 
 
 def root(value: float | None) -> float | None:
-    """The square root; None of None."""
+    """Return the square root; None of None."""
     return None if value is None else math.sqrt(value)
 
 
 def mse(m: Measurement) -> float | None:
-    """Mean squared error over measured elements."""
+    """Return the mean squared error over measured elements."""
     return m.stats.noise / m.stats.measured if m.stats.measured else None
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """Signal over noise, as sums of squares, in dB; None without noise or without signal."""
+    """Return the signal over noise, as sums of squares, in dB; None without noise or without signal."""
     # An output that overflows binary32 has infinite noise: no number of decibels.
     return 10.0 * math.log10(signal / noise) if 0 < noise < math.inf and signal > 0 else None
 
 
 def relative(signal: float, noise: float) -> float | None:
-    """Norm of the error over norm of the input, from their squares; None without input."""
+    """Return the norm of the error over norm of the input, from their squares; None without input."""
     return math.sqrt(noise / signal) if signal > 0 else None
 
 
 def cosine_between(signal: float, noise: float, cross: float) -> float | None:
-    """Cosine between input x and output y from sums of x^2, (y - x)^2 and x (y - x); None where either is nothing."""
+    """Return the cosine between input x and output y from sums of x^2, (y - x)^2 and x (y - x); None where either is
+    nothing."""
     output = signal + 2.0 * cross + noise
     if not (signal > 0 and 0 < output < math.inf):
         return None
@@ -84,22 +85,22 @@ def cosine_between(signal: float, noise: float, cross: float) -> float | None:
 
 
 def sqnr_db(m: Measurement) -> float | None:
-    """Signal over noise in dB; None without noise or without signal."""
+    """Return the signal over noise in dB; None without noise or without signal."""
     return decibels(m.stats.signal, m.stats.noise)
 
 
 def relative_error(m: Measurement) -> float | None:
-    """Norm of the error over norm of the input."""
+    """Return the norm of the error over norm of the input."""
     return relative(m.stats.signal, m.stats.noise)
 
 
 def cosine(m: Measurement) -> float | None:
-    """Cosine between input and output."""
+    """Return the cosine between input and output."""
     return cosine_between(m.stats.signal, m.stats.noise, m.stats.cross)
 
 
 def bits_per_element(m: Measurement) -> float | None:
-    """Stored bits of an element with its share of all scales, one of them per tensor."""
+    """Return stored bits of an element with its share of all scales, one of them per tensor."""
     s, row = m.stats, m.format
     if not s.elements:
         return None
@@ -109,7 +110,7 @@ def bits_per_element(m: Measurement) -> float | None:
 
 @cache
 def _exponents(element: FloatFormat) -> tuple[float | None, ...]:
-    """By code the exponent of its value, -inf for zero; None where the value is not finite."""
+    """Return by code the exponent of its value, -inf for zero; None where the value is not finite."""
     values = (element.value(code & ((1 << element.bits) - 1)) for code in range(CODE_BINS))
     return tuple(
         (math.frexp(value)[1] - 1 if value else -math.inf) if math.isfinite(value) else None for value in values
@@ -117,7 +118,7 @@ def _exponents(element: FloatFormat) -> tuple[float | None, ...]:
 
 
 def subnormal_percent(m: Measurement) -> float | None:
-    """Percent of elements on subnormal codes; None for integer elements, which have none."""
+    """Return the percent of elements on subnormal codes; None for integer elements, which have none."""
     element = m.format.element
     if element.twos_complement:
         return None
@@ -126,7 +127,8 @@ def subnormal_percent(m: Measurement) -> float | None:
 
 
 def binades_used(m: Measurement) -> float | None:
-    """Mean over blocks with a nonzero code of log2(value of their largest code / smallest positive value)."""
+    """Return the mean over blocks with a nonzero code of log2(value of their largest code / smallest positive
+    value)."""
     counts = [(code, n) for code, n in m.stats.block_code_bins.counted if code]
     total = sum(n for _, n in counts)
     element = m.format.element
@@ -136,14 +138,14 @@ def binades_used(m: Measurement) -> float | None:
 
 
 def scale_exponent_histogram(m: Measurement) -> dict[str, int]:
-    """Blocks by exponent of their scale; scales of zero under `zero`."""
+    """Return the blocks by exponent of their scale; scales of zero under `zero`."""
     holds_zero = m.format.scale is not FP32 and not m.format.has_power_of_two_scales
     zero = "zero" if holds_zero else str(-FP32.bias)
     return {zero if e == -FP32.bias else str(e): n for e, n in m.scale_exponents.items()}
 
 
 def extreme_exponent(pick: Callable[[list[int]], int]) -> Callable[[Measurement], Value]:
-    """The smallest or largest exponent of the scales in use, zero scales left out."""
+    """Return the smallest or largest exponent of the scales in use, zero scales left out."""
 
     def of(m: Measurement) -> Value:
         exponents = [e for e in m.scale_exponents if e > -FP32.bias or m.format.has_power_of_two_scales]
@@ -153,20 +155,20 @@ def extreme_exponent(pick: Callable[[list[int]], int]) -> Callable[[Measurement]
 
 
 def element_exponent_histogram(m: Measurement) -> dict[str, int]:
-    """Elements by the binade of their code's value; zeros under `zero`."""
+    """Return the elements by the binade of their code's value; zeros under `zero`."""
     counts = sorted(m.element_exponents.items())
     return {"zero" if exponent == -math.inf else str(exponent): count for exponent, count in counts}
 
 
 def code_use_percent(m: Measurement) -> float | None:
-    """Percent of the format's finite codes that occur."""
+    """Return the percent of the format's finite codes that occur."""
     element = m.format.element
     finite = 2 * element.max_code + (1 if element.twos_complement else 2)
     return percent(m.stats.code_bins.used, finite) if m.stats.measured else None
 
 
 def _quantiles(bins: Histogram, value: Callable[[int], float | None]) -> dict[str, float | None]:
-    """The value of the bin in which each quantile falls (nearest rank)."""
+    """Return the value of the bin in which each quantile falls (nearest rank)."""
     total, seen = bins.total, 0
     found: dict[str, float | None] = dict.fromkeys(QUANTILES)
     waiting = list(QUANTILES.items())
@@ -178,7 +180,7 @@ def _quantiles(bins: Histogram, value: Callable[[int], float | None]) -> dict[st
 
 
 def _rising(quantiles: dict[str, float | None]) -> dict[str, float | None]:
-    """None below an exact p0, which the middle of its own bin may be."""
+    """Return none below an exact p0, which the middle of its own bin may be."""
     least = quantiles["p0"]
     if least is None:
         return quantiles
@@ -187,20 +189,20 @@ def _rising(quantiles: dict[str, float | None]) -> dict[str, float | None]:
 
 @cache
 def _bin_middle(at: int, per_octave: int, lowest_exponent: int) -> float:
-    """log2 of the middle of a bin whose octave is cut into equal linear parts."""
+    """Return log2 of the middle of a bin whose octave is cut into equal linear parts."""
     octave, part = divmod(at, per_octave)
     return octave + lowest_exponent + math.log2(1.0 + (part + 0.5) / per_octave)
 
 
 @cache
 def _decibels(at: int) -> float | None:
-    """The middle of a bin of signal / noise in dB; None for that of blocks without noise."""
+    """Return the middle of a bin of signal / noise in dB; None for that of blocks without noise."""
     exact = at == SQNR_BINS - 1
     return None if exact else 10.0 * math.log10(2.0) * _bin_middle(at, SQNR_BINS_PER_OCTAVE, SQNR_LOWEST_EXPONENT)
 
 
 def block_sqnr_db(m: Measurement) -> dict[str, float | None]:
-    """Quantiles over blocks in dB: the middle of a bin, p0 exactly; None is a block without noise."""
+    """Return the quantiles over blocks in dB: the middle of a bin, p0 exactly; None is a block without noise."""
     s = m.stats
     quantiles = _quantiles(s.sqnr_bins, _decibels)
     if s.min_block_sqnr > 0:
@@ -209,7 +211,7 @@ def block_sqnr_db(m: Measurement) -> dict[str, float | None]:
 
 
 def block_sqnr_histogram(m: Measurement) -> dict[str, int]:
-    """Blocks by the whole dB below the middle of their bin; those without noise under `exact`."""
+    """Return the blocks by the whole dB below the middle of their bin; those without noise under `exact`."""
     histogram = dict[str, int]()
     for at, count in m.stats.sqnr_bins.counted:
         decibels = _decibels(at)
@@ -219,7 +221,7 @@ def block_sqnr_histogram(m: Measurement) -> dict[str, int]:
 
 
 def block_dynamic_range(m: Measurement) -> dict[str, float | None]:
-    """Quantiles over blocks in binades: the middle of a bin, p0 exactly."""
+    """Return the quantiles over blocks in binades: the middle of a bin, p0 exactly."""
     quantiles = _quantiles(m.stats.range_bins, lambda at: _bin_middle(at, RANGE_BINS_PER_OCTAVE, 0))
     if m.stats.min_block_range > 0:
         quantiles["p0"] = math.log2(m.stats.min_block_range)
@@ -227,7 +229,7 @@ def block_dynamic_range(m: Measurement) -> dict[str, float | None]:
 
 
 def worst_blocks(m: Measurement) -> list[dict[str, object]]:
-    """The blocks with most noise: batch index, first row and column, noise, and its share of the tensor's."""
+    """Return the blocks with most noise: batch index, first row and column, noise, and its share of the tensor's."""
     if m.shape is None:
         return []
     height, width = (m.shape[-2] if len(m.shape) > 1 else 1), m.shape[-1]

@@ -312,22 +312,22 @@ def measured(
     tensors: int = 1,
     metrics: Mapping[str, Metric] = METRICS,
 ) -> dict[str, Value]:
-    """The metrics (all of them) of one tensor, or of a sum of `tensors` (`shape` None); None where a value does not
-    exist or is not finite."""
+    """Return the metrics (all of them) of one tensor, or of a sum of `tensors` (`shape` None); None where a value does
+    not exist or is not finite."""
     m = Measurement(stats, row, shape, tensors)
     values = {name: metric.of(m) for name, metric in metrics.items()}
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 
 def number_of(metrics: Mapping[str, Value], name: str) -> float | None:
-    """A metric that is one number; None where it is absent or something else."""
+    """Return a metric that is one number; None where it is absent or something else."""
     value = metrics[name]
     return value if isinstance(value, (int, float)) else None
 
 
 def judged_number(metrics: Mapping[str, Value], name: str) -> float | None:
-    """The number to judge by: the metric, or what it tends to where the result is exact (an SQNR is infinite); None
-    where there is neither."""
+    """Return the number to judge by: the metric, or what it tends to where the result is exact (an SQNR is infinite);
+    None where there is neither."""
     if metrics.get(name) is None and metrics["mse"] == 0:
         return METRICS[name].exact
     return number_of(metrics, name)

@@ -46,8 +46,8 @@ REENCODINGS: dict[str, Reencoding] = {
 
 
 def find_reencoding(name: str, source: BlockFormat) -> Reencoding:
-    """The re-encoding called `name` for codes of a format; raises UsageError for an unknown name, or for scales that
-    are no powers of two."""
+    """Return the re-encoding called `name` for codes of a format; raises UsageError for an unknown name, or for scales
+    that are no powers of two."""
     row = REENCODINGS.get(name)
     if row is None:
         hint = did_you_mean(name, REENCODINGS)

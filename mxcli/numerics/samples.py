@@ -63,12 +63,13 @@ class Sample:
 
 
 def read_whole(stats: Stats) -> Sample:
-    """A tensor of which nothing was left out."""
+    """Return a tensor of which nothing was left out."""
     return Sample(stats.elements, stats.blocks, stats, stats)
 
 
 def sample_of(counted: Stats, groups: Sequence[Stats], elements: int, blocks: int) -> Sample:
-    """The sample of a tensor with `elements` and `blocks`, from what was `counted` in all of it and in its GROUPS.
+    """Return the sample of a tensor with `elements` and `blocks`, from what was `counted` in all of it and in its
+    GROUPS.
 
     Of a tensor that is a single block, groups have no say in what is counted by block.
     """
@@ -86,7 +87,7 @@ def sample_of(counted: Stats, groups: Sequence[Stats], elements: int, blocks: in
 
 
 def combined(terms: Sequence[Term]) -> Stats:
-    """A linear combination of sums; what does not add up is left out."""
+    """Return a linear combination of sums; what does not add up is left out."""
     result = Stats()
     for at, names in ((1, ELEMENT_SUMS), (2, BLOCK_SUMS)):
         for name in names:
@@ -96,8 +97,8 @@ def combined(terms: Sequence[Term]) -> Stats:
 
 
 def half_width(values: Sequence[float]) -> float | None:
-    """Half of the interval that holds the truth with CONFIDENCE_PERCENT, from a value `without_each` group in turn (a
-    jackknife); None where the groups do not differ, which tells nothing of the rest."""
+    """Return half of the interval that holds the truth with CONFIDENCE_PERCENT, from a value `without_each` group in
+    turn (a jackknife); None where the groups do not differ, which tells nothing of the rest."""
     mean = math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)
     half = _QUANTILE * math.sqrt((len(values) - 1) / len(values) * squares)

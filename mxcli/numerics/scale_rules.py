@@ -99,7 +99,8 @@ _NEVER = (1 << FRACTION_BITS) - 1
 
 
 def _half_of_last_bit(element: FloatFormat) -> int:
-    """Fractions that round up to the next binade when amax is rounded (half up) to the element's mantissa bits."""
+    """Return the fractions that round up to the next binade when amax is rounded (half up) to the element's mantissa
+    bits."""
     return (1 << FRACTION_BITS) - (1 << (FRACTION_BITS - 1 - element.mantissa_bits)) - 1
 
 

@@ -97,12 +97,12 @@ class Scheme:
 
     @property
     def infinity_is_nan(self) -> bool:
-        """Whether an infinity makes its block NaN, as a NaN does."""
+        """True if an infinity makes its block NaN, as a NaN does."""
         return self.nonfinite == "nan-block" or self.choice.infinity_is_nan
 
 
 def scale_kind(row: BlockFormat) -> str:
-    """The kind of scale that rules serve: `e8m0`, `narrow` (8 bits with a mantissa) or `fp32`."""
+    """Return the kind of scale that rules serve: `e8m0`, `narrow` (8 bits with a mantissa) or `fp32`."""
     if row.has_power_of_two_scales:
         return "e8m0"
     return "fp32" if row.scale is FP32 else "narrow"
@@ -162,7 +162,7 @@ RULE_CHECKS: Mapping[str, Callable[[str], object]] = {
 
 
 def scale_rules(row: BlockFormat) -> list[str]:
-    """Names of the scale rules that serve a format, in the tables' order."""
+    """Name of the scale rules that serve a format, in the tables' order."""
     kind = scale_kind(row)
     names = [rule.name for rule in POWER_OF_TWO_SCALE_RULES.values() if kind != "narrow" and rule.serves(row.element)]
     return names + [scheme.name for scheme in MANTISSA_SCALE_RULES.values() if scheme.scale == kind]
@@ -182,7 +182,7 @@ def resolve_all(formats: Iterable[str], rules: Rules = Rules()) -> list[Scheme]:
 
 
 def find_rounding(name: str) -> ElementRounding:
-    """The element rounding of that name; raises UsageError where there is none."""
+    """Return the element rounding of that name; raises UsageError where there is none."""
     rounding = ELEMENT_ROUNDINGS.get(name)
     if rounding is None:
         raise UsageError(
@@ -193,7 +193,7 @@ def find_rounding(name: str) -> ElementRounding:
 
 
 def find_scale_rule(name: str) -> PowerOfTwoScaleRule | MantissaScaleRule | None:
-    """The rule or recipe of that name, whichever format it serves; None: there is none."""
+    """Return the rule or recipe of that name, whichever format it serves; None: there is none."""
     return _RULES.get(name.strip().lower())
 
 

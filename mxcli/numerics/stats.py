@@ -34,7 +34,7 @@ class Histogram(Sequence[int]):
 
     @classmethod
     def of(cls, raw: bytes) -> Histogram:
-        """From native 64-bit integers, one per bin."""
+        """Return from native 64-bit integers, one per bin."""
         begin, end, size = 0, len(raw), array("q").itemsize
         # Of a small tensor nearly all are zero: runs of them are skipped before single bytes are looked at.
         while raw.startswith(_ZEROS, begin):
@@ -47,7 +47,7 @@ class Histogram(Sequence[int]):
 
     @classmethod
     def _held(cls, bins: int, first: int, counts: array[Any]) -> Histogram:
-        """Counts of the bins from the `first` on; those of the others are zero."""
+        """Count of the bins from the `first` on; those of the others are zero."""
         held = cls(bins)
         held._first, held._counts = first, counts
         return held
@@ -155,7 +155,7 @@ class Stats:
 
 
 def _least_set(a: float, b: float) -> float:
-    """The lesser; where nothing set one of them, the other."""
+    """Return the lesser; where nothing set one of them, the other."""
     return max(a, b) if min(a, b) < 0 else min(a, b)
 
 
@@ -173,12 +173,12 @@ _EMPTY = Stats()
 
 
 def stats_record(stats: Stats) -> dict[str, object]:
-    """The fields by name; of a histogram its first bin in use, and the counts from it on."""
+    """Return the fields by name; of a histogram its first bin in use, and the counts from it on."""
     return {each.name: _plain(getattr(stats, each.name)) for each in fields(Stats)}
 
 
 def stats_of(record: Mapping[str, Any]) -> Stats:
-    """The statistics that a record is of."""
+    """Return the statistics that a record is of."""
     return Stats(**{name: _restored(value, getattr(_EMPTY, name)) for name, value in record.items()})
 
 

@@ -55,7 +55,7 @@ Draw = tuple[tuple[Run, ...], ...]
 
 
 def stated_sampling(fraction: str | None, seed: int | None) -> Sampling | None:
-    """The sampling that was asked for; None: none was. Raises UsageError for what is no fraction."""
+    """Return the sampling that was asked for; None: none was. Raises UsageError for what is no fraction."""
     if fraction is None:
         return None
     try:
@@ -70,7 +70,7 @@ def stated_sampling(fraction: str | None, seed: int | None) -> Sampling | None:
 
 
 def unit_rows(rows: Iterable[BlockFormat], *, turned: bool) -> int | None:
-    """The fewest stored rows in which the blocks of all formats are whole; None: blocks run through all of them.
+    """Return the fewest stored rows in which the blocks of all formats are whole; None: blocks run through all of them.
 
     `turned` says that the last two dimensions are exchanged before quantizing. A block that is the whole tensor is
     never whole in a sample, which stands for it.
@@ -81,7 +81,7 @@ def unit_rows(rows: Iterable[BlockFormat], *, turned: bool) -> int | None:
 
 
 def draw(sampling: Sampling, name: str, rows: Rows) -> Draw | None:
-    """The runs of the tensor called `name`; None: it is read whole.
+    """Return the runs of the tensor called `name`; None: it is read whole.
 
     The runs of the tensor, in their order and beginning at a random one, are cut into equal strata. Each stratum gives
     one run to every group, so that every group is spread over the tensor, and every run is as likely as any other.
@@ -116,7 +116,7 @@ def draw(sampling: Sampling, name: str, rows: Rows) -> Draw | None:
 
 
 def check_seed(seed: int | None, *, is_drawn: bool) -> None:
-    """Raises UsageError for a seed that has nothing to choose."""
+    """Raise UsageError for a seed that has nothing to choose."""
     if seed is not None and not is_drawn:
         raise UsageError(
             f"--seed {seed} chooses what is drawn at random, and nothing is: add --rounding stochastic or --sample "
@@ -125,7 +125,7 @@ def check_seed(seed: int | None, *, is_drawn: bool) -> None:
 
 
 def check_draws(seed: int, draws: int = 1) -> None:
-    """Raises UsageError unless seed, seed + 1, … are seeds, as many as there are draws."""
+    """Raise UsageError unless seed, seed + 1, … are seeds, as many as there are draws."""
     if isinstance(seed, int) and 0 <= seed <= SEEDS - draws:
         return
     drawn = f" with --draws {draws}: the last draw has seed {seed + draws - 1}, and" if draws > 1 else ":"
@@ -133,5 +133,5 @@ def check_draws(seed: int, draws: int = 1) -> None:
 
 
 def stream_of(name: str) -> int:
-    """The random stream (32 bits) of the tensor of that name: two tensors under one seed draw independently."""
+    """Return the random stream (32 bits) of the tensor of that name: two tensors under one seed draw independently."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4], "little")

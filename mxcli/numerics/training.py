@@ -41,7 +41,7 @@ class Operand:
 
     @property
     def is_random(self) -> bool:
-        """Whether other draws give other values."""
+        """True if other draws give other values."""
         return self.rounding is not None and ELEMENT_ROUNDINGS[self.rounding].is_random
 
 
@@ -66,7 +66,7 @@ class High:
 
     @property
     def is_any(self) -> bool:
-        """Whether there are any, in a model of one block or more."""
+        """True if there are any, in a model of one block or more."""
         return bool(self.first or self.last or self.last_percent)
 
     @property
@@ -227,8 +227,8 @@ TRAINING_RECIPES: dict[str, TrainingRecipe] = {
 
 
 def find_training(names: str) -> list[TrainingRecipe]:
-    """The recipes that names separated by commas mean, `all` being every one; raises UsageError naming every name that
-    is none."""
+    """Return the recipes that names separated by commas mean, `all` being every one; raises UsageError naming every
+    name that is none."""
     wanted = list(dict.fromkeys(word.strip().lower() for word in names.split(",") if word.strip()))
     known = ", ".join((*TRAINING_RECIPES, ALL))
     problems = [
@@ -242,7 +242,8 @@ def find_training(names: str) -> list[TrainingRecipe]:
 
 
 def rules_of(operand: Operand, seed: int = 0) -> Scheme:
-    """The recipe that kernels take; the signs of the transform are Transformer Engine's fixed ones where it has any."""
+    """Return the recipe that kernels take; the signs of the transform are Transformer Engine's fixed ones where it has
+    any."""
     return resolve(
         operand.format,
         Rules(
@@ -255,13 +256,13 @@ def rules_of(operand: Operand, seed: int = 0) -> Scheme:
 
 
 def high_blocks(high: High, blocks: int) -> frozenset[int]:
-    """Which of so many blocks, counted from 0, stay high."""
+    """Return which of so many blocks, counted from 0, stay high."""
     last = max(high.last, -(-blocks * high.last_percent // 100))
     return frozenset(at for at in range(blocks) if at < high.first or at >= blocks - last)
 
 
 def delayed_amax(earlier: Sequence[float], element: FloatFormat, history: History) -> float:
-    """The amax that a step's scale is made from, given those of the tensor at the steps before, oldest first.
+    """Return the amax that a step's scale is made from, given those of the tensor at the steps before, oldest first.
 
     It is the largest of the last `length` that are not zero, times 2^margin; where there is none the scale is 1, which
     is that of the element's maximum (Transformer Engine 2.15, DelayedScaling).

@@ -31,7 +31,7 @@ class Clock(Protocol):
     """What takes the time of one call."""
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Seconds that a call takes with cold caches."""
+        """Return seconds that a call takes with cold caches."""
 
 
 class CpuClock:
@@ -43,7 +43,7 @@ class CpuClock:
         self._flush = torch.zeros(CPU_FLUSH_BYTES // 4)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """See `Clock`."""
+        """Return see `Clock`."""
         self._flush.add_(1)
         start = time.perf_counter()
         call()
@@ -60,7 +60,7 @@ class GpuClock:
         self._flush = torch.empty(GPU_FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """See `Clock`."""
+        """Return see `Clock`."""
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         start.record()
@@ -71,12 +71,12 @@ class GpuClock:
 
 
 def clock_of(engine: Engine) -> Clock:
-    """The clock of a device."""
+    """Return the clock of a device."""
     return GpuClock(engine.device) if engine.on_gpu else CpuClock()
 
 
 def warm_up(call: Callable[[], object], clock: Clock) -> None:
-    """Calls until two batches in a row take as long, or enough have passed: compiling, growing clocks and first
+    """Call until two batches in a row take as long, or enough have passed: compiling, growing clocks and first
     allocations are over then, or will not be."""
     before = None
     for _ in range(MOST_BATCHES):
@@ -89,8 +89,8 @@ def warm_up(call: Callable[[], object], clock: Clock) -> None:
 def time_products(
     calls: Mapping[str, Callable[[], object]], clock: Clock, rounds: int, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Seconds of every call, once per round, in an order shuffled anew each round, after warming each up: what drifts
-    reaches all alike, and none is always the one after another."""
+    """Return seconds of every call, once per round, in an order shuffled anew each round, after warming each up: what
+    drifts reaches all alike, and none is always the one after another."""
     for call in calls.values():
         warm_up(call, clock)
     order, order_of = list(calls), random.Random(seed)
@@ -103,8 +103,8 @@ def time_products(
 
 
 def drift_percent(seconds: Sequence[float]) -> float:
-    """How much longer the second half of a call's rounds took than the first, by their medians: a GPU that throttles,
-    or other work, shows there."""
+    """Return how much longer the second half of a call's rounds took than the first, by their medians: a GPU that
+    throttles, or other work, shows there."""
     half = len(seconds) // 2
     if not half:
         return 0.0
@@ -186,7 +186,7 @@ PEAKS = (
 
 
 def find_peak(name: str) -> Peak | None:
-    """What is stated of a GPU by its name; None where nothing is known."""
+    """Return what is stated of a GPU by its name; None where nothing is known."""
     return next((peak for peak in PEAKS if name.startswith(peak.device)), None)
 
 
@@ -209,7 +209,7 @@ def run_gemm_bench(
     settings: GemmSettings,
     clock: Clock,
 ) -> list[GemmRow]:
-    """A row for every product of every shape; what cannot be computed here stays with the reason.
+    """Return a row for every product of every shape; what cannot be computed here stays with the reason.
 
     Raises LimitError where a product is not the one of its operands: nothing of that shape is timed then; and
     EnvironmentFailure where memory does not suffice.
@@ -237,14 +237,14 @@ def _rows(
 
 
 def bytes_needed(shape: Shape) -> int:
-    """Memory that a shape takes: both operands in BF16 and, to prove a product, in binary32 and binary64; D; and the
-    reference for the rows that are proven."""
+    """Return memory that a shape takes: both operands in BF16 and, to prove a product, in binary32 and binary64; D; and
+    the reference for the rows that are proven."""
     m, n, k = shape.sizes
     return (2 + 4 + 8) * (m + n) * k + 2 * m * n + 4 * 8 * min(m, PROOF_ROWS) * n
 
 
 def check_memory(shapes: Sequence[Shape], engine: Engine) -> None:
-    """Raises EnvironmentFailure naming every shape that needs more memory than there is."""
+    """Raise EnvironmentFailure naming every shape that needs more memory than there is."""
     free = engine.free_bytes()
     problems = [
         f"{shape.text} needs about {bytes_needed(shape):,} bytes and {engine.device} has {free:,}"
@@ -256,7 +256,7 @@ def check_memory(shapes: Sequence[Shape], engine: Engine) -> None:
 
 
 def refuse_unmet(engine: Engine, kernels: Sequence[GemmKernel]) -> None:
-    """Raises EnvironmentFailure naming every product that was asked for and cannot be computed on the device."""
+    """Raise EnvironmentFailure naming every product that was asked for and cannot be computed on the device."""
     problems = [f"{kernel.name}: {unmet}" for kernel in kernels if (unmet := kernel.unmet(engine))]
     if problems:
         raise EnvironmentFailure("; ".join(problems) + ".")
@@ -290,12 +290,12 @@ def _proven(engine: Engine, kernel: GemmKernel, shape: Shape, a: Tensor, b: Tens
 
 
 def _spread(rows: int) -> slice:
-    """At most PROOF_ROWS rows, evenly spread."""
+    """Return at most PROOF_ROWS rows, evenly spread."""
     return slice(None, None, max(1, -(-rows // PROOF_ROWS)))
 
 
 def _deviation(d: Tensor, a: Tensor, b: Tensor) -> float:
-    """The largest error against what is allowed for it; NaN where D has one that the operands do not."""
+    """Return the largest error against what is allowed for it; NaN where D has one that the operands do not."""
     exact, magnitudes = a @ b.t(), a.abs() @ b.abs().t()
     allowed = OUTPUT_ERROR * exact.abs() + ACCUMULATION_ERROR * magnitudes
     error = (d.double() - exact).abs()
@@ -305,7 +305,7 @@ def _deviation(d: Tensor, a: Tensor, b: Tensor) -> float:
 
 
 def _sqnr_db(wanted: Tensor, found: Tensor) -> float | None:
-    """Signal over noise of a product; None where there is no noise, or no signal."""
+    """Return the signal over noise of a product; None where there is no noise, or no signal."""
     return decibels(float(wanted.square().sum()), float((found - wanted).square().sum()))
 
 

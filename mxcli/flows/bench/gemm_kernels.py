@@ -52,7 +52,7 @@ class GemmKernel:
     reencoding: str | None = None
 
     def unmet(self, engine: Engine) -> str | None:
-        """What of the row's needs the device does not meet; None: it may try."""
+        """Return what of the row's needs the device does not meet; None: it may try."""
         if self.capability is None:
             return None
         needed = f"needs a GPU of compute capability {'.'.join(map(str, self.capability))} or later"
@@ -63,7 +63,7 @@ class GemmKernel:
         return None
 
     def misfit(self, shape: tuple[int, int, int]) -> str | None:
-        """Which length of (m, n, k) is no multiple of what it must be; None: all are."""
+        """Return which length of (m, n, k) is no multiple of what it must be; None: all are."""
         for name, length, multiple in zip("mnk", shape, self.multiples, strict=True):
             if length % multiple:
                 return f"{name} {length} is not a multiple of {multiple}"
@@ -77,7 +77,7 @@ def _bf16(kernel: GemmKernel, engine: Engine, a: Tensor, b: Tensor) -> Product:
 
 
 def _emulated(kernel: GemmKernel, engine: Engine, a: Tensor, b: Tensor) -> Product:
-    """Codes scaled back to BF16, whose product is computed."""
+    """Return codes scaled back to BF16, whose product is computed."""
     import torch
 
     schemes = _recipes(kernel)
@@ -131,7 +131,7 @@ def _scaled(scaling_a: _Scaling, scaling_b: _Scaling) -> Callable[[GemmKernel, E
 
 
 def _plain_values(engine: Engine, kernel: GemmKernel, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both operands in binary32, through codes whose scales lie row by row."""
+    """Return both operands in binary32, through codes whose scales lie row by row."""
     recipe_a, recipe_b = _recipes(kernel)
     return engine.values(engine.quantize(a, recipe_a)), engine.values(engine.quantize(b, recipe_b))
 
@@ -193,12 +193,12 @@ def _of_columns(engine: Engine, operand: Operand) -> list[Tensor]:
 
 
 def _down_first(engine: Engine, operand: Operand) -> list[Tensor]:
-    """[rows, k / 128], neighbours in memory being one below the other."""
+    """Return [rows, k / 128], neighbours in memory being one below the other."""
     return [engine.scales(operand).t().contiguous().t()]
 
 
 def _tiles_down_first(engine: Engine, operand: Operand) -> list[Tensor]:
-    """[k / 128 rounded up to a multiple of 4, rows / 128], neighbours in memory being one below the other."""
+    """Return [k / 128 rounded up to a multiple of 4, rows / 128], neighbours in memory being one below the other."""
     import torch
 
     scales = engine.scales(operand)
@@ -297,7 +297,8 @@ GEMM_KERNELS: Mapping[str, GemmKernel] = {
 
 
 def named_kernels(names: list[str]) -> list[GemmKernel]:
-    """The rows of those names, or all; the baseline is always first. Raises UsageError naming every unknown one."""
+    """Return the rows of those names, or all; the baseline is always first. Raises UsageError naming every unknown
+    one."""
     unknown = [name for name in names if name not in GEMM_KERNELS]
     if unknown:
         hint = did_you_mean(unknown[0], GEMM_KERNELS)

@@ -17,7 +17,7 @@ from mxcli.backends import CPU, open_resident
 from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.backends.reencode import reencode
-from mxcli.errors import EnvironmentFailure, InputError, UsageError, did_you_mean, printable, together
+from mxcli.errors import EnvironmentFailure, InputError, UsageError, did_you_mean, import_extra, printable, together
 from mxcli.files.captured_layers import CapturedLayer, by_layer, captured_layers, steps_of
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.packing import swizzle
@@ -56,11 +56,11 @@ class Engine:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is a GPU."""
+        """True if it is a GPU."""
         return self.capability is not None
 
     def quantize(self, x: Tensor, scheme: Scheme, *, swizzled: bool = False) -> Operand:
-        """A BF16 matrix quantized; `swizzled` scales are flat, in the 128x4 order of block-scaled products."""
+        """Return a BF16 matrix quantized; `swizzled` scales are flat, in the 128x4 order of block-scaled products."""
         import torch
 
         bits = x.contiguous().view(torch.uint16)
@@ -70,24 +70,24 @@ class Engine:
         return Operand(self.backend.quantize(bits.numpy(), "BF16", scheme, stats=False))
 
     def reencode(self, operand: Operand, scheme: Scheme) -> Operand:
-        """The same values under another recipe, as far as it can hold them."""
+        """Return the same values under another recipe, as far as it can hold them."""
         found = reencode(operand.quantized, scheme, self.backend)
         return Operand(found.quantized, found.inexact)
 
     def values(self, operand: Operand) -> Tensor:
-        """What the codes stand for, in binary32."""
+        """Return what the codes stand for, in binary32."""
         return self.tensor(self.backend.dequantize(operand.quantized))
 
     def codes(self, operand: Operand) -> Tensor:
-        """The codes as the torch type that they are: float8, or pairs of 4-bit codes."""
+        """Return the codes as the torch type that they are: float8, or pairs of 4-bit codes."""
         import torch
 
         types = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "e2m1": torch.float4_e2m1fn_x2}
         return self.tensor(operand.quantized.packed).view(types[operand.scheme.format.element.name])
 
     def scales(self, operand: Operand, *, swizzled: bool = False) -> Tensor:
-        """The scales as the torch type that they are; in the 128x4 order where they were quantized so, or are asked
-        for so on a CPU."""
+        """Return the scales as the torch type that they are; in the 128x4 order where they were quantized so, or are
+        asked for so on a CPU."""
         import torch
 
         scales = operand.quantized.scales
@@ -99,13 +99,13 @@ class Engine:
         return found.view(types[name]) if name in types else found
 
     def tensor(self, array: Any) -> Tensor:
-        """A torch tensor of an array of the backend, without a copy."""
+        """Return a torch tensor of an array of the backend, without a copy."""
         import torch
 
         return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
     def free_bytes(self) -> int:
-        """Memory that could be had: what is free on a GPU, what the machine has on a CPU."""
+        """Return memory that could be had: what is free on a GPU, what the machine has on a CPU."""
         if self.on_gpu:
             import torch
 
@@ -113,7 +113,7 @@ class Engine:
         return memory_bytes() or 1 << 62
 
     def release(self) -> None:
-        """Gives memory back that nothing refers to any more."""
+        """Give memory back that nothing refers to any more."""
         if self.on_gpu:
             import torch
 
@@ -121,11 +121,11 @@ class Engine:
 
 
 def open_engine(device: str) -> Engine:
-    """The engine of `cpu` or `cuda:N`; raises EnvironmentFailure where torch or the kernels cannot use the GPU."""
+    """Return the engine of `cpu` or `cuda:N`; raises EnvironmentFailure where torch or the kernels cannot use the
+    GPU."""
+    torch = import_extra("torch", "bench gemm")
     if device == CPU:
         return Engine(CPU, Cpu())
-    import torch
-
     if not torch.cuda.is_available():
         raise EnvironmentFailure(
             f"--device {device}: torch {torch.__version__} cannot use it (built without CUDA, or no driver); install "
@@ -183,7 +183,7 @@ DISTRIBUTIONS: Mapping[str, Distribution] = {
 
 
 def find_distribution(name: str) -> Distribution:
-    """The distribution called `name`; raises UsageError for an unknown name."""
+    """Return the distribution called `name`; raises UsageError for an unknown name."""
     row = DISTRIBUTIONS.get(name)
     if row is None:
         known = ", ".join(DISTRIBUTIONS)
@@ -203,7 +203,7 @@ class Values:
     captures: Checkpoint | None = None
 
     def operands(self, shape: Shape, engine: Engine) -> tuple[Tensor, Tensor]:
-        """A[m, k] and B[n, k] in BF16 on the device: the same for the same shape, whatever else is timed."""
+        """Return A[m, k] and B[n, k] in BF16 on the device: the same for the same shape, whatever else is timed."""
         import torch
 
         made = []
@@ -217,7 +217,7 @@ class Values:
         return made[0], made[1]
 
     def check(self, shapes: Sequence[Shape]) -> None:
-        """Raises InputError naming every captured tensor that is not its layer's, or where none is of any layer."""
+        """Raise InputError naming every captured tensor that is not its layer's, or where none is of any layer."""
         if self.model is None or self.captures is None:
             return
         problems, found = [], False
@@ -238,7 +238,7 @@ class Values:
             raise together(InputError, where, problems)
 
     def own_data(self, shape: Shape) -> tuple[str, ...]:
-        """Which of X, W and dY of a product are the model's own."""
+        """Return which of X, W and dY of a product are the model's own."""
         names = dict.fromkeys(name for name, _ in OPERANDS[shape.passes])
         return tuple(name for name in names if self._stored(name, shape) is not None)
 

@@ -89,7 +89,7 @@ class Resident:
         return self._kept[-1]
 
     def flush(self) -> None:
-        """Leaves nothing of the tensor in the cache."""
+        """Leave nothing of the tensor in the cache."""
         self.queue.fill(self._flush, 0, 0, FLUSH_BYTES)
 
     def copy(self) -> None:
@@ -97,7 +97,7 @@ class Resident:
         self.queue.copy(self.x, self.other, self.nbytes)
 
     def read(self) -> None:
-        """Reads the tensor: its largest magnitudes."""
+        """Read the tensor: its largest magnitudes."""
         self.queue.fill(self.found, 0, 0, FOUND.itemsize)
         elements = self.shape[0] * self.shape[1]
         self.queue.launch(amax_of(DTYPE, self.x.address, elements, 0, self.found.address, self.device.processors))
@@ -119,11 +119,11 @@ class Case:
 
     @property
     def reads_twice(self) -> bool:
-        """Whether the tensor's amax must be known before anything is made."""
+        """True if the tensor's amax must be known before anything is made."""
         return self.job.whole or self.scheme.format.tensor_scale is not None
 
     def run(self, work: str) -> None:
-        """Puts the work into the queue."""
+        """Put the work into the queue."""
         if self.reads_twice:
             self._resident.read()
         for launch in self._launches(work):
@@ -151,7 +151,7 @@ class Case:
             yield job.measure_whole(at, device.conversions, codes=codes, histogram=histogram)
 
     def check(self) -> None:
-        """Raises LimitError unless the bytes of the first tile and the last are the CPU's, and the counts of the tensor
+        """Raise LimitError unless the bytes of the first tile and the last are the CPU's, and the counts of the tensor
         as many times the tile's."""
         resident, queue, job = self._resident, self._resident.queue, self.job
         wanted = cpu.quantize(resident.tile, DTYPE, self.scheme)
@@ -181,7 +181,7 @@ class Case:
 
 
 def _repeats(found: Stats, tile: Stats, repeats: int) -> bool:
-    """Whether a tensor that repeats a tile has its counts so many times."""
+    """Return whether a tensor that repeats a tile has its counts so many times."""
     counts = ("saturated", "saturated_blocks", "underflowed", "zero_blocks")
     bins = ("scale_bins", "code_bins", "block_code_bins", "sqnr_bins", "range_bins")
     return all(getattr(found, name) == repeats * getattr(tile, name) for name in counts) and all(
@@ -191,7 +191,7 @@ def _repeats(found: Stats, tile: Stats, repeats: int) -> bool:
 
 
 def recipes_to_time(formats: Sequence[str], scale_rounding: str | None, dialect: str | None) -> list[Scheme]:
-    """Every format (none named: all rows) under the rule named, or under every rule that serves it.
+    """Return every format (none named: all rows) under the rule named, or under every rule that serves it.
 
     A rule that serves some formats only leaves the others out where none was named. Raises UsageError for names that
     mean nothing.
@@ -218,7 +218,7 @@ def run_gpu_bench(
     check: bool = True,
     on_round: Callable[[int, int], None] = lambda done, total: None,
 ) -> GpuReport:
-    """Times every recipe on a BF16 tensor [size, size] that stays on the device, beside its own copy and reading.
+    """Time every recipe on a BF16 tensor [size, size] that stays on the device, beside its own copy and reading.
 
     Calls are timed on the device, in rounds, in an order shuffled anew each round, after one round that does not count
     and compiles; before every call the L2 cache is overwritten. Each recipe's bytes and counts are compared with the
@@ -300,14 +300,14 @@ def _row(case: Case, kind: str, timing: Timing, resident: Resident, rates: tuple
 
 
 def _limit(read: int, written: int, reads_twice: bool, rates: tuple[float, float]) -> float:
-    """Seconds at the rates of copy and reading."""
+    """Return seconds at the rates of copy and reading."""
     copy_rate, read_rate = rates
     once = (read + written) / copy_rate if written else read / read_rate
     return once + (read / read_rate if reads_twice else 0.0)
 
 
 def _flushed(resident: Resident) -> Callable[[], None]:
-    """Empties the cache, and waits for it."""
+    """Return empties the cache, and waits for it."""
 
     def flush() -> None:
         resident.flush()
@@ -317,7 +317,7 @@ def _flushed(resident: Resident) -> Callable[[], None]:
 
 
 def _peer_rows(resident: Resident, peers: Sequence[Peer], rounds: int, rates: tuple[float, float]) -> Iterator[GpuRow]:
-    """Other packages on the same values, timed the same way; their bytes are compared on the first tile."""
+    """Yield other packages on the same values, timed the same way; their bytes are compared on the first tile."""
     for peer in peers:
         row = GpuRow(peer.name, peer.format, peer.scale_rounding, CODES, None, None, None, None, None)
         try:

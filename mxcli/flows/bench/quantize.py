@@ -35,7 +35,7 @@ def time_together(
     seed: int = 0,
     on_round: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Timing]:
-    """Times every call once per round, in an order shuffled anew each round, after one uncounted round.
+    """Time every call once per round, in an order shuffled anew each round, after one uncounted round.
 
     What drifts (clocks, other processes) then reaches all calls alike. Raises nothing of its own.
     """
@@ -52,7 +52,7 @@ def time_together(
 
 
 def timing_of(seconds: list[float]) -> Timing:
-    """The median and spread of calls."""
+    """Return the median and spread of calls."""
     ordered = sorted(seconds)
     last = len(ordered) - 1
     return Timing(statistics.median(ordered), ordered[round(0.1 * last)], ordered[round(0.9 * last)], len(ordered))
@@ -75,7 +75,8 @@ class Peer:
     quantizer: Callable[[Any], Callable[[Any], tuple[Any, Any]]]
 
     def build(self, bits: Codes, threads: int) -> tuple[Callable[[], object], Callable[[], tuple[Codes, Codes]]]:
-        """A call that quantizes and returns nothing of use, and one that returns packed codes and scales as bytes."""
+        """Return a call that quantizes and returns nothing of use, and one that returns packed codes and scales as
+        bytes."""
         import torch
 
         x = torch.from_numpy(bits).view(torch.bfloat16)
@@ -91,9 +92,8 @@ class Peer:
     def on_gpu(
         self, tile: Codes, rows: int, device: str
     ) -> tuple[Callable[[Callable[[], None]], float], Callable[[], tuple[Codes, Codes]]]:
-        """On a GPU, for a tensor of `rows` rows that repeats the tile: a call that returns the seconds that the device
-        took for it after what it is given to call first, and one that returns codes and scales of the tile.
-        """
+        """Return on a GPU, for a tensor of `rows` rows that repeats the tile: a call that returns the seconds that the
+        device took for it after what it is given to call first, and one that returns codes and scales of the tile."""
         import torch
 
         if not torch.cuda.is_available():
@@ -115,7 +115,7 @@ class Peer:
 
 
 def _bytes(torch: Any, result: tuple[Any, Any]) -> tuple[Codes, Codes]:
-    """Codes and scales of a quantizer's result."""
+    """Return codes and scales of a quantizer's result."""
     scales, codes = result
     return codes.view(torch.uint8).cpu().numpy(), scales.view(torch.uint8).cpu().numpy()
 
@@ -152,7 +152,7 @@ PEER_NAMES = tuple(dict.fromkeys(peer.name for peer in PEERS))
 
 
 def named_peers(names: list[str]) -> list[Peer]:
-    """The rows of the peers called so; raises UsageError for an unknown name."""
+    """Return the rows of the peers called so; raises UsageError for an unknown name."""
     for name in names:
         if name not in PEER_NAMES:
             raise UsageError(
@@ -223,7 +223,7 @@ def run_quantize_bench(
     peers: Sequence[str] = (),
     on_round: Callable[[int, int], None] = lambda done, total: None,
 ) -> BenchReport:
-    """Times every format on a BF16 tensor [size, size] of normal random values, with and without statistics.
+    """Time every format on a BF16 tensor [size, size] of normal random values, with and without statistics.
 
     Each result is checked before anything is timed; a wrong one raises LimitError. Peers that cannot be imported
     stay in the report with the reason.
@@ -264,13 +264,14 @@ def run_quantize_bench(
 
 
 def normal_bf16(rows: int, columns: int) -> Bits:
-    """The tensor that is quantized: BF16 bits of normal random values, standard deviation 0.02, seed 0."""
+    """Return the tensor that is quantized: BF16 bits of normal random values, standard deviation 0.02, seed 0."""
     values = np.random.default_rng(0).standard_normal((rows, columns), np.float32) * np.float32(0.02)
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _check(bits: Bits, scheme: Scheme) -> str:
-    """Any thread count gives the same bytes and statistics, and the values they stand for are the ones measured."""
+    """Return any thread count gives the same bytes and statistics, and the values they stand for are the ones
+    measured."""
     one, two = (cpu.quantize(bits, DTYPE, scheme, threads=threads) for threads in (1, 2))
     name = f"{scheme.format.name} {scheme.scale_rule.name}"
     if (
@@ -296,7 +297,7 @@ def _our_case(bits: Bits, scheme: Scheme, threads: int, statistics: bool) -> _Ca
 
 
 def _copy_case(bits: Bits, threads: int) -> _Case:
-    """A copy of 256 MiB, in as many threads as the rows beside it: more than any cache holds."""
+    """Return a copy of 256 MiB, in as many threads as the rows beside it: more than any cache holds."""
     from concurrent.futures import ThreadPoolExecutor
 
     source = np.ones(1 << 25, np.float64)
@@ -344,7 +345,7 @@ def _missing(peer: Peer, threads: int, reason: str) -> Row:
 
 
 def processor_name() -> str:
-    """The processor as it calls itself."""
+    """Return the processor as it calls itself."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(

@@ -10,7 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from mxcli.errors import RefusedError, UsageError, did_you_mean, printable
+from mxcli.errors import RefusedError, UsageError, did_you_mean, import_extra, printable
 from mxcli.files.captures import CAPTURED_ROLES
 
 
@@ -96,8 +96,7 @@ def known_folder(directory: str | Path) -> Path:
 
 def check_model(model: object) -> None:
     """Raises UsageError for what is no model of torch."""
-    import torch
-
+    torch = import_extra("torch", "capturing")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"a {type(model).__name__} is no torch.nn.Module: give the model whose layers to record.")
 

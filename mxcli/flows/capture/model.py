@@ -6,7 +6,6 @@ Nothing is fetched and none of a directory's own code is run.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxcli.backends import AUTO, CPU
-from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedError, UsageError, printable
+from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedError, UsageError, import_extra, printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import CONFIG
 
@@ -164,14 +163,12 @@ def outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
     """
     folder = checkpoint.root
     shown = printable(folder)
-    if importlib.util.find_spec("transformers") is None:
-        raise EnvironmentFailure("transformers is not installed, which runs the model: pip install 'mxcli[capture]'.")
+    torch = import_extra("torch", "capturing a model", "capture")
+    import_extra("transformers", "capturing a model")
     if checkpoint.config is None:
         raise InputError(f"{shown}: has no {CONFIG}, which says what model it is; give a transformers model directory.")
     if checkpoint.dialect is not None or "quantization_config" in checkpoint.config:
         raise RefusedError(f"{shown}: is quantized already; capture the original, or what `mxcli dequantize` makes.")
-    import torch
-
     with _transformers(shown, f"read its {CONFIG}"):
         from transformers import AutoConfig, AutoModelForCausalLM
 

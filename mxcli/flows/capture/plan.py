@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError, printable
-from mxcli.files.capture_writer import CapturedTensor, StepName, described, step_files, step_of
+from mxcli.files.capture_writer import CapturedTensor, StepName, capture_metadata, step_files, step_of
 from mxcli.files.captures import CAPTURED_ROLES
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.partials import check_place
+from mxcli.files.partials import check_output_folder
 from mxcli.files.roles import GRADIENT, WEIGHT
 from mxcli.files.tensors import DTYPES
 from mxcli.flows.capture.budget import Limits, Size, StepsThere, check_size, expected, size_of
@@ -46,7 +46,7 @@ def kept_steps(folder: Path, run: Mapping[str, object], *, force: bool) -> dict[
         path = folder / name
         step = own_step(name)
         try:
-            told = described(path)
+            told = capture_metadata(path)
             _check_run(path, None if step is None else told.get("run"), run)
         except (InputError, RefusedError):
             if force:
@@ -181,7 +181,7 @@ def plan_capture(
     or that other options made; EnvironmentFailure where it needs more memory than is allowed.
     """
     earlier = step_files(place.folder)
-    check_place(place.folder, checkpoint, earlier, force=place.force or place.resume)
+    check_output_folder(place.folder, checkpoint, earlier, force=place.force or place.resume)
     seen = outline(checkpoint, asked.dtype)
     every = linear_layers(seen.empty)
     layers = chosen_layers(every, asked.layers)

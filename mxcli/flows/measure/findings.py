@@ -52,7 +52,7 @@ class Estimated(Finding):
 
 
 @dataclass(frozen=True, slots=True)
-class Error(Finding):
+class TotalError(Finding):
     """The error over all `tensors`: their SQNR (None: there is none, infinite: exact), and the tensors with the lowest
     and the highest (None: fewer than two have one)."""
 
@@ -171,10 +171,12 @@ class StepSeries:
     totals: tuple[TrainingStepTotal, ...]
 
     @property
-    def worst(self) -> TrainingStepTotal | None:
-        """The step with the lowest SQNR, the first of equals; None where none has one."""
-        known = [each for each in self.totals if sqnr_or_infinity(each.metrics) is not None]
-        return min(known, key=lambda each: sqnr_or_infinity(each.metrics) or 0.0, default=None)
+    def worst(self) -> int | None:
+        """The place of the step with the lowest SQNR, the first of equals; None where none has one."""
+        known = [
+            (sqnr, at) for at, each in enumerate(self.totals) if (sqnr := sqnr_or_infinity(each.metrics)) is not None
+        ]
+        return min(known)[1] if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,13 +284,12 @@ def comparison_steps(comparison: Comparison) -> Iterator[StepWins]:
 
 def _trends(series: Iterable[StepSeries]) -> Iterator[StepTrend]:
     for each in series:
-        ends = [sqnr_or_infinity(each.totals[at].metrics) for at in (0, -1)]
-        worst = each.worst
-        lowest = None if worst is None else sqnr_or_infinity(worst.metrics)
-        if worst is None or lowest is None or ends[0] is None or ends[1] is None:
+        if each.worst is None:
             continue
-        first, last = ((each.totals[at].step, db) for at, db in zip((0, -1), (ends[0], ends[1]), strict=True))
-        yield StepTrend(each.role, each.axis, len(each.totals), first, last, (worst.step, lowest))
+        points = [(total.step, sqnr_or_infinity(total.metrics)) for total in each.totals]
+        (first, before), (last, after), (worst, lowest) = points[0], points[-1], points[each.worst]
+        if before is not None and after is not None and lowest is not None:
+            yield StepTrend(each.role, each.axis, len(points), (first, before), (last, after), (worst, lowest))
 
 
 def _kept(by_role: Mapping[str, int]) -> list[Finding]:
@@ -300,7 +301,7 @@ def _of_total(report: Report, total: Metrics) -> Iterator[Finding]:
     ranked = _ranked(report, "sqnr_db")
     sqnr = math.inf if total["mse"] == 0 else number_of(total, "sqnr_db")
     ends = (ranked[0], ranked[-1]) if len(ranked) > 1 else (None, None)
-    yield Error(len(report.layers), sqnr, *ends)
+    yield TotalError(len(report.layers), sqnr, *ends)
     if len(ranked) >= MEDIAN_TENSORS:
         middle = median(each.value for each in ranked)
         low = tuple(each.tensor for each in ranked if each.value < middle - OUTLIER_DB)

@@ -23,7 +23,7 @@ class Total:
 
     @classmethod
     def of(cls, infos: Iterable[TensorInfo]) -> Total:
-        """The total of some tensors."""
+        """Return the total of some tensors."""
         listed = list(infos)
         return cls(len(listed), sum(info.elements for info in listed), sum(info.nbytes for info in listed))
 
@@ -59,7 +59,7 @@ class Inspection:
 
 
 def inspect_checkpoint(source: str, checkpoint: Checkpoint) -> Inspection:
-    """An opened source summed up; `source` is what the user called it."""
+    """Return an opened source summed up; `source` is what the user called it."""
     tensors = tuple(checkpoint.tensors.values())
     return Inspection(
         source=source,
@@ -90,7 +90,7 @@ def _captured(checkpoint: Checkpoint) -> Captured:
 
 
 def totals_by(key: Callable[[TensorInfo], str], infos: Iterable[TensorInfo]) -> dict[str, Total]:
-    """Totals by a property of tensors, the one with most bytes first."""
+    """Return totals by a property of tensors, the one with most bytes first."""
     groups: dict[str, list[TensorInfo]] = {}
     for info in infos:
         groups.setdefault(key(info), []).append(info)

@@ -54,7 +54,7 @@ class Limits:
 
 
 def parse_condition(text: str) -> Condition:
-    """The condition that an expression states: comparisons (< <= > >= == !=) of metrics with numbers or metrics,
+    """Return the condition that an expression states: comparisons (< <= > >= == !=) of metrics with numbers or metrics,
     joined by `and` and `or`, with parentheses.
 
     Raises UsageError for anything else; nothing of it is ever executed.
@@ -70,7 +70,7 @@ def parse_condition(text: str) -> Condition:
 
 
 def fails(condition: Condition, metrics: Metrics) -> bool | None:
-    """Whether a tensor fails; None where that hangs on a metric that is absent.
+    """Return whether a tensor fails; None where that hangs on a metric that is absent.
 
     An exact result has an infinite SQNR and no error, so that it is better than any limit.
     """
@@ -78,7 +78,7 @@ def fails(condition: Condition, metrics: Metrics) -> bool | None:
 
 
 def check_limits(conditions: Iterable[Condition], measured: Iterable[tuple[str, Metrics]]) -> Limits:
-    """All conditions for everything measured, under the names given."""
+    """Return all conditions for everything measured, under the names given."""
     stated, checked, failures = tuple(conditions), 0, list[str]()
     lacking: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name, metrics in measured:
@@ -94,7 +94,7 @@ def check_limits(conditions: Iterable[Condition], measured: Iterable[tuple[str, 
 
 
 def limit_error(limits: Limits) -> LimitError:
-    """The failures, and what could not be evaluated, as one error."""
+    """Return the failures, and what could not be evaluated, as one error."""
     told = (*limits.unevaluated, *limits.failures)
     if len(told) == 1:
         return LimitError(told[0] + _WAY_OUT if limits.unevaluated else told[0])
@@ -106,7 +106,7 @@ def limit_error(limits: Limits) -> LimitError:
 
 
 def _names_in(node: ast.expr, text: str) -> Iterator[str]:
-    """The metrics of an expression that is what it may be; raises UsageError where it is not."""
+    """Yield the metrics of an expression that is what it may be; raises UsageError where it is not."""
     if isinstance(node, ast.BoolOp):
         for value in node.values:
             if not isinstance(value, (ast.BoolOp, ast.Compare)):
@@ -137,7 +137,7 @@ def _known(name: str, text: str) -> str:
 
 
 def _number(node: ast.expr) -> float | None:
-    """The number that a node is, with its sign; None: it is none."""
+    """Return the number that a node is, with its sign; None: it is none."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         value = _number(node.operand)
         return -value if value is not None and isinstance(node.op, ast.USub) else value
@@ -159,7 +159,8 @@ def _holds(node: ast.expr, metrics: Metrics) -> bool | None:
 
 
 def _joined(values: Sequence[bool | None], *, deciding: bool) -> bool | None:
-    """What `or` (one that is true is `deciding`) and `and` (one that is false) make of values, None being unknown."""
+    """Return what `or` (one that is true is `deciding`) and `and` (one that is false) make of values, None being
+    unknown."""
     if deciding in values:
         return deciding
     return None if None in values else not deciding
@@ -183,7 +184,7 @@ def _unevaluated(text: str, absent: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _told(metrics: Metrics, name: str) -> str:
-    """The number judged by, and whether it is only known from a sample."""
+    """Return the number judged by, and whether it is only known from a sample."""
     shown = _shown(judged_number(metrics, name))
     if not is_of_part(metrics):
         return shown

@@ -42,12 +42,12 @@ T = TypeVar("T")
 
 
 def measured_tensors(plans: Sequence[Plan]) -> list[TensorPlans]:
-    """The tensors that some plan quantizes, in the order of the source, with the steps of all plans."""
+    """Return the tensors that some plan quantizes, in the order of the source, with the steps of all plans."""
     return [steps for steps in zip(*(plan.tensors for plan in plans), strict=True) if any(s.scheme for s in steps)]
 
 
 def quantized_only(steps: TensorPlans) -> TensorPlans:
-    """Those that quantize the tensor."""
+    """Return those that quantize the tensor."""
     return tuple(step for step in steps if step.scheme is not None)
 
 
@@ -59,7 +59,8 @@ def measure(
     per_block: bool = False,
     codes: bool = False,
 ) -> Iterator[tuple[TensorPlans, tuple[Quantized, ...]]]:
-    """Every tensor that some plan quantizes, in the order of the source: the steps that do, and what comes of each.
+    """Return every tensor that some plan quantizes, in the order of the source: the steps that do, and what comes of
+    each.
 
     Each tensor is read once. Those that share a tensor scale are read together; what comes of the later ones waits for
     its turn. Codes are kept only if asked for.
@@ -72,7 +73,8 @@ def measure(
 def in_source_order(
     plans: Sequence[Plan], measured_unit: Callable[[Sequence[TensorPlans]], Iterable[tuple[TensorPlans, T]]]
 ) -> Iterator[tuple[TensorPlans, T]]:
-    """What `measured_unit` makes of the tensors that share a tensor scale in some plan, in the order of the source."""
+    """Yield what `measured_unit` makes of the tensors that share a tensor scale in some plan, in the order of the
+    source."""
     turns = iter([steps[0].tensor.name for steps in measured_tensors(plans)])
     waiting: dict[str, tuple[TensorPlans, T]] = {}
     turn = next(turns, None)
@@ -85,7 +87,7 @@ def in_source_order(
 
 
 def read_groups(plans: Sequence[Plan]) -> list[list[TensorPlans]]:
-    """The tensors to be measured, those together that share a tensor scale in some plan."""
+    """Return the tensors to be measured, those together that share a tensor scale in some plan."""
     wanted = {steps[0].tensor.name for steps in measured_tensors(plans)}
     found: dict[tuple[bool, str], list[TensorPlans]] = {}
     for steps in zip(*(plan.tensors for plan in plans), strict=True):
@@ -96,17 +98,17 @@ def read_groups(plans: Sequence[Plan]) -> list[list[TensorPlans]]:
 
 
 def memory_to_measure(*plans: Plan, per_block: bool = False) -> Need:
-    """What `measure` needs: tensors that are read together, a copy where one is turned, and arrays per block."""
+    """Return what `measure` needs: tensors that are read together, a copy where one is turned, and arrays per block."""
     return need_of(_working_bytes(unit, per_block) for unit in read_groups(plans))
 
 
 def pooled_metrics(counted: Counted, row: BlockFormat, tensors: int) -> dict[str, Value]:
-    """The metrics of several tensors taken together, with their number."""
+    """Return the metrics of several tensors taken together, with their number."""
     return {"tensors": tensors, **metrics_of(counted, row, tensors=tensors)}
 
 
 def pooled_over_formats(parts: Mapping[BlockFormat, tuple[Counted, int]]) -> dict[str, Value]:
-    """The metrics of tensors in several formats taken together, given the sum and the number of those in each.
+    """Return the metrics of tensors in several formats taken together, given the sum and the number of those in each.
 
     Bits are averaged over elements and histograms by exponent added up; what only one element format has is absent.
     """
@@ -133,13 +135,13 @@ def pooled_over_formats(parts: Mapping[BlockFormat, tuple[Counted, int]]) -> dic
 
 
 def stored_bits(elements: int, blocks: int, row: BlockFormat, tensors: int = 1) -> int:
-    """Bits that codes and all scales take; rows that end within a byte are not counted as longer."""
+    """Return bits that codes and all scales take; rows that end within a byte are not counted as longer."""
     tensor_scale = row.tensor_scale.bits if row.tensor_scale else 0
     return elements * row.element.stored_bits + blocks * row.scale.bits + tensors * tensor_scale
 
 
 def anomaly_notes(measured_as: Iterable[tuple[str, Sequence[Mapping[str, Value]]]]) -> Iterator[str]:
-    """A sentence for each oddity that some tensor has under some recipe, given the metrics under each."""
+    """Yield a sentence for each oddity that some tensor has under some recipe, given the metrics under each."""
     tensors = list(measured_as)
     for what, has in _ODDITIES.items():
         found = [name for name, metrics in tensors if any(map(has, metrics))]
@@ -201,7 +203,7 @@ def _quantized(
 
 
 def _working_bytes(unit: Sequence[TensorPlans], per_block: bool) -> tuple[str, int]:
-    """The largest tensor of a unit, and the bytes that all of it takes."""
+    """Return the largest tensor of a unit, and the bytes that all of it takes."""
     infos = [steps[0].tensor for steps in unit]
     largest_tensor = max(infos, key=lambda info: info.nbytes)
     block_bytes = sum(DTYPES[dtype].storage_bytes for dtype in PER_BLOCK.values()) if per_block else 0

@@ -1,4 +1,4 @@
-"""How far each tensor of a plan is from its quantized form; writes per-block arrays if asked, else nothing."""
+"""Reports: the quantization error of each tensor of a plan; optionally writes arrays with a value per block."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from mxcli.backends.backend import Backend
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import Entry
 from mxcli.files.shard_file import Shard, ShardFile, partial_path
+from mxcli.flows.measure.findings import Finding, StepSeries, report_conclusion, report_findings, step_series
 from mxcli.flows.measure.inspect import Total, totals_by
 from mxcli.flows.measure.measure import (
     PER_BLOCK,
@@ -37,14 +39,25 @@ QUANTIZED, PADDED, KEPT, TIED = "quantized", "padded", "kept", "tied"
 TensorStats = Iterable[tuple[TensorPlan, Stats | None]]
 
 
+class Decided(Protocol):
+    """A tensor with the decision about it."""
+
+    @property
+    def role(self) -> str:
+        """Its role."""
+
+    @property
+    def decision(self) -> str:
+        """QUANTIZED, PADDED, KEPT or TIED."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One tensor along one axis: what was decided about it and why, and its metrics where it was measured (else
-    empty).
+    """One tensor along one axis: the decision about it and the reason, and its metrics if it was measured (else empty).
 
-    `shape` is that of the file; `recipe` is None for a tensor that is not quantized. `axis` is the one that blocks run
-    along; of a tensor that is kept the one along which it is (None: along any). `layer` is the module that it was
-    captured at (empty: it was not).
+    `shape` is that of the file; `scheme` is None for a tensor that is not quantized. `axis` is the one along which
+    blocks run; of a kept tensor the one along which it is kept (None: along any). `layer` is the module at which it was
+    captured (empty: it was not).
     """
 
     name: str
@@ -59,78 +72,114 @@ class LayerReport:
     layer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What was measured of a source, in the order of its tensors, and what was decided about the others.
+L = TypeVar("L", bound=Decided, covariant=True)
 
-    `source` is what the user called it. `recipes` counts the tensors of each recipe, `counts` those of every
-    decision. `sum` (None: nothing measured) and `by_role` are the metrics of tensors taken together, with their number
-    as `tensors`. `unfinished` is how many tensors an interruption left unmeasured. `sample` is the sample that was
-    measured (None: no sample was asked for).
 
-    Along both axes `layers` has a tensor once for each, and so do `counts` and `unfinished`; sums are `by_axis` (else
-    empty), for one over both would be of neither: `sum` is None and `by_role` empty. `by_step` has the totals of
-    each step of captures of several steps.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Generic[L]):
+    """Measurements of a source, in the order of its tensors: what reports and comparisons have in common.
+
+    `source` is as the user named it, `total` and `by_dtype` are its sizes. `layers` are the tensors measured, `kept`
+    the others. `counts` is the number of tensors by decision, `unfinished` that of tensors left unmeasured by an
+    interruption. `sample` is the sample that was measured (None: whole tensors).
     """
 
     source: str
     total: Total
     by_dtype: Mapping[str, Total]
     options: Options
+    layers: tuple[L, ...]
+    kept: tuple[L, ...]
+    counts: Mapping[str, int]
+    unfinished: int
+    notes: tuple[str, ...]
+    sample: Taken | None = None
+
+    @property
+    def kept_by_role(self) -> dict[str, int]:
+        """The number of tensors kept as stored by role, the most frequent first; tied ones are not counted."""
+        return dict(Counter(layer.role for layer in self.kept if layer.decision == KEPT).most_common())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Result[LayerReport]):
+    """Measurements of a source under the schemes of a plan.
+
+    `schemes` has the number of tensors of each scheme. `sum` (None: nothing measured) and `by_role` are the metrics of
+    tensors taken together, with their number as `tensors`. `by_step` has the totals of each step of captures of several
+    steps.
+
+    Along both axes `layers` has a tensor once for each, and so do `counts` and `unfinished`; totals are `by_axis` (else
+    empty): `sum` is None and `by_role` empty, since a total over both axes means nothing.
+    """
+
     schemes: tuple[tuple[Scheme, int], ...]
-    layers: tuple[LayerReport, ...]
-    kept: tuple[LayerReport, ...]
     sum: Mapping[str, Value] | None
     by_role: Mapping[str, Mapping[str, Value]]
-    counts: Mapping[str, int]
-    notes: tuple[str, ...]
-    unfinished: int
-    sample: Taken | None = None
     by_axis: Mapping[str, Totals] = field(default_factory=dict)
     by_step: tuple[TrainingStepTotal, ...] = ()
 
     @property
     def totals(self) -> tuple[tuple[str | None, Totals], ...]:
-        """The sums with the axis that they are along; None where no axes are told apart."""
+        """The totals with their axis; None where there is only one."""
         return tuple(self.by_axis.items()) or ((None, Totals(self.sum, self.by_role)),)
 
+    @property
+    def series(self) -> tuple[StepSeries, ...]:
+        """The totals over the training steps by role and axis."""
+        return step_series(self.by_step)
 
-def decision_of(step: TensorPlan) -> str:
-    """What a step does with its tensor, in one word."""
-    if step.scheme is not None:
-        return PADDED if step.padded else QUANTIZED
-    return TIED if step.tied_to is not None else KEPT
+    @property
+    def conclusion(self) -> tuple[Finding, ...]:
+        """The effects of the axis, where both are measured."""
+        return report_conclusion(self)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is worth reporting, what matters most first."""
+        return report_findings(self)
+
+
+def decision_of(planned: TensorPlan) -> str:
+    """Return QUANTIZED, PADDED, KEPT or TIED."""
+    if planned.scheme is not None:
+        return PADDED if planned.padded else QUANTIZED
+    return TIED if planned.tied_to is not None else KEPT
+
+
+def decision_counts(decisions: Sequence[str]) -> dict[str, int]:
+    """Return the number of tensors by decision."""
+    return {word: decisions.count(word) for word in (QUANTIZED, PADDED, KEPT, TIED)}
 
 
 class Tally:
-    """Layer reports as they come in, and the running sums over them: all that a report is made of. There is a plan, or
-    one for each axis."""
+    """A report in the making: reports on layers, and running sums over them. There is a plan, or one for each axis."""
 
     def __init__(self, source: str, checkpoint: Checkpoint, *plans: Plan, sampling: Sampling | None = None) -> None:
         self._source, self._checkpoint, self._plans, self._sampling = source, checkpoint, plans, sampling
         self._layers: list[LayerReport] = []
         self._sums, self._steps = TotalsByRole(), TotalsByTrainingStep(checkpoint.captures)
 
-    def add(self, step: TensorPlan, counted: Counted) -> LayerReport:
-        """Counts a measured tensor in: samples, if there is a sampling."""
-        assert step.scheme is not None
-        layer = _layer(step, metrics_of(counted, step.scheme.format, step.shape), step.axis)
+    def add(self, planned: TensorPlan, counted: Counted) -> LayerReport:
+        """Add the statistics of a tensor; those of its sample, if there is a sampling."""
+        assert planned.scheme is not None
+        layer = _layer(planned, metrics_of(counted, planned.scheme.format, planned.shape), planned.axis)
         self._layers.append(layer)
-        axis = step.axis if len(self._plans) > 1 else None
-        self._sums.add(step, counted, axis)
-        self._steps.add(step, counted, axis)
+        axis = planned.axis if len(self._plans) > 1 else None
+        self._sums.add(planned, counted, axis)
+        self._steps.add(planned, counted, axis)
         return layer
 
     def report(self) -> Report:
-        """The report on what was counted in so far."""
+        """Return the report on the tensors added so far."""
         plans, infos = self._plans, self._checkpoint.tensors.values()
-        quantized = [step for plan in plans for step in plan.quantized]
+        quantized = [planned for plan in plans for planned in plan.quantized]
         kept = tuple(_kept(plans))
         decisions = [*map(decision_of, quantized), *(layer.decision for layer in kept)]
         of_tensor: dict[str, list[LayerReport]] = {}
         for layer in self._layers:
             of_tensor.setdefault(layer.name, []).append(layer)
-        read = ((rows[0].metrics, [row.scheme for row in rows if row.scheme]) for rows in of_tensor.values())
+        read = ((each[0].metrics, [layer.scheme for layer in each if layer.scheme]) for each in of_tensor.values())
         sample = None if self._sampling is None else taken(self._sampling, read)
         totals = self._sums.totals(None)
         return Report(
@@ -138,16 +187,16 @@ class Tally:
             total=Total.of(infos),
             by_dtype=totals_by(lambda info: info.dtype, infos),
             options=plans[0].options,
-            schemes=_recipes(plans),
+            schemes=_schemes(plans),
             layers=tuple(self._layers),
             kept=kept,
             sum=totals.sum,
             by_role=totals.by_role,
-            counts={word: decisions.count(word) for word in (QUANTIZED, PADDED, KEPT, TIED)},
+            counts=decision_counts(decisions),
             notes=(
                 *self._checkpoint.notes,
                 *dict.fromkeys(note for plan in plans for note in plan.notes),
-                *anomaly_notes((name, [row.metrics for row in rows]) for name, rows in of_tensor.items()),
+                *anomaly_notes((name, [layer.metrics for layer in each]) for name, each in of_tensor.items()),
                 *sample_notes(sample),
             ),
             unfinished=len(quantized) - len(self._layers),
@@ -158,16 +207,15 @@ class Tally:
 
 
 def planned_layers(*plans: Plan) -> tuple[LayerReport, ...]:
-    """What is to become of every tensor, nothing of it being measured yet; once, or where that is not the same along
-    both axes once for each."""
+    """Return the decision about every tensor, unmeasured: once, or once for each axis where the reasons differ."""
     layers = list[LayerReport]()
-    for steps in zip(*(plan.tensors for plan in plans), strict=True):
-        if len({step.reason for step in steps}) == 1:
-            layers.append(_layer(steps[0]))
+    for along in zip(*(plan.tensors for plan in plans), strict=True):
+        if len({planned.reason for planned in along}) == 1:
+            layers.append(_layer(along[0]))
         else:
             layers += [
-                _layer(replace(step, reason=f"{plan.axis}: {step.reason}"), axis=plan.axis)
-                for plan, step in zip(plans, steps, strict=True)
+                _layer(replace(planned, reason=f"{plan.axis}: {planned.reason}"), axis=plan.axis)
+                for plan, planned in zip(plans, along, strict=True)
             ]
     return tuple(layers)
 
@@ -181,20 +229,20 @@ def make_report(
     per_block: Path | None = None,
     sampling: Sampling | None = None,
 ) -> Report:
-    """Measures every tensor that the plan quantizes, or the plan for either axis; each is read once, or with `sampling`
+    """Measure every tensor that the plan quantizes, or the plan for either axis; each is read once, or with `sampling`
     a sample of each.
 
-    `on_layer` is told of each as it is done. `per_block` names a safetensors file for arrays with a value per
-    block; it is replaced, and appears only when complete. An interruption ends the measuring and leaves a
-    report on what was done. Raises RefusedError for values that are not finite, if the options refuse them.
+    `on_layer` receives each as it is done. `per_block` names a safetensors file for arrays with a value per block; it
+    is replaced, and appears only when complete. After an interruption the report covers what was measured. Raises
+    RefusedError for values that are not finite, if the options refuse them.
     """
     tally = Tally(source, checkpoint, *plans, sampling=sampling)
     refusals: dict[str, list[str]] = {}
     try:
         with _block_file(per_block, plans) as file:
-            for step, counted in _counted(checkpoint, plans, backend, file, sampling):
-                refusals.setdefault(step.tensor.name, nonfinite_refusals(step, counted))
-                layer = tally.add(step, counted)
+            for planned, counted in _counted(checkpoint, plans, backend, file, sampling):
+                refusals.setdefault(planned.tensor.name, nonfinite_refusals(planned, counted))
+                layer = tally.add(planned, counted)
                 if on_layer is not None:
                     on_layer(layer)
     except KeyboardInterrupt:
@@ -210,54 +258,63 @@ def _counted(
     file: ShardFile | None,
     sampling: Sampling | None,
 ) -> Iterator[tuple[TensorPlan, Counted]]:
-    """What is counted of each tensor, or of a sample of it; arrays per block are written to the file, if any."""
+    """Yield the statistics of each tensor, or of a sample of it; write arrays per block to the file, if any."""
     if sampling is not None:
-        for steps, samples in measure_samples(checkpoint, plans, backend, sampling):
-            yield from zip(steps, samples, strict=True)
+        for along, samples in measure_samples(checkpoint, plans, backend, sampling):
+            yield from zip(along, samples, strict=True)
         return
-    for steps, made in measure(checkpoint, plans, backend, per_block=file is not None):
-        for step, q in zip(steps, made, strict=True):
+    for along, made in measure(checkpoint, plans, backend, per_block=file is not None):
+        for planned, q in zip(along, made, strict=True):
             assert q.stats is not None
             if file is not None:
                 for array in PER_BLOCK:
-                    file.write(_array_name(step, array, plans), getattr(q.per_block, array))
-            yield step, q.stats
+                    file.write(_array_name(planned, array, plans), getattr(q.per_block, array))
+            yield planned, q.stats
 
 
-def _array_name(step: TensorPlan, array: str, plans: Sequence[Plan]) -> str:
-    """What an array with a value per block is called: NAME.ARRAY, or of both axes NAME.AXIS.ARRAY."""
-    return ".".join([step.tensor.name, *([step.axis] if len(plans) > 1 else []), array])
+def _array_name(planned: TensorPlan, array: str, plans: Sequence[Plan]) -> str:
+    """Return the name of an array with a value per block: NAME.ARRAY, or of both axes NAME.AXIS.ARRAY."""
+    return ".".join([planned.tensor.name, *([planned.axis] if len(plans) > 1 else []), array])
 
 
-def _layer(step: TensorPlan, metrics: Mapping[str, Value] | None = None, axis: str | None = None) -> LayerReport:
-    info, word = step.tensor, decision_of(step)
+def _layer(planned: TensorPlan, metrics: Mapping[str, Value] | None = None, axis: str | None = None) -> LayerReport:
+    info = planned.tensor
     return LayerReport(
-        info.name, info.dtype, info.shape, info.role, word, step.reason, step.scheme, metrics or {}, axis, info.layer
+        name=info.name,
+        dtype=info.dtype,
+        shape=info.shape,
+        role=info.role,
+        decision=decision_of(planned),
+        reason=planned.reason,
+        scheme=planned.scheme,
+        metrics=metrics or {},
+        axis=axis,
+        layer=info.layer,
     )
 
 
 def _kept(plans: Sequence[Plan]) -> Iterator[LayerReport]:
-    """The tensors that are not quantized: once, or along the axes along which they are not."""
-    for steps in zip(*(plan.tensors for plan in plans), strict=True):
-        left = [(plan.axis, step) for plan, step in zip(plans, steps, strict=True) if step.scheme is None]
-        if len(left) == len(plans) and len({step.reason for _, step in left}) == 1:
-            yield _layer(steps[0])
+    """Yield the tensors that are not quantized: once, or for the axes along which they are not."""
+    for along in zip(*(plan.tensors for plan in plans), strict=True):
+        left = [(plan.axis, planned) for plan, planned in zip(plans, along, strict=True) if planned.scheme is None]
+        if len(left) == len(plans) and len({planned.reason for _, planned in left}) == 1:
+            yield _layer(along[0])
         else:
-            yield from (_layer(step, axis=axis) for axis, step in left)
+            yield from (_layer(planned, axis=axis) for axis, planned in left)
 
 
 @contextmanager
 def _block_file(path: Path | None, plans: Sequence[Plan]) -> Iterator[ShardFile | None]:
-    """The file for per-block arrays under its partial name; it gets its own name when all went well."""
+    """Yield the file for per-block arrays under its partial name; rename it when all went well."""
     if path is None:
         yield None
         return
     entries = tuple(
-        Entry(_array_name(step, array, plans), dtype, grid_shape(step.scheme.format, step.shape))
-        for steps in measured_tensors(plans)
-        for step in steps
+        Entry(_array_name(planned, array, plans), dtype, grid_shape(planned.scheme.format, planned.shape))
+        for along in measured_tensors(plans)
+        for planned in along
         for array, dtype in PER_BLOCK.items()
-        if step.scheme is not None
+        if planned.scheme is not None
     )
     partial = partial_path(path)
     try:
@@ -271,7 +328,7 @@ def _block_file(path: Path | None, plans: Sequence[Plan]) -> Iterator[ShardFile 
         partial.unlink(missing_ok=True)
 
 
-def _recipes(plans: Sequence[Plan]) -> tuple[tuple[Scheme, int], ...]:
-    """The recipes of plans with the number of tensors of each, most used first."""
-    found = (quantized_only(steps)[0].scheme for steps in measured_tensors(plans))
+def _schemes(plans: Sequence[Plan]) -> tuple[tuple[Scheme, int], ...]:
+    """Return the schemes of plans with the number of tensors of each, most used first."""
+    found = (quantized_only(along)[0].scheme for along in measured_tensors(plans))
     return tuple(Counter(scheme for scheme in found if scheme is not None).most_common())

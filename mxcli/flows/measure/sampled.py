@@ -46,8 +46,8 @@ Measure = Callable[[Array], Stats]
 def measure_samples(
     checkpoint: Checkpoint, plans: Sequence[Plan], backend: Backend, sampling: Sampling
 ) -> Iterator[tuple[TensorPlans, tuple[Sample, ...]]]:
-    """Every tensor that some plan quantizes, in the order of the source: the steps that do, and what a sample of the
-    tensor says under each.
+    """Return every tensor that some plan quantizes, in the order of the source: the steps that do, and what a sample of
+    the tensor says under each.
 
     All plans measure the same rows. A tensor scale follows from the largest magnitude in the sample, or in those of
     the tensors that share it.
@@ -56,12 +56,13 @@ def measure_samples(
 
 
 def memory_to_sample(sampling: Sampling, *plans: Plan) -> Need:
-    """What `measure_samples` needs: what is read of tensors that are read together, and copies of a part of it."""
+    """Return what `measure_samples` needs: what is read of tensors that are read together, and copies of a part of
+    it."""
     return need_of(_working_bytes(sampling, unit) for unit in read_groups(plans))
 
 
 def bytes_to_read(sampling: Sampling | None, steps: TensorPlans) -> int:
-    """How much of a tensor is read; without a sampling all of it."""
+    """Return how much of a tensor is read; without a sampling all of it."""
     info = steps[0].tensor
     drawn = None if sampling is None else _drawn(sampling, steps)
     return info.nbytes if drawn is None else sum(_rows(info).row_bytes * run.rows for group in drawn for run in group)
@@ -82,12 +83,12 @@ class Taken:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing was left out, so that nothing is estimated."""
+        """True if nothing was left out, so that nothing is estimated."""
         return self.sampled_elements == self.elements
 
 
 def taken(sampling: Sampling, measured: Iterable[tuple[Mapping[str, Value], Sequence[Scheme]]]) -> Taken:
-    """The sample that was taken, from metrics of each tensor and the recipes that it was measured under."""
+    """Return the sample that was taken, from metrics of each tensor and the recipes that it was measured under."""
     lengths, scaled = list[tuple[int, int]](), dict[str, None]()
     for metrics, schemes in measured:
         lengths.append((int(str(metrics["elements"])), int(str(metrics["sampled_elements"]))))
@@ -105,7 +106,7 @@ def taken(sampling: Sampling, measured: Iterable[tuple[Mapping[str, Value], Sequ
 
 
 def sample_notes(sample: Taken | None) -> list[str]:
-    """What there is to know about numbers that come from a sample; nothing where nothing was left out."""
+    """Return what there is to know about numbers that come from a sample; nothing where nothing was left out."""
     if sample is None or sample.is_everything:
         return []
     notes = ["Counts, extremes, histograms and worst blocks are those of the sample; what is rare may not be in it."]
@@ -128,7 +129,7 @@ def _rows(info: TensorInfo) -> Rows:
 
 
 def _drawn(sampling: Sampling, steps: TensorPlans) -> Draw | None:
-    """The rows to be read of a tensor; None: all of it, as where its bytes must be decoded first."""
+    """Return the rows to be read of a tensor; None: all of it, as where its bytes must be decoded first."""
     info = steps[0].tensor
     if info.offset == IN_MEMORY:
         return None
@@ -149,7 +150,7 @@ def _read(checkpoint: Checkpoint, sampling: Sampling, steps: TensorPlans) -> Par
 
 
 def _parts(info: TensorInfo, runs: Iterable[Run]) -> Iterator[Part]:
-    """The runs of a group; the last ones of a tensor's matrices may be shorter than the others."""
+    """Yield the runs of a group; the last ones of a tensor's matrices may be shorter than the others."""
     by_length: dict[int, list[int]] = {}
     for run in runs:
         by_length.setdefault(run.rows, []).append(run.first)
@@ -192,7 +193,7 @@ def _sampled_unit(
 
 
 def _along(parts: Parts, axis: str) -> Parts:
-    """The parts as they are quantized."""
+    """Return the parts as they are quantized."""
     return tuple(tuple(replace(part, x=oriented(part.x, axis)) for part in group) for group in parts)
 
 
@@ -213,7 +214,7 @@ def _measuring(backend: Backend, step: TensorPlan, amax: float | None) -> Measur
 
 
 def _sample(measure: Measure, step: TensorPlan, stored: Parts, turned: Parts) -> Sample:
-    """The sample of a tensor, from its parts as stored and as they are quantized."""
+    """Return the sample of a tensor, from its parts as stored and as they are quantized."""
     assert step.scheme is not None
     row = step.scheme.format
     if not stored[0][0].firsts:
@@ -232,7 +233,7 @@ def _sample(measure: Measure, step: TensorPlan, stored: Parts, turned: Parts) ->
 
 
 def _one_block(measure: Measure, parts: Parts, dtype: str) -> tuple[Stats, list[Stats]]:
-    """What is counted of a sample that is one block, and of each of its groups as a part of that block.
+    """Return what is counted of a sample that is one block, and of each of its groups as a part of that block.
 
     A row that holds the sample's largest magnitude and zeros gives each group the scale of the whole sample; what it
     adds itself is taken off again. Rules that try several scales may yet choose one for each group.
@@ -247,7 +248,7 @@ def _one_block(measure: Measure, parts: Parts, dtype: str) -> tuple[Stats, list[
 
 
 def _placed(step: TensorPlan, part: Part, worst: Iterable[tuple[float, int]]) -> Iterator[tuple[float, int]]:
-    """Blocks of a part of a sample by their index in the tensor."""
+    """Yield the blocks of a part of a sample by their index in the tensor."""
     assert step.scheme is not None
     row = step.scheme.format
     _, height, _ = folded(step.tensor.shape)
@@ -263,7 +264,7 @@ def _placed(step: TensorPlan, part: Part, worst: Iterable[tuple[float, int]]) ->
 
 
 def _working_bytes(sampling: Sampling, unit: Sequence[TensorPlans]) -> tuple[str, int]:
-    """The largest part of a tensor that is read of a unit, and the bytes that all of them take."""
+    """Return the largest part of a tensor that is read of a unit, and the bytes that all of them take."""
     sizes = {steps[0].tensor.name: bytes_to_read(sampling, steps) for steps in unit}
     # A copy is made of what is turned, and of what is one block.
     return max(sizes, key=lambda name: sizes[name]), sum(sizes.values()) + max(sizes.values())

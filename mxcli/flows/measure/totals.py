@@ -9,7 +9,7 @@ from operator import add
 from typing import Protocol
 
 from mxcli.errors import UsageError, did_you_mean, printable
-from mxcli.files.captures import Capture, number_told
+from mxcli.files.captures import Capture, recorded_number
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
 from mxcli.flows.measure.measure import pooled_over_formats
 from mxcli.flows.plan.plan import TensorPlan
@@ -51,9 +51,9 @@ class TotalsByTrainingStep:
         self._sums: dict[tuple[int, str, str | None], SumsByFormat] = {}
 
     def add(self, step: TensorPlan, counted: Counted, axis: str | None = None) -> None:
-        """Counts a measured tensor in, if its step is known."""
+        """Count a measured tensor in, if its step is known."""
         assert step.scheme is not None
-        at = number_told(self._captures.get(step.tensor.name), "step")
+        at = recorded_number(self._captures.get(step.tensor.name), "step")
         if at is not None:
             _count(self._sums.setdefault((at, step.tensor.role, axis), {}), step.scheme.format, counted)
 
@@ -73,12 +73,12 @@ class TotalsByRole:
         self._by_role: dict[str | None, dict[str, SumsByFormat]] = {}
 
     def add(self, step: TensorPlan, counted: Counted, axis: str | None) -> None:
-        """Counts a measured tensor in."""
+        """Count a measured tensor in."""
         assert step.scheme is not None
         _count(self._by_role.setdefault(axis, {}).setdefault(step.tensor.role, {}), step.scheme.format, counted)
 
     def totals(self, axis: str | None) -> Totals:
-        """The totals along an axis."""
+        """Return the totals along an axis."""
         roles = self._by_role.get(axis, {})
         whole: SumsByFormat = {}
         for of_role in roles.values():
@@ -91,7 +91,7 @@ class TotalsByRole:
 
 
 def totals_over_steps(totals: Iterable[TrainingStepTotal]) -> dict[tuple[str, str | None], list[TrainingStepTotal]]:
-    """The totals over the steps, by role and axis."""
+    """Return the totals over the steps, by role and axis."""
     found: dict[tuple[str, str | None], list[TrainingStepTotal]] = {}
     for each in totals:
         found.setdefault((each.role, each.axis), []).append(each)
@@ -99,12 +99,12 @@ def totals_over_steps(totals: Iterable[TrainingStepTotal]) -> dict[tuple[str, st
 
 
 def _numbers(metrics: Metrics) -> Metrics:
-    """Without histograms and lists, which there may be thousands of."""
+    """Return without histograms and lists, which there may be thousands of."""
     return {name: value for name, value in metrics.items() if name not in METRICS or METRICS[name].number}
 
 
 def _count(sums: SumsByFormat, row: BlockFormat, counted: Counted, tensors: int = 1) -> None:
-    """Adds tensors of a format in."""
+    """Add tensors of a format in."""
     sums[row] = (add(sums[row][0], counted), sums[row][1] + tensors) if row in sums else (counted, tensors)
 
 
@@ -131,20 +131,21 @@ class Named(Protocol):
 
 
 def layer_of(info: Named) -> str:
-    """The layer a tensor is in, such as `model.layers.3`: its name up to the first number."""
+    """Return the layer a tensor is in, such as `model.layers.3`: its name up to the first number."""
     found = _LAYER.fullmatch(_name(info))
     return found[1] if found else OUTSIDE
 
 
 def kind_of(info: Named) -> str:
-    """What a tensor is in every layer, such as `mlp.down_proj` or `mlp.experts.*.w1`: its module after the layer."""
+    """Return what a tensor is in every layer, such as `mlp.down_proj` or `mlp.experts.*.w1`: its module after the
+    layer."""
     module = _PARAMETER.sub("", _name(info))
     found = _LAYER.fullmatch(module)
     return _NUMBER.sub("*", found[2]) if found else module
 
 
 def _name(info: Named) -> str:
-    """What a tensor is called at every step and rank: the names of captured ones may begin with their file's."""
+    """Return what a tensor is called at every step and rank: the names of captured ones may begin with their file's."""
     return f"{info.layer}.{info.role}" if info.layer else info.name
 
 
@@ -152,14 +153,14 @@ GROUPINGS: dict[str, Callable[[Named], str]] = {"layer": layer_of, "role": lambd
 
 
 def check_grouping(by: str) -> None:
-    """Raises UsageError for a name that means nothing."""
+    """Raise UsageError for a name that means nothing."""
     if by not in GROUPINGS:
         raise UsageError(f"--by {printable(by)}: it takes {', '.join(GROUPINGS)}.{did_you_mean(by, GROUPINGS)}")
 
 
 def labels(by: str, infos: Iterable[Named]) -> dict[str, str]:
-    """The group of each tensor by its name. Where there are several roles, each has groups of its own: a sum over
-    activations and gradients would be one of activations, whose values are so much larger."""
+    """Return the group of each tensor by its name. Where there are several roles, each has groups of its own: a sum
+    over activations and gradients would be one of activations, whose values are so much larger."""
     listed, group = list(infos), GROUPINGS[by]
     several = by != "role" and len({info.role for info in listed}) > 1
     return {info.name: f"{group(info)} {info.role}" if several else group(info) for info in listed}

@@ -67,8 +67,8 @@ class WorstBlock:
 def worst_blocks(
     checkpoint: Checkpoint, plans: Sequence[Plan], layers: Sequence[LayerReport], tensors: int = TENSORS
 ) -> tuple[WorstBlock, ...]:
-    """The worst block of each of the `tensors` with the lowest SQNR, lowest first; fewer where fewer have noise, and
-    none of a tensor that is one block. Of the plans for both axes, each has its share of the tensors.
+    """Return the worst block of each of the `tensors` with the lowest SQNR, lowest first; fewer where fewer have noise,
+    and none of a tensor that is one block. Of the plans for both axes, each has its share of the tensors.
 
     Computed on the CPU from what `layers` say of the plans' tensors. Raises InputError when a file has changed.
     """
@@ -81,7 +81,7 @@ def worst_blocks(
 
 
 def _worst_of(checkpoint: Checkpoint, plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[WorstBlock]:
-    """The worst block of each tensor, from where the metrics say that it lies."""
+    """Yield the worst block of each tensor, from where the metrics say that it lies."""
     for step, amax in _lowest_first(plan, measured):
         places = measured[step.tensor.name]["worst_blocks"]
         if isinstance(places, list) and places:
@@ -91,7 +91,7 @@ def _worst_of(checkpoint: Checkpoint, plan: Plan, measured: Mapping[str, Metrics
 def worst_blocks_compared(
     checkpoint: Checkpoint, plans: Sequence[Plan], measured: Sequence[Mapping[str, Metrics]]
 ) -> tuple[WorstBlock, ...]:
-    """The worst block of the tensors with the lowest SQNR under each plan, given what was `measured` under it by
+    """Return the worst block of the tensors with the lowest SQNR under each plan, given what was `measured` under it by
     tensor: of several plans fewer tensors each, and of more than COMPARED plans the first ones only.
 
     Where blocks are worst was not kept, so these few tensors are quantized once more, on the CPU. Raises like
@@ -108,8 +108,8 @@ def worst_blocks_compared(
 
 
 def _lowest_first(plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[tuple[TensorPlan, float]]:
-    """The steps of tensors that were measured and have several blocks, with the largest magnitude among those that
-    share a tensor scale; the lowest SQNR first, none without noise.
+    """Yield the steps of tensors that were measured and have several blocks, with the largest magnitude among those
+    that share a tensor scale; the lowest SQNR first, none without noise.
 
     None under a transform, which mixes elements of several blocks, or a random rounding, which draws by the place in
     the tensor: such a block is not made again from its own elements.
@@ -132,7 +132,7 @@ def _lowest_first(plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[tuple
 
 
 def _worst(checkpoint: Checkpoint, step: TensorPlan, amax: float) -> list[dict[str, object]]:
-    """Where the worst block of a tensor lies, as the metric says it; none where no block has noise."""
+    """Return where the worst block of a tensor lies, as the metric says it; none where no block has noise."""
     assert step.scheme is not None
     x, row = read(checkpoint, step.tensor), step.scheme.format
     turned = oriented(x, step.axis)
@@ -184,7 +184,7 @@ def _block(checkpoint: Checkpoint, step: TensorPlan, place: Mapping[str, object]
 
 
 def _cut(x: Array, block: tuple[int | None, int | None], index: int, row: int, column: int) -> Array:
-    """The block that begins at a row and column of a batch; of a mapped tensor no more than that is read."""
+    """Return the block that begins at a row and column of a batch; of a mapped tensor no more than that is read."""
     rows, columns = block
     matrix = x[None] if x.ndim == 1 else x[np.unravel_index(index, x.shape[:-2])]
     height, width = matrix.shape
@@ -192,5 +192,5 @@ def _cut(x: Array, block: tuple[int | None, int | None], index: int, row: int, c
 
 
 def _values(x: Array, dtype: str) -> Array:
-    """The elements in binary64; BF16 arrives as its bits."""
+    """Return the elements in binary64; BF16 arrives as its bits."""
     return as_floats(x, dtype).astype(np.float64)

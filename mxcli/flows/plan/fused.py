@@ -26,8 +26,8 @@ FUSED = (
 
 
 def named_sets(text: str) -> tuple[tuple[str, ...], ...]:
-    """The sets that a user names, as in "q+k+v,gate+up": last parts of module paths. Raises UsageError for a set of
-    fewer than two, and for a part that occurs twice."""
+    """Return the sets that a user names, as in "q+k+v,gate+up": last parts of module paths. Raises UsageError for a set
+    of fewer than two, and for a part that occurs twice."""
     sets = tuple(tuple(part.strip() for part in each.split("+")) for each in text.split(","))
     parts = [part for members in sets for part in members]
     if any(len(members) < 2 or not all(members) for members in sets) or any("." in part for part in parts):
@@ -42,8 +42,8 @@ def named_sets(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def fused_set(name: str, sets: Iterable[Sequence[str]] = FUSED) -> str | None:
-    """The set a weight belongs to, such as `model.layers.0.self_attn.q_proj+k_proj+v_proj`, or None; of several sets
-    the first one."""
+    """Return the set a weight belongs to, such as `model.layers.0.self_attn.q_proj+k_proj+v_proj`, or None; of several
+    sets the first one."""
     module, _, parameter = name.rpartition(".")
     prefix, dot, last = module.rpartition(".")
     members = next((members for members in sets if last in members), None)
@@ -51,7 +51,7 @@ def fused_set(name: str, sets: Iterable[Sequence[str]] = FUSED) -> str | None:
 
 
 def joined_sets(more: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """The sets known here and `more`; sets with a member in common are one."""
+    """Return the sets known here and `more`; sets with a member in common are one."""
     sets: list[tuple[str, ...]] = []
     for members in (*more, *FUSED):
         met = [each for each in sets if not set(each).isdisjoint(members)]
@@ -62,7 +62,8 @@ def joined_sets(more: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
 
 
 def fused_sets(names: Iterable[str], more: Iterable[Sequence[str]] = ()) -> dict[str, tuple[str, ...]]:
-    """The sets with two members or more among the names, in their order; `more` are joined to the ones known here."""
+    """Return the sets with two members or more among the names, in their order; `more` are joined to the ones known
+    here."""
     sets = joined_sets(more)
     found: dict[str, list[str]] = {}
     for name in names:

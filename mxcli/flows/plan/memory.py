@@ -22,7 +22,7 @@ class Need:
 
 
 def need_of(working: Iterable[tuple[str, int]], pending_bytes: int = 0) -> Need:
-    """What tensors need that are worked on one after another, with the bytes that each takes meanwhile.
+    """Return what tensors need that are worked on one after another, with the bytes that each takes meanwhile.
 
     `pending_bytes` is the most that may still be on its way to the disk.
     """
@@ -31,7 +31,7 @@ def need_of(working: Iterable[tuple[str, int]], pending_bytes: int = 0) -> Need:
 
 
 def check_memory(need: Need, max_memory: int | None, device: str) -> None:
-    """Raises EnvironmentFailure where a run on the CPU needs more memory than is allowed.
+    """Raise EnvironmentFailure where a run on the CPU needs more memory than is allowed.
 
     On a GPU the limit is for the memory of the GPU, which the backend keeps by working in parts.
     """

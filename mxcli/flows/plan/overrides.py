@@ -25,7 +25,7 @@ class Override:
     selector: str
     format: str | None = None
     keep: bool = False
-    rules: Rules = Rules()  # noqa: RUF009 - frozen
+    rules: Rules = Rules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Request:
     """The format (None: keep the tensor) and the rules requested for a tensor."""
 
     format: BlockFormat | None
-    rules: Rules = Rules()  # noqa: RUF009 - frozen
+    rules: Rules = Rules()
 
     def check(self) -> None:
-        """Raises UsageError for a name that means nothing, or a rule that does not serve the format."""
+        """Raise UsageError for a name that means nothing, or a rule that does not serve the format."""
         if self.format is not None:
             resolve(self.format, self.rules)
 
@@ -44,7 +44,7 @@ class Request:
 def requests_for(
     tensors: Mapping[str, TensorInfo], usual: Request, overrides: Sequence[Override]
 ) -> tuple[dict[str, Request], list[tuple[str, ...]]]:
-    """What is asked for every tensor, and the names that each override takes.
+    """Return what is asked for every tensor, and the names that each override takes.
 
     Raises UsageError naming every override that means nothing or takes nothing.
     """
@@ -70,7 +70,7 @@ def requests_for(
 
 
 def apply_override(asked: Request, usual: Request, override: Override) -> Request:
-    """What is asked for a tensor after one more override."""
+    """Return what is asked for a tensor after one more override."""
     if override.keep:
         return replace(asked, format=None)
     if override.format is not None:
@@ -88,7 +88,7 @@ def request_in(usual: Request, row: BlockFormat) -> Request:
 
 
 def supports_rule(usual: Request, row: BlockFormat) -> bool:
-    """Whether a format can have the scale rule that is asked for all tensors."""
+    """Return whether a format can have the scale rule that is asked for all tensors."""
     if usual.rules.scale_rounding is None or usual.format is None:
         return True
     named = Rules(usual.rules.scale_rounding, dialect=usual.rules.dialect)
@@ -99,7 +99,8 @@ def supports_rule(usual: Request, row: BlockFormat) -> bool:
 def names_matching(
     selector: str, tensors: Mapping[str, TensorInfo], prefixes: frozenset[str] | None = None
 ) -> tuple[str, ...]:
-    """The names a selector takes, as an `--include` of it alone would; raises UsageError if it is none or takes none.
+    """Return the names a selector takes, as an `--include` of it alone would; raises UsageError if it is none or takes
+    none.
 
     A recipe may list thousands of names, so one that is just a name is not held against all others.
     """
@@ -113,7 +114,7 @@ def names_matching(
 
 
 def _prefixes(names: Iterable[str]) -> frozenset[str]:
-    """Every module path that holds something."""
+    """Return every module path that holds something."""
     found: set[str] = set()
     for name in names:
         path = name.rpartition(".")[0]

@@ -46,7 +46,7 @@ class Options:
     """
 
     format: str
-    rules: Rules = Rules(nonfinite="error")  # noqa: RUF009 - frozen
+    rules: Rules = Rules(nonfinite="error")
     on_indivisible: str = "error"
     selection: tuple[Rule, ...] = ()
     overrides: tuple[Override, ...] = ()
@@ -115,7 +115,7 @@ class Plan:
 
 
 def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
-    """The plan for a source.
+    """Return the plan for a source.
 
     Raises UsageError for a name or selector that means nothing, and RefusedError with every refusal at once: a
     source that is quantized already, lengths that blocks do not divide, nothing to quantize.
@@ -125,7 +125,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
 
 
 def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
-    """The plan along the axis asked for, or along BOTH one for each of AXES.
+    """Return the plan along the axis asked for, or along BOTH one for each of AXES.
 
     Lengths are judged per axis. Raises like `make_plan`: the refusals of both axes at once, and nothing to quantize
     where there is nothing along either.
@@ -133,7 +133,7 @@ def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
     _check_names(options)
     if checkpoint.dialect is not None:
         raise RefusedError(already_quantized(checkpoint.where, checkpoint.dialect))
-    choices = select(checkpoint.tensors, options.selection).choices
+    choices = select(checkpoint.tensors, options.selection).decisions
     asked, taken = requests_for(checkpoint.tensors, options.default_request, options.overrides)
     axes = axes_of(options.axis)
     along = {axis: list(_steps(checkpoint, axis, choices, asked, options)) for axis in axes}
@@ -162,12 +162,12 @@ def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
 
 
 def is_stochastic(plans: Iterable[Plan]) -> bool:
-    """Whether chance decides anything in them."""
+    """Return whether chance decides anything in them."""
     return any(step.scheme.rounding.is_random for plan in plans for step in plan.tensors if step.scheme is not None)
 
 
 def split_transform(step: TensorPlan) -> str | None:
-    """Why a transform cannot be applied to a tensor, if one is to be and it cannot."""
+    """Return why a transform cannot be applied to a tensor, if one is to be and it cannot."""
     hadamard = step.scheme.hadamard if step.scheme is not None else None
     if hadamard is None or step.shape[-1] % hadamard.size == 0:
         return None
@@ -196,7 +196,7 @@ def _steps(
     asked: Mapping[str, Request],
     options: Options,
 ) -> Iterator[TensorPlan]:
-    """What becomes of each tensor along an axis (None: the dimension that its layer sums over)."""
+    """Yield what becomes of each tensor along an axis (None: the dimension that its layer sums over)."""
     conv1d = stores_conv1d(checkpoint.tensors)
     for name, info in checkpoint.tensors.items():
         tied_to = _tied(checkpoint, info)
@@ -223,7 +223,7 @@ def _step(info: TensorInfo, choice: Decision, asked: Request, axis: str, options
 
 
 def _recipe(row: BlockFormat, asked: Request, dtype: str, options: Options) -> Scheme:
-    """The recipe of a tensor of that dtype.
+    """Return the recipe of a tensor of that dtype.
 
     Where loaders of the layout hold FP8 scales in the dtype of the model, the default rule for BF16 weights rounds
     them to BF16 first.
@@ -237,7 +237,8 @@ def _recipe(row: BlockFormat, asked: Request, dtype: str, options: Options) -> S
 
 
 def _override_notes(options: Options, steps: Sequence[TensorPlan], taken: Sequence[Sequence[str]]) -> list[str]:
-    """Overrides that change nothing, since what they take is not quantized, and rules that do not serve a format."""
+    """Return overrides that change nothing, since what they take is not quantized, and rules that do not serve a
+    format."""
     notes = []
     quantized = {step.tensor.name for step in steps if step.scheme is not None}
     reasons = {step.tensor.name: step.reason for step in steps}
@@ -257,7 +258,7 @@ def _override_notes(options: Options, steps: Sequence[TensorPlan], taken: Sequen
 
 
 def _tied(checkpoint: Checkpoint, info: TensorInfo) -> str | None:
-    """The stored tensor that an output head, or an embedding, is another name of: loaders tie these again.
+    """Return the stored tensor that an output head, or an embedding, is another name of: loaders tie these again.
 
     Other tensors that share storage are written under each of their names.
     """
@@ -269,7 +270,8 @@ def _tied(checkpoint: Checkpoint, info: TensorInfo) -> str | None:
 
 
 def _grouped(steps: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorPlan, ...], list[str]]:
-    """The steps with their groups, and notes on fused sets: which share a scale, which are not quantized alike."""
+    """Return the steps with their groups, and notes on fused sets: which share a scale, which are not quantized
+    alike."""
     by_name = {step.tensor.name: step for step in steps}
     group_of: dict[str, str] = {}
     shared, torn = 0, []
@@ -305,5 +307,5 @@ def _grouped(steps: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorPla
 
 
 def _named_by(parts: Sequence[str], names: Sequence[str]) -> int:
-    """How many of a set's weights are of modules whose paths end in one of the parts."""
+    """Return how many of a set's weights are of modules whose paths end in one of the parts."""
     return sum(name.rpartition(".")[0].rpartition(".")[2] in parts for name in names)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mxcli.errors import printable
-from mxcli.files.layouts import LAYOUTS, OWN, layout_of_dialect
+from mxcli.files.layouts import LAYOUTS, MXCLI, layout_of_dialect
 from mxcli.files.selection import Decision
 from mxcli.files.tensors import DTYPES, TensorInfo
 from mxcli.numerics.formats import BlockFormat
@@ -14,7 +14,7 @@ from mxcli.numerics.hadamard import Hadamard
 
 
 def why_kept(info: TensorInfo, choice: Decision, row: BlockFormat | None) -> str | None:
-    """Why a tensor is not quantized whatever its lengths; None: it is. `row` None keeps it on request."""
+    """Return why a tensor is not quantized whatever its lengths; None: it is. `row` None keeps it on request."""
     if not choice.taken:
         excluded = choice.rule is not None and not choice.rule.include
         return f"excluded by {choice.rule}" if excluded else choice.reason.removeprefix("kept: ")
@@ -28,7 +28,7 @@ def why_kept(info: TensorInfo, choice: Decision, row: BlockFormat | None) -> str
 
 
 def misfit(row: BlockFormat, shape: Sequence[int]) -> str:
-    """Which length of a shape blocks do not divide."""
+    """Return which length of a shape blocks do not divide."""
     rows, columns = row.block
     if columns is not None and shape[-1] % columns:
         return f"last dimension {shape[-1]} is not a multiple of {columns} ({row.name})"
@@ -36,7 +36,7 @@ def misfit(row: BlockFormat, shape: Sequence[int]) -> str:
 
 
 def refused_length(info: TensorInfo, row: BlockFormat, shape: Sequence[int]) -> str:
-    """The refusal of a tensor whose shape as quantized blocks do not divide."""
+    """Return the refusal of a tensor whose shape as quantized blocks do not divide."""
     name = printable(info.name)
     turned = f" (blocks run along dimension {len(shape) - 2})" if tuple(shape) != info.shape else ""
     return (
@@ -46,13 +46,13 @@ def refused_length(info: TensorInfo, row: BlockFormat, shape: Sequence[int]) -> 
 
 
 def refused_groups(info: TensorInfo, why: str) -> str:
-    """The refusal of a tensor that a transform does not divide."""
+    """Return the refusal of a tensor that a transform does not divide."""
     name = printable(info.name)
     return f"{name} {list(info.shape)}: {why}. Use --exclude '{name}', another --hadamard, or --on-indivisible keep."
 
 
 def already_quantized(where: object, dialect: str) -> str:
-    """The refusal of a source that holds codes, with a way out that is one."""
+    """Return the refusal of a source that holds codes, with a way out that is one."""
     way_out = (
         "Use --requantize to take the values they stand for, or `mxcli dequantize` to write those."
         if layout_of_dialect(dialect)
@@ -64,7 +64,7 @@ def already_quantized(where: object, dialect: str) -> str:
 
 
 def requantized(layout: str) -> str:
-    """What is said of a source that was quantized before."""
+    """Return what is said of a source that was quantized before."""
     return (
         f"The source is quantized already ({layout}): errors are measured against the values its codes stand for, and "
         "what was lost in making them comes on top, which only the original can tell."
@@ -72,7 +72,7 @@ def requantized(layout: str) -> str:
 
 
 def transformed(hadamard: Hadamard) -> str:
-    """What is said of a measurement under a transform."""
+    """Return what is said of a measurement under a transform."""
     return (
         f"Under the {hadamard.name} transform everything is measured of transformed values: SQNR, relative error, "
         "cosine and shrunk_percent are those of the values too; amax, bias, largest errors and non-finite counts are "
@@ -83,10 +83,10 @@ def transformed(hadamard: Hadamard) -> str:
 def nothing_to_quantize(
     where: object, infos: Sequence[TensorInfo], reasons: Sequence[str], *, in_other_layout: bool = False
 ) -> str:
-    """The refusal of a source of which every tensor is kept; `in_other_layout` says that some are for the layout alone,
-    so that another holds them."""
+    """Return the refusal of a source of which every tensor is kept; `in_other_layout` says that some are for the layout
+    alone, so that another holds them."""
     if all(info.role == "lora" for info in infos):
         return f"{printable(where)}: a LoRA adapter, no model by itself; merge it into its model and quantize that."
     listed = "; ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common(3))
-    way_out = f"Use another --layout, such as {OWN.name}" if in_other_layout else "Name some with --include"
+    way_out = f"Use another --layout, such as {MXCLI.name}" if in_other_layout else "Name some with --include"
     return f"{printable(where)}: nothing to quantize among {len(infos):,} tensors ({listed}). {way_out}."

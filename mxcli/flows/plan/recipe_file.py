@@ -71,8 +71,8 @@ class RecipeFile:
 
 
 def read_recipe(path: str | Path) -> RecipeFile:
-    """The recipe in a file. Raises UsageError naming everything in it that means nothing, with its line, and InputError
-    for a file that cannot be read."""
+    """Return the recipe in a file. Raises UsageError naming everything in it that means nothing, with its line, and
+    InputError for a file that cannot be read."""
     read_head(Path(path))
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -82,7 +82,7 @@ def read_recipe(path: str | Path) -> RecipeFile:
 
 
 def parse_recipe(text: str, where: str) -> RecipeFile:
-    """The recipe in a text that is called `where`; raises like `read_recipe`."""
+    """Return the recipe in a text that is called `where`; raises like `read_recipe`."""
     try:
         content = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -122,7 +122,7 @@ def options_named(
 
 
 def for_any_format(recipe: RecipeFile) -> RecipeFile:
-    """The recipe for a verb that tries formats of its own on every tensor: without the recipe's format.
+    """Return the recipe for a verb that tries formats of its own on every tensor: without the recipe's format.
 
     Raises UsageError naming every override that is for a format or a rule, with its line: only those that keep tensors
     mean something there.
@@ -139,7 +139,7 @@ def for_any_format(recipe: RecipeFile) -> RecipeFile:
 
 
 def check_selectors(recipe: RecipeFile, checkpoint: Checkpoint) -> None:
-    """Raises UsageError naming every selector of a recipe that takes nothing of a source, with its line."""
+    """Raise UsageError naming every selector of a recipe that takes nothing of a source, with its line."""
     selectors = [
         *((rule.selector, line) for rule, line in zip(recipe.selection, recipe.selection_lines, strict=True)),
         *((each.selector, line) for each, line in zip(recipe.overrides, recipe.override_lines, strict=True)),
@@ -199,7 +199,7 @@ class _Reading:
         return found
 
     def usual(self, named: Mapping[str, str]) -> Request:
-        """What is asked for all tensors, so far as it makes sense."""
+        """Return what is asked for all tensors, so far as it makes sense."""
         usual = Request(None)
         if not self.problems:
             row = find_format(named["format"]) if "format" in named else None
@@ -266,7 +266,7 @@ class _Reading:
                 yield replace(override, selector=selector), line
 
     def selectors(self, path: Place, value: object) -> Iterator[tuple[str, int]]:
-        """A selector, or each of a list, with its line."""
+        """Yield a selector, or each of a list, with its line."""
         listed = value if isinstance(value, list) else [value]
         for place, each in enumerate(listed):
             if isinstance(each, str):
@@ -298,7 +298,7 @@ class _Reading:
 
 
 def _spelled(value: object) -> str:
-    """A value about as the recipe spells it: text in quotes, true and false in lower case."""
+    """Return a value about as the recipe spells it: text in quotes, true and false in lower case."""
     return printable(json.dumps(value, ensure_ascii=False, default=str))
 
 

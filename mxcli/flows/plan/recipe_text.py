@@ -21,7 +21,7 @@ _WIDTH = 100
 
 
 def recipe_text(options: Options, comments: Iterable[str] = ()) -> str:
-    """The recipe of the options, after comments; reading it gives the same options."""
+    """Return the recipe of the options, after comments; reading it gives the same options."""
     lines = [f"# {comment}" for comment in comments]
     rules, hadamard = options.rules, options.rules.hadamard
     texts = {"format": options.format, **{name: getattr(rules, name) for name in RULE_NAMES if name not in NUMBERS}}
@@ -39,7 +39,7 @@ def recipe_text(options: Options, comments: Iterable[str] = ()) -> str:
 
 
 def resolved(checkpoint: Checkpoint, plan: Plan) -> Options:
-    """The plan's options with the rules named that its tensors have, wherever naming them changes nothing."""
+    """Return the plan's options with the rules named that its tensors have, wherever naming them changes nothing."""
     options = plan.options
     taken = [frozenset(names_matching(override.selector, checkpoint.tensors)) for override in options.overrides]
     usual = _rules([step for step in plan.quantized if not any(step.tensor.name in names for names in taken)])
@@ -62,19 +62,19 @@ def resolved(checkpoint: Checkpoint, plan: Plan) -> Options:
 
 
 def spelled_format(name: str) -> str:
-    """A format by its name, or spelled out where it has none."""
+    """Return a format by its name, or spelled out where it has none."""
     row = find_format(name)
     return row.name if row.name in FORMATS else row.spelling
 
 
 def quoted_selector(name: str) -> str:
-    """The selector that takes the tensor or module of that name, whatever characters are in it."""
+    """Return the selector that takes the tensor or module of that name, whatever characters are in it."""
     escaped = "".join(f"[{character}]" if character in "*?[" else character for character in name)
     return f"[{escaped[0]}]{escaped[1:]}" if escaped.startswith(("@", "re:")) else escaped
 
 
 def _rules(steps: Sequence[TensorPlan]) -> dict[str, Any]:
-    """The rules that all steps have in common, by the fields of options."""
+    """Return the rules that all steps have in common, by the fields of options."""
     found = {}
     recipes = [step.scheme for step in steps if step.scheme is not None]
     for field, names in (
@@ -88,7 +88,7 @@ def _rules(steps: Sequence[TensorPlan]) -> dict[str, Any]:
 
 
 def _selection(rules: Sequence[Rule]) -> Iterator[str]:
-    """`include` and `exclude` where each is said once, else all rules in order."""
+    """Yield `include` and `exclude` where each is said once, else all rules in order."""
     runs = [(include, [rule.selector for rule in run]) for include, run in groupby(rules, key=lambda r: r.include)]
     if len(runs) <= 2:
         for include, selectors in runs:
@@ -117,5 +117,5 @@ def _listed(selectors: Sequence[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string: as in JSON, but for characters that JSON leaves as they are."""
+    """Return a TOML string: as in JSON, but for characters that JSON leaves as they are."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")

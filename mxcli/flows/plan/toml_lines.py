@@ -19,14 +19,14 @@ _BARE = re.compile(r"[^,\]}\s#]+(?:[ \t]+[^,\]}\s#]+)*")
 
 
 def toml_lines(text: str) -> dict[Path, int]:
-    """The line, from 1, of every table, key and array element of a text that `tomllib` has parsed."""
+    """Return the line, from 1, of every table, key and array element of a text that `tomllib` has parsed."""
     scan = _Scan(text)
     scan.document()
     return scan.lines
 
 
 def line_of(path: Path, lines: dict[Path, int]) -> int:
-    """The line of a path, or of the nearest thing around it; 1 for the file itself."""
+    """Return the line of a path, or of the nearest thing around it; 1 for the file itself."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)
@@ -60,7 +60,7 @@ class _Scan:
                 self.pair(table)
 
     def within(self, names: Path) -> Path:
-        """The path of a table: one inside an array of tables is of the last of them."""
+        """Return the path of a table: one inside an array of tables is of the last of them."""
         found: Path = ()
         for name in names:
             found = (*found, name)
@@ -101,7 +101,7 @@ class _Scan:
         self.lines.setdefault(path, self.text.count("\n", 0, start) + 1)
 
     def ended(self) -> bool:
-        """Whether nothing but space and comments is left, which is passed over."""
+        """Return whether nothing but space and comments is left, which is passed over."""
         self.match(_BLANK)
         return self.at >= len(self.text)
 

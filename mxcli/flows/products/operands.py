@@ -45,31 +45,31 @@ class Weight:
 
 
 def used_tokens(tokens: int, transform: int = 1) -> int:
-    """How many of the captured tokens are used: MOST_TOKENS at most, and a multiple of the longest Hadamard transform
-    that they suffice for, be it of any recipe of training or `transform`. So figures hang neither on the recipes beside
-    them nor on which report they stand in."""
+    """Return how many of the captured tokens are used: MOST_TOKENS at most, and a multiple of the longest Hadamard
+    transform that they suffice for, be it of any recipe of training or `transform`. So figures hang neither on the
+    recipes beside them nor on which report they stand in."""
     most = min(tokens, MOST_TOKENS)
     return most - most % max(size for size in _TRANSFORMS | {transform} if size <= max(1, most))
 
 
 def shortened(used: Sequence[tuple[CapturedLayer, int]]) -> Iterator[str]:
-    """A sentence about the places of which not all tokens are used."""
+    """Yield a sentence about the places of which not all tokens are used."""
     shorter = [(place, tokens) for place, tokens in used if tokens < place.tokens]
     if shorter:
         place, tokens = shorter[0]
         yield (
             f"The first tokens alone are used at {places_text(len(shorter))}, {tokens:,} of {place.tokens:,} at "
-            f"{place.place}: {MOST_TOKENS:,} at most, and a multiple of what Hadamard transforms take."
+            f"{place.label}: {MOST_TOKENS:,} at most, and a multiple of what Hadamard transforms take."
         )
 
 
 def places_text(count: int) -> str:
-    """So many layers, steps and ranks."""
+    """Return so many layers, steps and ranks."""
     return f"{count:,} place{'' if count == 1 else 's'}"
 
 
 def weight_of(weight: Weight) -> Array:
-    """W [out, in] in binary64; raises InputError where it is not finite."""
+    """Return W [out, in] in binary64; raises InputError where it is not finite."""
     stored = read(weight.source, weight.info)
     values = _finite(binary64(stored, weight.info.dtype), weight.info)
     release_pages(stored)
@@ -77,7 +77,7 @@ def weight_of(weight: Weight) -> Array:
 
 
 def held_of(place: CapturedLayer) -> dict[str, TensorInfo]:
-    """What was captured of the operands of tokens, by letter."""
+    """Return what was captured of the operands of tokens, by letter."""
     infos = {X: place.activation, DY: place.gradient}
     return {letter: info for letter, info in infos.items() if info is not None}
 
@@ -85,8 +85,8 @@ def held_of(place: CapturedLayer) -> dict[str, TensorInfo]:
 def tokens_of(
     captures: Checkpoint, place: CapturedLayer, tokens: int, letters: Collection[str] = (X, DY)
 ) -> dict[str, Array]:
-    """X [tokens, in] and dY [tokens, out] in binary64, as far as they are asked for and were captured: their first
-    tokens. Raises InputError where one is not finite."""
+    """Return X [tokens, in] and dY [tokens, out] in binary64, as far as they are asked for and were captured: their
+    first tokens. Raises InputError where one is not finite."""
     found = {}
     for letter, info in held_of(place).items():
         if letter in letters:
@@ -97,8 +97,8 @@ def tokens_of(
 
 
 def amaxes_of(captures: Checkpoint, place: CapturedLayer, weight: Weight, backend: Backend) -> dict[str, float]:
-    """The largest magnitude of each whole operand, by letter, of all tokens there are: what the next step's delayed
-    scales know of this one. Raises InputError where one is not finite."""
+    """Return the largest magnitude of each whole operand, by letter, of all tokens there are: what the next step's
+    delayed scales know of this one. Raises InputError where one is not finite."""
     found = {}
     for letter, info in {W: weight.info, **held_of(place)}.items():
         stored = read(weight.source if letter == W else captures, info)
@@ -111,18 +111,19 @@ def amaxes_of(captures: Checkpoint, place: CapturedLayer, weight: Weight, backen
 
 
 def side_of(operand: Array, turned: bool) -> Array:
-    """The operand as [rows, k], k being what its product sums over."""
+    """Return the operand as [rows, k], k being what its product sums over."""
     return np.ascontiguousarray(operand.T if turned else operand)
 
 
 def stream(place: CapturedLayer, letter: str, passes: str) -> int:
-    """The random stream of an operand: a tensor draws anew in each of its two products, at each step and rank."""
+    """Return the random stream of an operand: a tensor draws anew in each of its two products, at each step and
+    rank."""
     return stream_of(f"{place.layer}.{letter}.{passes}.{place.step}.{place.rank}")
 
 
 def scaled_back(quantized: Quantized, backend: Backend, what: str) -> Array:
-    """What codes stand for, in binary64, a transform undone; raises InputError naming `what` where that is beyond
-    binary32: the code above its largest values may be."""
+    """Return what codes stand for, in binary64, a transform undone; raises InputError naming `what` where that is
+    beyond binary32: the code above its largest values may be."""
     values: Array = backend.dequantize(quantized).astype(np.float64)
     if not np.isfinite(values).all():
         raise InputError(
@@ -133,7 +134,7 @@ def scaled_back(quantized: Quantized, backend: Backend, what: str) -> Array:
 
 
 def _finite(values: Array, info: TensorInfo) -> Array:
-    """The values, if binary32 has them all, in which they are quantized."""
+    """Return the values, if binary32 has them all, in which they are quantized."""
     if not np.isfinite(values).all():
         raise InputError(_not_finite(info))
     largest = max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))
@@ -186,7 +187,7 @@ class Energies:
 
 
 def product(a: Array, b: Array) -> Array:
-    """a [m, k] @ b^T [k, n], the same bits with any number of threads.
+    """Return a [m, k] @ b^T [k, n], the same bits with any number of threads.
 
     A library splits sums over k among its threads where it likes to, so that each thread here has rows of its own, runs
     of them as long whatever the number of threads, and the library one thread.
@@ -210,7 +211,7 @@ def product(a: Array, b: Array) -> Array:
 
 
 def energies(exact: Array, off: Array) -> Energies:
-    """The sums of a product and of its errors. They are numpy's, which hang on no number of threads."""
+    """Return the sums of a product and of its errors. They are numpy's, which hang on no number of threads."""
     pieces = [
         Energies(d.size, *(float(each.sum()) for each in (np.square(d), np.square(e), d * e, e)))
         for d, e in ((exact[piece], off[piece]) for piece in _pieces(*exact.shape))

@@ -10,7 +10,7 @@ import numpy as np
 
 from mxcli.backends.backend import Backend
 from mxcli.errors import InputError, printable, together
-from mxcli.files.captured_layers import by_layer, captured_layers, several
+from mxcli.files.captured_layers import by_layer, captured_layers, steps_and_ranks
 from mxcli.files.captures import rows_of
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
@@ -37,7 +37,7 @@ class CapturedInputs:
         # Of an input without tokens nothing is known.
         held_rows = {layer: [info for info in infos if rows_of(info)] for layer, infos in inputs.items()}
         self._layers = {layer: infos for layer, infos in held_rows.items() if infos}
-        self.several = several(each for held in found.values() for each in held)
+        self.several = steps_and_ranks(each for held in found.values() for each in held)
         """The steps and ranks that inputs are of, in words, where there are several."""
 
     @property
@@ -46,11 +46,11 @@ class CapturedInputs:
         return max((sum(map(rows_of, infos)) for infos in self._layers.values()), default=0)
 
     def has(self, step: TensorPlan) -> bool:
-        """Whether the input of a layer was captured."""
+        """Return whether the input of a layer was captured."""
         return len(step.shape) == 2 and _module(step.tensor) in self._layers
 
     def check(self, steps: Iterable[TensorPlan]) -> None:
-        """Raises InputError where nothing was captured of any of the layers, or inputs of another width."""
+        """Raise InputError where nothing was captured of any of the layers, or inputs of another width."""
         served = [step for step in steps if self.has(step)]
         where = printable(self._captures.where)
         if not served:
@@ -71,7 +71,7 @@ class CapturedInputs:
     def errors(
         self, checkpoint: Checkpoint, step: TensorPlan, made: Iterable[Quantized], backend: Backend
     ) -> list[tuple[float, float]]:
-        """For each quantized form of a weight ||X (W - Y)^T||^2 and ||X W^T||^2, in binary64."""
+        """Return for each quantized form of a weight ||X (W - Y)^T||^2 and ||X W^T||^2, in binary64."""
         import torch
 
         x = torch.from_numpy(self._input(step))
@@ -91,7 +91,8 @@ class CapturedInputs:
         return found
 
     def amax(self, step: TensorPlan, backend: Backend) -> float:
-        """The largest magnitude among all captured inputs of a layer; raises InputError where one is not finite."""
+        """Return the largest magnitude among all captured inputs of a layer; raises InputError where one is not
+        finite."""
         largest = 0.0
         for info in self._layers[_module(step.tensor)]:
             x = read(self._captures, info)
@@ -103,7 +104,8 @@ class CapturedInputs:
         return largest
 
     def _input(self, step: TensorPlan) -> Array:
-        """The captured rows of a layer, or a sample of them, in binary64; raises InputError if one is not finite."""
+        """Return the captured rows of a layer, or a sample of them, in binary64; raises InputError if one is not
+        finite."""
         infos = self._layers[_module(step.tensor)]
         rows = np.concatenate(
             [binary64(read(self._captures, info), info.dtype).reshape(-1, step.shape[-1]) for info in infos]
@@ -116,7 +118,7 @@ class CapturedInputs:
 
 
 def binary64(x: Array, dtype: str) -> Array:
-    """The values of an array as `read` returns it."""
+    """Return the values of an array as `read` returns it."""
     if dtype != "BF16" and DTYPES[dtype].is_raw:
         raise InputError(f"{dtype} values are no captured activations: give BF16, F16, F32 or F64.")
     return as_floats(x, dtype).astype(np.float64)
@@ -127,13 +129,13 @@ def _module(info: TensorInfo) -> str:
 
 
 def _pieces(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Runs of rows of a weight of at most _PIECE elements, or of one row."""
+    """Run of rows of a weight of at most _PIECE elements, or of one row."""
     height = max(_PIECE // max(shape[-1], 1), 1)
     return (slice(begin, begin + height) for begin in range(0, shape[0], height))
 
 
 def _energy(x: object, weight: object) -> float:
-    """The squared norm of x @ weight.T."""
+    """Return the squared norm of x @ weight.T."""
     from torch import Tensor
 
     assert isinstance(x, Tensor)

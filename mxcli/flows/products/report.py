@@ -15,8 +15,8 @@ from operator import add
 import numpy as np
 
 from mxcli.backends.backend import Backend
-from mxcli.errors import InputError, RefusedError, printable, together
-from mxcli.files.captured_layers import CapturedLayer, by_layer, captured_layers, check_layers, several
+from mxcli.errors import InputError, RefusedError, import_extra, printable, together
+from mxcli.files.captured_layers import CapturedLayer, by_layer, captured_layers, check_layers, steps_and_ranks
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import COLUMN
 from mxcli.files.tensors import Array, TensorInfo
@@ -62,8 +62,8 @@ class Extent:
 
 
 def memory_of_products(layers: Iterable[Extent], draws: int = 1) -> Need:
-    """What the products of layers need that are worked on one after another: operands, one product's sides plain and
-    quantized, and D, its error and, of several draws, the sum of their errors."""
+    """Return what the products of layers need that are worked on one after another: operands, one product's sides plain
+    and quantized, and D, its error and, of steps_and_ranks draws, the sum of their errors."""
     return need_of((layer.name, _working_bytes(layer, draws)) for layer in layers)
 
 
@@ -94,11 +94,11 @@ class Multiplied:
         return _layer(self.step)
 
     def has(self, passes: str, place: CapturedLayer) -> bool:
-        """Whether both operands of a product are there."""
+        """Return whether both operands of a product are there."""
         return all(letter == W or letter in held_of(place) for letter, _ in OPERANDS[passes])
 
     def sizes(self, passes: str, tokens: int) -> tuple[int, int, int]:
-        """m, n and k of a product of so many tokens."""
+        """Return m, n and k of a product of so many tokens."""
         return PASSES[passes](tokens, *self.weight.shape)
 
 
@@ -113,7 +113,7 @@ class PlannedProducts:
     notes: tuple[str, ...]
 
     def recipe_of(self, letter: str, layer: Multiplied) -> Scheme:
-        """How an operand of a layer is quantized."""
+        """Return how an operand of a layer is quantized."""
         own = layer.step.scheme
         assert own is not None
         return own if letter == W else self.recipes[letter]
@@ -122,8 +122,8 @@ class PlannedProducts:
 def plan_products(
     checkpoint: Checkpoint, captures: Checkpoint, plan: Plan, recipes: Mapping[str, Scheme]
 ) -> PlannedProducts:
-    """Every layer that the plan quantizes and that was captured; `recipes` are those of activations (X) and gradients
-    (dY), weights have their step's.
+    """Return every layer that the plan quantizes and that was captured; `recipes` are those of activations (X) and
+    gradients (dY), weights have their step's.
 
     Raises InputError naming every capture that does not fit its layer, or where nothing fits, and RefusedError naming
     every length along which a transform, or blocks where the plan does not pad, cannot be applied.
@@ -142,7 +142,7 @@ def plan_products(
         for name, step in steps.items()
     )
     used = [pair for layer in layers for pair in layer.places]
-    added = several(place for place, _ in used)
+    added = steps_and_ranks(place for place, _ in used)
     notes = [f"Products of {added} are added up, each of its own tokens."] if added else []
     first = layers[0].step.scheme
     assert first is not None
@@ -152,7 +152,7 @@ def plan_products(
 
 
 def memory_to_multiply(planned: PlannedProducts) -> Need:
-    """What the products need."""
+    """Return what the products need."""
     return memory_of_products(
         _extent(layer, place, tokens) for layer in planned.layers for place, tokens in layer.places
     )
@@ -176,9 +176,9 @@ def _check(captures: Checkpoint, steps: Mapping[str, TensorPlan], found: Mapping
 
 
 def _check_lengths(planned: PlannedProducts, *, pads: bool) -> None:
-    """Raises RefusedError naming the operands that a transform, or blocks, do not divide along their product's sum."""
+    """Raise RefusedError naming the operands that a transform, or blocks, do not divide along their product's sum."""
     problems = [
-        f"{place.place}: {letter} in {passes}, [{rows}, {k}]: {fault}."
+        f"{place.label}: {letter} in {passes}, [{rows}, {k}]: {fault}."
         for layer in planned.layers
         for place, tokens in layer.places
         for passes, pair in OPERANDS.items()
@@ -192,7 +192,7 @@ def _check_lengths(planned: PlannedProducts, *, pads: bool) -> None:
 
 
 def _length_fault(recipe: Scheme, shape: tuple[int, int], *, pads: bool) -> str | None:
-    """Why an operand [rows, k] cannot be quantized, and what to do; None: it can."""
+    """Return why an operand [rows, k] cannot be quantized, and what to do; None: it can."""
     if recipe.hadamard and shape[-1] % recipe.hadamard.size:
         return (
             f"the Hadamard transform takes multiples of {recipe.hadamard.size} along the sum; use a smaller "
@@ -245,11 +245,12 @@ def report_products(
     *,
     on_layer: Callable[[TensorInfo], object] = lambda info: None,
 ) -> ProductReport:
-    """The products of every layer that was planned. What was captured at several steps or ranks is multiplied by
-    itself, and the sums added up.
+    """Return the products of every layer that was planned. What was captured at steps_and_ranks steps or ranks is
+    multiplied by itself, and the sums added up.
 
     Raises InputError where a tensor is not finite, or its codes stand for more than binary32 holds.
     """
+    import_extra("torch", "computing products")
     products, lacking = list[LayerProduct](), 0
     for layer in planned.layers:
         on_layer(layer.step.tensor)
@@ -282,7 +283,7 @@ class _Side:
 
 
 def _products(planned: PlannedProducts, layer: Multiplied, backend: Backend) -> Iterator[_Part]:
-    """The products of a layer, pass by pass, at each place where both of their operands are there."""
+    """Yield the products of a layer, pass by pass, at each place where both of their operands are there."""
     weight = weight_of(layer.weight)
     for passes, pair in OPERANDS.items():
         # The weight, and with it what its codes stand for, is the same at every place.
@@ -313,11 +314,11 @@ def _compared(a: _Side, b: _Side) -> Energies:
 def _side(plain: Array, recipe: Scheme, backend: Backend, drawn: tuple[CapturedLayer, str, str]) -> _Side:
     place, letter, _ = drawn
     made = backend.quantize(plain.astype(np.float32), "F32", recipe, stats=False, stream=stream(*drawn))
-    return _Side(recipe.format.name, plain, scaled_back(made, backend, f"{letter} of {place.place}"))
+    return _Side(recipe.format.name, plain, scaled_back(made, backend, f"{letter} of {place.label}"))
 
 
 def _added_up(layer: Multiplied, parts: Sequence[_Part]) -> Iterator[LayerProduct]:
-    """One product of each pass, of the tokens of all places."""
+    """Yield one product of each pass, of the tokens of all places."""
     for passes in OPERANDS:
         own = [part for part in parts if part.passes == passes]
         if own:

@@ -7,11 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mxcli.errors import InputError, UsageError, printable, together
-from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.roles import WEIGHT
 from mxcli.files.tensors import DTYPES, TensorInfo
+
+if TYPE_CHECKING:
+    from mxcli.files.checkpoint import Checkpoint
 
 LONGEST = 1 << 20
 FPROP, DGRAD, WGRAD = "fprop", "dgrad", "wgrad"
@@ -63,7 +66,7 @@ OPERANDS: dict[str, tuple[tuple[str, bool], tuple[str, bool]]] = {
 
 
 def typed_shapes(text: str) -> list[Shape]:
-    """Shapes written MxNxK and separated by commas; raises UsageError naming every one that is none."""
+    """Return shapes written MxNxK and separated by commas; raises UsageError naming every one that is none."""
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     shapes, problems = [], []
     for word in words:
@@ -79,7 +82,7 @@ def typed_shapes(text: str) -> list[Shape]:
 
 
 def read_shapes(path: Path) -> list[Shape]:
-    """Shapes of a CSV file with columns m, n and k; raises InputError naming every line that is none."""
+    """Return shapes of a CSV file with columns m, n and k; raises InputError naming every line that is none."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -99,7 +102,7 @@ def read_shapes(path: Path) -> list[Shape]:
 
 
 def linear_layers(checkpoint: Checkpoint) -> list[TensorInfo]:
-    """The weights [n, k] of linear layers, one for each shape, in the order of the source."""
+    """Return the weights [n, k] of linear layers, one for each shape, in the order of the source."""
     found: dict[tuple[int, ...], TensorInfo] = {}
     for info in checkpoint.tensors.values():
         is_float = DTYPES[info.dtype].is_float and DTYPES[info.dtype].bits >= 16
@@ -109,7 +112,7 @@ def linear_layers(checkpoint: Checkpoint) -> list[TensorInfo]:
 
 
 def layer_shapes(checkpoint: Checkpoint, tokens: Sequence[int], passes: Iterable[str]) -> list[Shape]:
-    """The products of every linear layer of another shape, for every number of tokens, in every pass.
+    """Return the products of every linear layer of another shape, for every number of tokens, in every pass.
 
     Raises UsageError for a pass that is none, and InputError for a source without linear layers.
     """

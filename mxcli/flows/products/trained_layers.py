@@ -43,7 +43,7 @@ class Blocks:
         return sum(map(len, self.stacks.values()))
 
     def high(self, recipe: TrainingRecipe) -> frozenset[Block]:
-        """The blocks that stay high under a recipe, in every stack."""
+        """Return the blocks that stay high under a recipe, in every stack."""
         return frozenset(
             (stack, numbers[at])
             for stack, numbers in self.stacks.items()
@@ -52,8 +52,8 @@ class Blocks:
 
 
 def blocks_of(layers: Iterable[str], *, is_whole: bool = True) -> Blocks:
-    """The blocks that the names of layers tell: their first number between dots; where none has one, between dots or
-    underscores."""
+    """Return the blocks that the names of layers tell: their first number between dots; where none has one, between
+    dots or underscores."""
     names = list(layers)
     found: dict[str, Block] = {}
     for pattern in _NUMBERED:
@@ -67,13 +67,13 @@ def blocks_of(layers: Iterable[str], *, is_whole: bool = True) -> Blocks:
 
 
 def shown(blocks: Iterable[Block]) -> tuple[str, ...]:
-    """Blocks as their layers' names begin."""
+    """Return the blocks as their layers' names begin."""
     return tuple(f"{stack}{number}" for stack, number in sorted(blocks))
 
 
 def high_notes(recipes: Sequence[TrainingRecipe], blocks: Blocks, layers: Sequence[str]) -> list[str]:
-    """What is to be said about blocks that recipes keep high, `layers` being those whose products are computed: a
-    sentence about each set of them, or that none can be told, or that others may be the model's last."""
+    """Return what is to be said about blocks that recipes keep high, `layers` being those whose products are computed:
+    a sentence about each set of them, or that none can be told, or that others may be the model's last."""
     asking: dict[tuple[frozenset[Block], str], list[str]] = {}
     for recipe in recipes:
         if recipe.high.is_any:
@@ -132,7 +132,7 @@ class TrainedModel:
 
 
 def trained_model(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> TrainedModel:
-    """The linear layers of the plan that `captures`, which may be the same source, hold tensors of.
+    """Return the linear layers of the plan that `captures`, which may be the same source, hold tensors of.
 
     A weight is that of the step where it was captured, else the one captured last before, else that of `checkpoint`.
     Tokens are cut to a multiple of the longest Hadamard transform of any recipe that they suffice for, so that figures
@@ -163,7 +163,7 @@ def trained_model(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> T
 
 
 def _selected(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> Mapping[str, TensorInfo]:
-    """The captured tensors, of SOURCE itself only those that were not excluded; weights are judged as layers."""
+    """Return the captured tensors, of SOURCE itself only those that were not excluded; weights are judged as layers."""
     if captures is not checkpoint:
         return captures.tensors
     taken = {step.tensor.name for step in plan.quantized}
@@ -171,12 +171,12 @@ def _selected(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> Mappi
 
 
 def memory_to_train(model: TrainedModel, draws: int) -> Need:
-    """What the products of its layers need, under any recipes."""
+    """Return what the products of its layers need, under any recipes."""
     return memory_of_products((_extent(layer) for layer in model.layers), draws)
 
 
 def _stored(checkpoint: Checkpoint, plan: Plan, found: Sequence[CapturedLayer]) -> tuple[list[str], dict[str, Weight]]:
-    """All linear layers of the source in its order, and the weights of those that the plan takes."""
+    """Return all linear layers of the source in its order, and the weights of those that the plan takes."""
     taken = {step.tensor.name: step for step in plan.quantized if len(step.shape) == 2}
     if not checkpoint.captures:
         linear = [info.name for info in checkpoint.tensors.values() if info.role == WEIGHT and len(info.shape) == 2]
@@ -192,12 +192,12 @@ def _stored(checkpoint: Checkpoint, plan: Plan, found: Sequence[CapturedLayer]) 
 
 
 def _is_linear(layer: str, info: TensorInfo) -> bool:
-    """Whether a captured weight is of a linear layer that recipes quantize: no output head, no router."""
+    """Return whether a captured weight is of a linear layer that recipes quantize: no output head, no router."""
     return len(info.shape) == 2 and role_of(f"{layer}.weight", info.shape, info.dtype) == WEIGHT
 
 
 def _own(captures: Checkpoint, place: CapturedLayer, weights: Sequence[CapturedLayer]) -> Weight | None:
-    """The weight that was captured of a layer there, else on another rank, else last before."""
+    """Return the weight that was captured of a layer there, else on another rank, else last before."""
     before = [each for each in weights if each.step is None or place.step is None or each.step <= place.step]
     latest = [each for each in before if each.step == before[-1].step]  # as steps ascend
     best = next((each for each in latest if each.rank == place.rank), latest[0] if latest else None)
@@ -205,7 +205,7 @@ def _own(captures: Checkpoint, place: CapturedLayer, weights: Sequence[CapturedL
 
 
 def _blocks(checkpoint: Checkpoint, captures: Checkpoint, order: Sequence[str]) -> Blocks:
-    """The blocks of the model: a checkpoint has all its layers, of captures some may say which there are."""
+    """Return the blocks of the model: a checkpoint has all its layers, of captures some may say which there are."""
     if not checkpoint.captures:
         return blocks_of(order)
     stated = checkpoint.layers_of_model or captures.layers_of_model
@@ -239,7 +239,7 @@ def _left_out(held: Sequence[CapturedLayer], layers: Sequence[TrainedLayer]) -> 
     partial = [one for one in layers if not (one.captured.activation and one.captured.gradient)]
     if partial:
         yield (
-            f"{2 * len(partial):,} products are left out, as at {partial[0].captured.place}: its activation or "
+            f"{2 * len(partial):,} products are left out, as at {partial[0].captured.label}: its activation or "
             "gradient was not captured at that step and rank."
         )
 
@@ -249,5 +249,5 @@ def _other_weights(layers: Sequence[TrainedLayer]) -> Iterator[str]:
     if other:
         yield (
             f"At {places_text(len(other))} the weight is that of another step, {other[0].weight.step} at "
-            f"{other[0].captured.place}: none was captured there."
+            f"{other[0].captured.label}: none was captured there."
         )

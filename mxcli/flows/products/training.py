@@ -11,7 +11,7 @@ from operator import add
 import numpy as np
 
 from mxcli.backends.backend import Backend
-from mxcli.errors import InputError, printable, together
+from mxcli.errors import InputError, import_extra, printable, together
 from mxcli.files.captured_layers import CapturedLayer
 from mxcli.files.tensors import Array
 from mxcli.flows.products.operands import (
@@ -58,7 +58,7 @@ class Counts:
 
     @classmethod
     def of(cls, stats: Stats) -> Counts:
-        """Those of one tensor."""
+        """Return those of one tensor."""
         return cls(*(getattr(stats, name) for name in cls.__slots__))
 
     def __add__(self, other: Counts) -> Counts:
@@ -110,7 +110,7 @@ class _Side:
 
     @property
     def is_random(self) -> bool:
-        """Whether other draws give other values."""
+        """True if other draws give other values."""
         return self.operand is not None and self.operand.is_random
 
 
@@ -121,7 +121,7 @@ def products_of(
     high: Collection[str],
     earlier: Mapping[str, Sequence[float]],
 ) -> Iterator[TrainedProduct]:
-    """The products of one layer at one step on one rank, by recipe and pass.
+    """Yield the products of one layer at one step on one rank, by recipe and pass.
 
     The layer stays high under the recipes that `high` names. `earlier` has the amax of each operand, by letter, at the
     steps before. Raises InputError where codes stand for more than binary32 holds.
@@ -156,15 +156,15 @@ def _of_pass(
     trial: Trial,
     earlier: Mapping[str, Sequence[float]],
 ) -> Iterator[tuple[Pair, _Measured]]:
-    """One product with its operands quantized in each of several ways. It is done with before the next is begun, so
-    that one exact product is held at a time."""
+    """Yield one product with its operands quantized in each of several ways. It is done with before the next is begun,
+    so that one exact product is held at a time."""
     plain = [side_of(operands[letter], turned) for letter, turned in OPERANDS[passes]]
     exact = product(*plain)
     for pair in pairs:
         sides = [
             _Side(
                 letter,
-                f"{letter} of {place.place}",
+                f"{letter} of {place.label}",
                 x,
                 how,
                 stream(place, letter, passes),
@@ -190,8 +190,8 @@ _Measured = tuple[Energies, Energies, Mapping[str, Counts]]
 
 
 def _measured(exact: Array, sides: Sequence[_Side], trial: Trial) -> _Measured:
-    """The energies of one draw on average and of the mean of all draws, and the counts of what was quantized. One draw
-    is held at a time."""
+    """Return the energies of one draw on average and of the mean of all draws, and the counts of what was quantized.
+    One draw is held at a time."""
     if all(side.operand is None for side in sides):
         none = energies(exact, np.zeros_like(exact))
         return none, none, {}
@@ -224,14 +224,14 @@ def _measured(exact: Array, sides: Sequence[_Side], trial: Trial) -> _Measured:
 
 
 def _error(exact: Array, sides: Iterable[Array]) -> Array:
-    """The product of quantized sides, less the exact one."""
+    """Return the product of quantized sides, less the exact one."""
     off = product(*sides)
     off -= exact
     return off
 
 
 def _values(side: _Side, seed: int, counts: dict[str, Counts], backend: Backend) -> Array:
-    """The operand in binary64 as its codes stand for it, a transform undone; its counts are added."""
+    """Return the operand in binary64 as its codes stand for it, a transform undone; its counts are added."""
     if side.operand is None:
         return side.plain
     narrow, rules = side.plain.astype(np.float32), rules_of(side.operand, seed)
@@ -272,7 +272,7 @@ class TrainingReport:
         return tuple(sorted({product.step for product in self.products if product.step is not None}))
 
     def sums(self, step: int | None = None) -> dict[tuple[str, str], Sums]:
-        """Sums by recipe and pass over the layers, of one step or (None) of all."""
+        """Sum by recipe and pass over the layers, of one step or (None) of all."""
         found: dict[tuple[str, str], list[TrainedProduct]] = {}
         for each in self.products:
             if step in (None, each.step):
@@ -288,10 +288,11 @@ def report_training(
     *,
     on_layer: Callable[[TrainedLayer], object] = lambda layer: None,
 ) -> TrainingReport:
-    """Every product of every layer of the model under every recipe.
+    """Return every product of every layer of the model under every recipe.
 
     Raises InputError naming every layer with too few tokens for a transform.
     """
+    import_extra("torch", "computing products")
     _check_tokens(model, trial)
     high = {recipe.name: model.blocks.high(recipe) for recipe in trial.recipes}
     remembers = any(recipe.history for recipe in trial.recipes)
@@ -336,7 +337,7 @@ def _summed(products: Sequence[TrainedProduct]) -> Sums:
 
 def _check_tokens(model: TrainedModel, trial: Trial) -> None:
     problems = [
-        f"{printable(model.captures.where)}: {layer.captured.place} has {layer.tokens:,} tokens; "
+        f"{printable(model.captures.where)}: {layer.captured.label} has {layer.tokens:,} tokens; "
         f"{recipe.name} transforms groups of {recipe.transform} tokens: capture more of them, or leave that recipe out."
         for layer in model.layers
         for recipe in trial.recipes
@@ -347,7 +348,7 @@ def _check_tokens(model: TrainedModel, trial: Trial) -> None:
 
 
 def _history_notes(trial: Trial, model: TrainedModel) -> Iterator[str]:
-    """A sentence about what delayed scales know of earlier steps."""
+    """Yield a sentence about what delayed scales know of earlier steps."""
     delayed = [recipe.name for recipe in trial.recipes if recipe.history]
     if not delayed:
         return

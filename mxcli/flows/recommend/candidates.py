@@ -67,13 +67,13 @@ class Group:
 
 
 def group_name(name: str, sets: Iterable[Sequence[str]] = FUSED) -> str:
-    """The set that a weight moves with: all experts of a module, a fused set, else itself."""
+    """Return the set that a weight moves with: all experts of a module, a fused set, else itself."""
     experts = _EXPERTS.fullmatch(name)
     return experts[1] if experts else fused_set(name, sets) or name
 
 
 def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
-    """The groups of the tensors that some plan quantizes, in the order of the source."""
+    """Return the groups of the tensors that some plan quantizes, in the order of the source."""
     found: dict[str, list[TensorInfo]] = {}
     fuse = plans[0].options.fuse
     sets = (*named_sets(fuse), *FUSED) if fuse else FUSED
@@ -84,13 +84,13 @@ def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
 
 
 def formats_of(group: Group, steps: Sequence[Mapping[str, TensorPlan]]) -> tuple[int, ...]:
-    """Which plans, given their steps by name, quantize all of a group."""
+    """Return which plans, given their steps by name, quantize all of a group."""
     names = [info.name for info in group.tensors]
     return tuple(at for at, of in enumerate(steps) if all(of[name].scheme for name in names))
 
 
 def bits_of(step: TensorPlan) -> int:
-    """Bits of a tensor as a step stores it: codes and scales, or the tensor itself."""
+    """Return bits of a tensor as a step stores it: codes and scales, or the tensor itself."""
     if step.scheme is None:
         return kept_bits(step.tensor)
     row = step.scheme.format
@@ -98,7 +98,7 @@ def bits_of(step: TensorPlan) -> int:
 
 
 def kept_bits(info: TensorInfo) -> int:
-    """Bits of a tensor as it is."""
+    """Return bits of a tensor as it is."""
     return info.elements * DTYPES[info.dtype].bits
 
 
@@ -121,7 +121,8 @@ class Target:
 
 
 def stated_target(bits: float | None, min_sqnr: float | None, keep_percent: float | None, formats: int) -> Target:
-    """The one target that was stated; raises UsageError for none or several, and for values that mean nothing."""
+    """Return the one target that was stated; raises UsageError for none or several, and for values that mean
+    nothing."""
     stated = [(BITS, bits), (MIN_SQNR, min_sqnr), (KEEP_PERCENT, keep_percent)]
     named = [Target(kind, value) for kind, value in stated if value is not None]
     if len(named) != 1:
@@ -162,7 +163,7 @@ def check_reachable(target: Target, groups: Sequence[Group], options: Sequence[S
 
 
 def choose(target: Target, groups: Sequence[Group], options: Sequence[Options]) -> Optimum:
-    """The option of each group that serves the target best.
+    """Return the option of each group that serves the target best.
 
     BITS and KEEP_PERCENT: the least harm; MIN_SQNR: the fewest bits. Of equals the fewest bits, then the option named
     first in the group that comes first. Raises RefusedError where no choice serves it.
@@ -191,7 +192,7 @@ def choose(target: Target, groups: Sequence[Group], options: Sequence[Options]) 
 
 
 def _smallest(target: Target, options: Sequence[Options]) -> Optimum:
-    """In each group the smallest option with enough SQNR; keeping is exact, so there is one."""
+    """Return in each group the smallest option with enough SQNR; keeping is exact, so there is one."""
     chosen = []
     for each in options:
         enough = [at for at, option in enumerate(each) if option.sqnr_db >= target.value]
@@ -202,5 +203,5 @@ def _smallest(target: Target, options: Sequence[Options]) -> Optimum:
 
 
 def _rounded_up(value: Fraction) -> str:
-    """Four decimals, never less than the value."""
+    """Return four decimals, never less than the value."""
     return f"{-(-value.numerator * 10_000 // value.denominator) / 10_000:g}"

@@ -44,12 +44,12 @@ class Optimum:
 
 
 def least_weight(groups: Sequence[Sequence[Option]]) -> int:
-    """What the lightest choice weighs."""
+    """Return what the lightest choice weighs."""
     return sum(min(weight for weight, _ in options) for options in groups)
 
 
 def optimum(groups: Sequence[Sequence[Option]], capacity: int, effort: int = EFFORT) -> Optimum | None:
-    """The cheapest choice that weighs no more than the capacity; None where there is none.
+    """Return the cheapest choice that weighs no more than the capacity; None where there is none.
 
     With less `effort` than it takes, the best choice found, not `exact`, and how good any can be.
     """
@@ -92,7 +92,7 @@ class _Problem:
         self.relaxed = [0] * len(self.groups)
 
     def greedy(self) -> _State:
-        """A good choice: steps along the hulls, best first, each that fits; sets `slope` and `relaxed`."""
+        """Return a good choice: steps along the hulls, best first, each that fits; sets `slope` and `relaxed`."""
         at = [0] * len(self.groups)
         hulls = [_hull(options) for options in self.groups]
         left = self.capacity - sum(options[0].weight for options in self.groups)
@@ -113,8 +113,8 @@ class _Problem:
         return self._sum(options[hull[a]] for options, hull, a in zip(self.groups, hulls, at, strict=True))
 
     def searched(self, best: _State, effort: int, width: int | None) -> tuple[_State, float | None]:
-        """The best choice among those that may be better than one known, and, where some were given up, the least that
-        one of those may cost.
+        """Return the best choice among those that may be better than one known, and, where some were given up, the
+        least that one of those may cost.
 
         `width` is how many pairs are kept at most.
         """
@@ -148,7 +148,7 @@ class _Problem:
         return min([*states, best], key=lambda state: state[1]), dropped
 
     def chosen(self, state: _State) -> tuple[int, ...]:
-        """The options of a choice, read from the digits of its exact cost."""
+        """Return the options of a choice, read from the digits of its exact cost."""
         digits, rest = [], state[1]
         for _ in self.groups:
             rest, digit = divmod(rest, self.base)
@@ -156,7 +156,7 @@ class _Problem:
         return tuple(reversed(digits))
 
     def _exact(self, groups: Sequence[Sequence[Option]]) -> Iterator[list[_Candidate]]:
-        """Options with costs as integers of one unit, followed by digits for their weight and their place."""
+        """Yield options with costs as integers of one unit, followed by digits for their weight and their place."""
         ratios = [[cost.as_integer_ratio() for _, cost in options] for options in groups]
         shift = max((d.bit_length() for row in ratios for _, d in row), default=1)
         heaviest = 1 + sum(max(weight for weight, _ in options) for options in groups)
@@ -170,7 +170,8 @@ class _Problem:
             ]
 
     def _core(self, best: _State) -> tuple[list[_Candidate], list[list[_Candidate]]]:
-        """The groups of which one option is left by its reduced cost, and the others, the least flexible first."""
+        """Return the groups of which one option is left by its reduced cost, and the others, the least flexible
+        first."""
         gap = best[2] - self._relaxation() + 2 * self.margin
         fixed, core = [], []
         for options, at in zip(self.groups, self.relaxed, strict=True):
@@ -204,14 +205,14 @@ class _Tail:
     slopes: Sequence[float]
 
     def bound(self, state: _State, capacity: int) -> float:
-        """The least that a choice may cost which begins as the state."""
+        """Return the least that a choice may cost which begins as the state."""
         left = capacity - self.weight - state[0]
         at = bisect_right(self.weights, left) - 1
         return state[2] + self.cost - self.savings[at] - self.slopes[at] * (left - self.weights[at])
 
 
 def _tails(core: Sequence[Sequence[_Candidate]]) -> list[_Tail]:
-    """For each group the relaxation of those after it."""
+    """Return for each group the relaxation of those after it."""
     tails = [_Tail(0, 0.0, [0], [0.0], [0.0])]
     steps: list[tuple[float, int, float]] = []
     weight, cost = 0, 0.0
@@ -230,7 +231,7 @@ def _tails(core: Sequence[Sequence[_Candidate]]) -> list[_Tail]:
 
 
 def _undominated(options: Sequence[_Candidate]) -> list[_Candidate]:
-    """By rising weight and falling cost, without those that another is as light and as cheap as."""
+    """Return by rising weight and falling cost, without those that another is as light and as cheap as."""
     kept: list[_Candidate] = []
     for option in sorted(options, key=lambda o: (o.weight, o.exact)):
         if not kept or option.exact < kept[-1].exact:
@@ -239,7 +240,7 @@ def _undominated(options: Sequence[_Candidate]) -> list[_Candidate]:
 
 
 def _hull(options: Sequence[_Candidate]) -> list[int]:
-    """Places of the options on the lower convex hull: what a step saves per weight falls from step to step."""
+    """Place of the options on the lower convex hull: what a step saves per weight falls from step to step."""
     hull: list[int] = []
     for at, option in enumerate(options):
         while len(hull) > 1 and _saving(options[hull[-2]], options[hull[-1]]) <= _saving(options[hull[-1]], option):
@@ -249,5 +250,5 @@ def _hull(options: Sequence[_Candidate]) -> list[int]:
 
 
 def _saving(light: _Candidate, heavy: _Candidate) -> float:
-    """What the step from one option to the next saves per weight."""
+    """Return what the step from one option to the next saves per weight."""
     return (light.cost - heavy.cost) / (heavy.weight - light.weight)

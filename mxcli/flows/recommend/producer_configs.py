@@ -38,7 +38,7 @@ class ProducerConfig:
 
 
 def producer_files(checkpoint: Checkpoint, plan: Plan) -> tuple[dict[str, str], list[str]]:
-    """Text by file name for every producer that has all formats of a plan, and a note on each that has not."""
+    """Return text by file name for every producer that has all formats of a plan, and a note on each that has not."""
     files, notes = dict[str, str](), list[str]()
     try:
         arrangement = arrange(checkpoint, plan, PREFERRED.name)
@@ -78,7 +78,7 @@ def _heads(checkpoint: Checkpoint) -> frozenset[str]:
 
 
 def _llm_compressor(settings: Mapping[str, object]) -> str:
-    """A recipe for `oneshot`: one modifier with the config groups; their format is inferred."""
+    """Return a recipe for `oneshot`: one modifier with the config groups; their format is inferred."""
     groups = settings["config_groups"]
     assert isinstance(groups, dict)
     modifier = {
@@ -91,7 +91,7 @@ def _llm_compressor(settings: Mapping[str, object]) -> str:
 
 
 def _modelopt(modules: Modules, formats: Mapping[str, Mapping[object, object]]) -> str:
-    """A recipe for `load_recipe`: all quantizers off, then the weight quantizer of each module."""
+    """Return a recipe for `load_recipe`: all quantizers off, then the weight quantizer of each module."""
     entries: list[object] = [{"quantizer_name": "*", "enable": False}]
     entries += [
         {"quantizer_name": f"{module}.weight_quantizer", "cfg": formats[name]}
@@ -107,7 +107,8 @@ def _modelopt(modules: Modules, formats: Mapping[str, Mapping[object, object]]) 
 
 
 def _auto_round(modules: Modules, formats: Mapping[str, Mapping[object, object]]) -> str:
-    """A layer_config: every layer by its full name; heads stay as they are unless named, and others are named."""
+    """Return a layer_config: every layer by its full name; heads stay as they are unless named, and others are
+    named."""
     config: dict[str, object] = {
         module: {"act_bits": 16, "act_data_type": "float", **{str(key): value for key, value in formats[name].items()}}
         for name, names in modules.by_format.items()
@@ -163,7 +164,7 @@ PRODUCERS = (
 
 
 def yaml_text(value: object) -> str:
-    """Plain data in block style; strings are quoted as in JSON, which YAML takes."""
+    """Return plain data in block style; strings are quoted as in JSON, which YAML takes."""
     return "\n".join(_yaml_lines(value, ""))
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mxcli.backends.backend import Backend
-from mxcli.errors import RefusedError, printable, together
+from mxcli.errors import RefusedError, import_extra, printable, together
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.layouts import OWN
+from mxcli.files.layouts import MXCLI
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.measure.inspect import Total, totals_by
-from mxcli.flows.measure.measure import measure, memory_to_measure, nonfinite_refusals, refuse_nonfinite
+from mxcli.flows.measure.measure import measure, memory_to_measure
+from mxcli.flows.measure.nonfinite import nonfinite_refusals, refuse_nonfinite
 from mxcli.flows.measure.report import Report, Tally
 from mxcli.flows.plan.memory import Need
 from mxcli.flows.plan.overrides import Override, names_matching
@@ -74,7 +75,7 @@ class GroupChoice:
         return self.options[self.chosen]
 
     def of(self, name: str) -> Option | None:
-        """An option by name; None: the group cannot have it."""
+        """Return an option by name; None: the group cannot have it."""
         return next((option for option in self.options if option.name == name), None)
 
 
@@ -120,7 +121,8 @@ class Recommendation:
 
 
 def plan_candidates(checkpoint: Checkpoint, formats: Sequence[str], options: Options, target: Target) -> Candidates:
-    """The candidates; `options` are those of `quantize`, and each of `formats` has its scale rule where that serves it.
+    """Return the candidates; `options` are those of `quantize`, and each of `formats` has its scale rule where that
+    serves it.
 
     Raises like `make_plan`, with the refusals of all formats at once, and RefusedError for a target out of reach.
     """
@@ -133,9 +135,9 @@ def plan_candidates(checkpoint: Checkpoint, formats: Sequence[str], options: Opt
     if rule is not None and not any(_serves(rule, name) for name in names):
         resolve(names[0], Rules(rule))
     plans, layouts = _arranged(checkpoint, names, options)
-    if options.layout is None and OWN.name in layouts:
+    if options.layout is None and MXCLI.name in layouts:
         # What one format needs decides for all, so that the choice cannot change what a layout holds.
-        plans, _ = _arranged(checkpoint, names, replace(options, layout=OWN.name))
+        plans, _ = _arranged(checkpoint, names, replace(options, layout=MXCLI.name))
     groups, steps = groups_of(plans), _by_name(plans)
     bits = [
         {
@@ -149,7 +151,8 @@ def plan_candidates(checkpoint: Checkpoint, formats: Sequence[str], options: Opt
 
 
 def _arranged(checkpoint: Checkpoint, names: Sequence[str], options: Options) -> tuple[list[Plan], set[str]]:
-    """A plan for each format as its layout lets it be carried out, and the layouts; raises all refusals at once."""
+    """Return a plan for each format as its layout lets it be carried out, and the layouts; raises all refusals at
+    once."""
     plans, layouts, refusals = list[Plan](), set[str](), list[str]()
     for name in names:
         rule = options.rules.scale_rounding
@@ -168,7 +171,7 @@ def _arranged(checkpoint: Checkpoint, names: Sequence[str], options: Options) ->
 
 
 def memory_to_recommend(candidates: Candidates, inputs: CapturedInputs | None) -> Need:
-    """What `recommend` needs; with captured inputs that is codes and values of a tensor, and the rows."""
+    """Return what `recommend` needs; with captured inputs that is codes and values of a tensor, and the rows."""
     need = memory_to_measure(*candidates.plans)
     if inputs is None:
         return need
@@ -187,12 +190,13 @@ def recommend(
     inputs: CapturedInputs | None = None,
     on_tensor: Progress = lambda info: None,
 ) -> Recommendation:
-    """Measures every tensor under every format and chooses; each is read once, or twice where inputs were captured.
+    """Measure every tensor under every format and chooses; each is read once, or twice where inputs were captured.
 
     `on_tensor` is told of each as it is done. Raises RefusedError for values that are not finite, if the options
     refuse them, and for a target that cannot be reached.
     """
     if inputs is not None:
+        import_extra("torch", "weighing errors with captured inputs")
         inputs.check([step for steps in _by_name(candidates.plans)[:1] for step in steps.values()])
     measured = _Measured(checkpoint, candidates, backend, inputs)
     measured.run(on_tensor)
@@ -224,7 +228,7 @@ def recommend(
 
 
 def objective_of(inputs: CapturedInputs | None) -> Objective:
-    """What is kept low: the error of weights, or where inputs were captured that of outputs."""
+    """Return what is kept low: the error of weights, or where inputs were captured that of outputs."""
     return WEIGHT_ERROR if inputs is None else OUTPUT_ERROR
 
 
@@ -242,7 +246,7 @@ class _Measured:
         self._without_input = list[str]()
 
     def run(self, on_tensor: Progress) -> None:
-        """Measures everything; groups that can have the same formats go together, so that each tensor is read once."""
+        """Measure everything; groups that can have the same formats go together, so that each tensor is read once."""
         refusals: list[str] = []
         for plans, which in self._passes():
             for steps, made in measure(self._checkpoint, plans, self._backend, codes=self._inputs is not None):
@@ -260,7 +264,7 @@ class _Measured:
         refuse_nonfinite(refusals)
 
     def options(self, group: Group) -> tuple[Option, ...]:
-        """The options of a group: formats in the order named, then keeping it."""
+        """Return the options of a group: formats in the order named, then keeping it."""
         found = []
         for at in formats_of(group, self._steps):
             name = self._candidates.formats[at]
@@ -273,7 +277,7 @@ class _Measured:
         return (*found, Option(KEEP, kept))
 
     def report(self, source: str, plan: Plan) -> Report | None:
-        """What quantizing as planned will report; None where nothing is quantized."""
+        """Return what quantizing as planned will report; None where nothing is quantized."""
         tally = Tally(source, self._checkpoint, plan)
         for step in plan.quantized:
             assert step.scheme is not None
@@ -282,7 +286,7 @@ class _Measured:
         return tally.report() if plan.quantized else None
 
     def notes(self) -> Iterator[str]:
-        """What there is to say about the measuring."""
+        """Yield what there is to say about the measuring."""
         if self._inputs is not None and self._inputs.most_rows > MOST_ROWS:
             yield f"Of layers with more than {MOST_ROWS:,} captured rows {MOST_ROWS:,} were drawn, always the same."
         if self._inputs is not None and self._inputs.several:
@@ -297,7 +301,7 @@ class _Measured:
             yield f"{name} is no option for {count:,} group(s): its error there is not finite."
 
     def _passes(self) -> Iterator[tuple[list[Plan], tuple[int, ...]]]:
-        """Plans, restricted to groups that can have the same formats, with the places of those formats."""
+        """Plan restricted to groups that can have the same formats, with the places of those formats."""
         patterns: dict[tuple[int, ...], set[str]] = {}
         for group in self._candidates.groups:
             which = formats_of(group, self._steps)
@@ -331,14 +335,14 @@ def _by_name(plans: Sequence[Plan]) -> list[dict[str, TensorPlan]]:
 
 
 def _restricted(plan: Plan, names: set[str]) -> Plan:
-    """The plan for some tensors; the others are not quantized."""
+    """Return the plan for some tensors; the others are not quantized."""
     steps = (step if step.tensor.name in names else replace(step, scheme=None, group=None) for step in plan.tensors)
     return replace(plan, tensors=tuple(steps))
 
 
 def _recipe(checkpoint: Checkpoint, candidates: Candidates, choices: Sequence[GroupChoice]) -> tuple[Options, Plan]:
-    """The options that carry the choices out, and the plan they make: the format of most elements is that of all, and
-    overrides name the others."""
+    """Return the options that carry the choices out, and the plan they make: the format of most elements is that of
+    all, and overrides name the others."""
     elements: Counter[str] = Counter()
     for choice in choices:
         elements[choice.option.name] += choice.group.elements
@@ -375,7 +379,7 @@ def _stack_notes(plan: Plan) -> Iterator[str]:
 
 
 def _selectors(checkpoint: Checkpoint, group: Group) -> list[str]:
-    """What names a group: its module where that holds nothing else that is quantized, else each tensor."""
+    """Return what names a group: its module where that holds nothing else that is quantized, else each tensor."""
     names = [info.name for info in group.tensors]
     if group.name.endswith(".experts"):
         selector = quoted_selector(group.name)

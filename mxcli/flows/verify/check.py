@@ -47,7 +47,7 @@ class Result:
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
-    """The first names and how many more there are."""
+    """Return the first names and how many more there are."""
     listed = list(names)
     more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more

@@ -40,12 +40,12 @@ class Pair:
 
 
 def largest_error(row: BlockFormat) -> float:
-    """The relative error that no rounding of a weight to this format has: twice to five times what is usual."""
+    """Return the relative error that no rounding of a weight to this format has: twice to five times what is usual."""
     return 2.0 ** -min(row.element.mantissa_bits, 6)
 
 
 def pair_of(checkpoint: Checkpoint, stored: StoredWeight, original: Original, x: Array, backend: Backend) -> Pair:
-    """A weight beside its original `x`."""
+    """Return a weight beside its original `x`."""
     wide = replace(stored, weight=replace(stored.weight, dtype="F32"))
     found = distance(x, original.info.dtype, values_of(checkpoint, wide, backend))
     swapped = None
@@ -55,7 +55,7 @@ def pair_of(checkpoint: Checkpoint, stored: StoredWeight, original: Original, x:
 
 
 def _exchanged(checkpoint: Checkpoint, stored: StoredWeight, backend: Backend) -> Array:
-    """The values of a weight with the codes of each byte exchanged."""
+    """Return the values of a weight with the codes of each byte exchanged."""
     arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
     q = quantized_from(stored.weight, arrays)
     values = backend.dequantize(replace(q, packed=(q.packed << 4) | (q.packed >> 4)), "F32")
@@ -143,7 +143,7 @@ def _shapes(beside: Beside) -> Iterator[Finding]:
 
 
 def _changed(beside: Beside) -> Iterator[Finding]:
-    """Plain tensors that are not those of the source."""
+    """Yield plain tensors that are not those of the source."""
     seen = beside.subject.seen
     for name, info in (seen.tensors if seen is not None else {}).items():
         original = beside.originals.by_name.get(name)

@@ -33,8 +33,8 @@ def _ignored_but_quantized(subject: Subject) -> Iterator[Finding]:
 
 
 def _missing_entries(subject: Subject, *, strict: bool) -> Iterator[Finding]:
-    """Plain linear layers that the configuration asks to be quantized and the list leaves out: those that no loader
-    knows by itself, or the others, such as a head that is tied to the embedding."""
+    """Yield plain linear layers that the configuration asks to be quantized and the list leaves out: those that no
+    loader knows by itself, or the others, such as a head that is tied to the embedding."""
     told = subject.ignored
     if told is None:
         return
@@ -107,7 +107,7 @@ def _odd_kinds(subject: Subject) -> Iterator[Finding]:
 
 
 def _partial_blocks(subject: Subject) -> Iterator[Finding]:
-    """Members of fused layers, all but the last, that end within a block of several rows."""
+    """Yield members of fused layers, all but the last, that end within a block of several rows."""
     for key, members in fused_sets(subject.weights).items():
         for name in members[:-1]:
             weight = subject.weights[name].weight
@@ -122,7 +122,7 @@ def _partial_blocks(subject: Subject) -> Iterator[Finding]:
 
 
 def skipped_ignored(subject: Subject) -> str | None:
-    """Why the list of ignored modules is not checked; None: it is."""
+    """Return why the list of ignored modules is not checked; None: it is."""
     if subject.layout is None:
         return "nothing is quantized with scales"
     return f"the layout {subject.layout.name} has no such list" if subject.ignored is None else None
@@ -229,7 +229,7 @@ def _divided(subject: Subject) -> Iterator[Finding]:
 
 
 def _fault(length: int, parts: int, block: int, what: str) -> tuple[str, str] | None:
-    """What is there and what is needed where a length does not divide into whole blocks for each device."""
+    """Return what is there and what is needed where a length does not divide into whole blocks for each device."""
     if length % (parts * block) == 0:
         return None
     each = f"{length / parts:.6g}"
@@ -251,7 +251,7 @@ def _indivisible_heads(heads: Mapping[str, int], devices: int) -> Iterator[Findi
 
 
 def _heads(config: Mapping[str, object] | None) -> dict[str, int]:
-    """The numbers of heads that the configuration tells, of the model or of its text part."""
+    """Return the numbers of heads that the configuration tells, of the model or of its text part."""
     parts = [config or {}, *(part for part in (config or {}).values() if isinstance(part, Mapping))]
     found: dict[str, int] = {}
     for key in (HEADS, KEY_VALUE_HEADS):

@@ -34,7 +34,7 @@ def _misfits(subject: Subject) -> Iterator[Finding]:
 
 
 def _left_over(subject: Subject, role: str) -> Iterator[TensorInfo]:
-    """Tensors of a role that no weight is made of; parts of misfits, which are told already, are left out."""
+    """Yield tensors of a role that no weight is made of; parts of misfits, which are told already, are left out."""
     tensors = subject.checkpoint.tensors if subject.seen is None else subject.seen.tensors
     told = tuple(name.removesuffix(".weight") + end for name in subject.misfits for end in (".", "_"))
     for name, info in tensors.items():
@@ -145,7 +145,7 @@ def _activation_scales(subject: Subject) -> Iterator[Finding]:
 
 
 def activation_scales(subject: Subject) -> Iterator[tuple[str, Array]]:
-    """Scales of activations that lie beside weights, by value."""
+    """Scale of activations that lie beside weights, by value."""
     for name in subject.seen.unused if subject.seen is not None else ():
         info = subject.checkpoint.tensors[name]
         if info.dtype in ("F32", "F64", "F16", "BF16") and info.elements <= _PIECE:
@@ -235,7 +235,7 @@ class Stated:
 
 
 def stated_recipes(subject: Subject) -> dict[str, Stated]:
-    """What is said of each weight: by the record, which of a stack of experts knows the whole alone, and by the
+    """Return what is said of each weight: by the record, which of a stack of experts knows the whole alone, and by the
     configuration, which knows no seed. Transforms are those of the configuration, by which codes are read."""
     recorded = {name: _recipe(told) for name, told in subject.recorded_tensors.items()}
     known = tuple(dict.fromkeys(scheme for scheme in recorded.values() if scheme is not None))
@@ -254,7 +254,7 @@ def _stated(subject: Subject, stored: StoredWeight, own: Scheme | None, known: t
 
 
 def _recipe(told: Mapping[str, object]) -> Scheme | None:
-    """The recipe that the record names; None where it names none that is known."""
+    """Return the recipe that the record names; None where it names none that is known."""
     seed = told.get("seed", 0)
     try:
         rules = Rules(seed=seed if isinstance(seed, int) else 0)
@@ -281,7 +281,7 @@ def _contradictions(subject: Subject) -> Iterator[Finding]:
 
 
 def _described(subject: Subject, stored: StoredWeight) -> dict[str, str]:
-    """How the configuration describes a weight, as far as its layout says so."""
+    """Return how the configuration describes a weight, as far as its layout says so."""
     weight, scheme = stored.weight, stored.weight.scheme
     described = {"format": scheme.format.name}
     if subject.layout is None or not subject.layout.names_rules:
@@ -292,7 +292,7 @@ def _described(subject: Subject, stored: StoredWeight) -> dict[str, str]:
 
 
 def _recorded_rules(told: Mapping[str, object]) -> dict[str, str]:
-    """The same of what the record says of a tensor; what it does not say is left out."""
+    """Return the same of what the record says of a tensor; what it does not say is left out."""
     scheme, hadamard = _recipe(told), told.get("hadamard")
     said = {key: str(told[key]) for key in ("axis", *_RULES) if told.get(key) is not None}
     if told.get("format") is not None:

@@ -22,7 +22,7 @@ class Together:
 
 
 def _differing(scales: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, float]]]:
-    """The fused sets of which not all members have the same scale; those without one are left out."""
+    """Yield the fused sets of which not all members have the same scale; those without one are left out."""
     known = {name: scale for name, scale in scales.items() if not math.isnan(scale)}
     for key, members in fused_sets(known).items():
         own = {name: known[name] for name in members}

@@ -20,7 +20,7 @@ _AS_NUMBERS = np.asarray([0, *(1 << np.arange(8))])
 
 
 def _scale_name(facts: Facts) -> str:
-    """The tensor that holds the scales of the blocks, by themselves or with the codes."""
+    """Return the tensor that holds the scales of the blocks, by themselves or with the codes."""
     contents = facts.stored.contents
     return next((content.entry.name for content in contents if content.holds.name == "scales"), contents[0].entry.name)
 

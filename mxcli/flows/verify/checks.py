@@ -24,7 +24,7 @@ class Findings:
         self._skipped: dict[str, str] = {}
 
     def look(self, checks: Iterable[Check[Any]], at: object) -> list[Finding]:
-        """Makes the checks, and tells what they found."""
+        """Make the checks, and tells what they found."""
         new: list[Finding] = []
         for check in checks:
             found = list(check.of(at))
@@ -33,11 +33,11 @@ class Findings:
         return new
 
     def skip(self, checks: Iterable[Check[Any]], why: str) -> None:
-        """Leaves checks out."""
+        """Leave checks out."""
         self._skipped |= {check.name: why for check in checks}
 
     def results(self, checks: Sequence[Check[Any]] = CHECKS) -> tuple[Result, ...]:
-        """A result for every check, worst severity first, in the order of the tables within each."""
+        """Return a result for every check, worst severity first, in the order of the tables within each."""
         ordered = sorted(checks, key=lambda check: SEVERITIES.index(check.severity))
         return tuple(
             Result(

@@ -47,15 +47,15 @@ class Side:
         return None if self.seen is None else self.seen.layout.name
 
     def stored(self, name: str) -> StoredWeight | None:
-        """The quantized weight of that name."""
+        """Return the quantized weight of that name."""
         return None if self.seen is None else self.seen.weights.get(name)
 
     def read(self, info: TensorInfo) -> Array:
-        """A tensor that is no quantized weight."""
+        """Return a tensor that is no quantized weight."""
         return read(self.checkpoint, info) if self.seen is None else self.seen.read(info)
 
     def kind(self, name: str) -> str | None:
-        """Its format, or its dtype where it is plain; None where there is none."""
+        """Return its format, or its dtype where it is plain; None where there is none."""
         if name not in self.tensors:
             return None
         stored = self.stored(name)
@@ -89,7 +89,7 @@ class Difference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return not self.differs
 
 
@@ -126,12 +126,12 @@ class Diff:
 
 
 def side_of(name: str, checkpoint: Checkpoint) -> Side:
-    """A checkpoint to compare, plain or quantized; raises like `restoring`."""
+    """Return a checkpoint to compare, plain or quantized; raises like `restoring`."""
     return Side(name, checkpoint, None if checkpoint.dialect is None else restoring(checkpoint, "F32"))
 
 
 def memory_to_diff(a: Side, b: Side) -> Need:
-    """What `diff_sides` needs: a weight as stored and its values, of both sides."""
+    """Return what `diff_sides` needs: a weight as stored and its values, of both sides."""
     return need_of((name, _working_bytes(a, name) + _working_bytes(b, name)) for name in (*a.tensors, *b.tensors))
 
 
@@ -143,7 +143,7 @@ def diff_sides(
     selectors: Sequence[str] = (),
     on_progress: Progress | None = None,
 ) -> Diff:
-    """Compares two checkpoints; `selectors` restrict it to tensors that one of them takes. Raises UsageError for a
+    """Compare two checkpoints; `selectors` restrict it to tensors that one of them takes. Raises UsageError for a
     selector that takes none."""
     names = _names(a, b, selectors)
     sizes = {name: _size(a, name) + _size(b, name) for name in names}
@@ -173,7 +173,7 @@ class _Scales:
         self._differing: set[str] = set()
 
     def add(self, name: str, a: Quantized, b: Quantized, *, differs: bool) -> None:
-        """Takes down the tensor scales of a weight, if it has any, and whether they differ."""
+        """Take down the tensor scales of a weight, if it has any, and whether they differ."""
         if a.format.tensor_scale is not None:
             self._scales[name] = (a.tensor_encode, a.tensor_scale), (b.tensor_encode, b.tensor_scale)
             self._differing |= {name} if differs else set()
@@ -203,7 +203,7 @@ def _names(a: Side, b: Side, selectors: Sequence[str]) -> list[str]:
 
 
 def _difference(a: Side, b: Side, name: str, backend: Backend) -> tuple[Difference, tuple[Quantized, Quantized] | None]:
-    """What differs in one tensor, and both quantized forms where they have the same format and shape."""
+    """Return what differs in one tensor, and both quantized forms where they have the same format and shape."""
     kinds = a.kind(name), b.kind(name)
     infos = a.tensors.get(name), b.tensors.get(name)
     shapes = tuple(None if info is None else info.shape for info in infos)
@@ -234,7 +234,7 @@ def _treatment(stored: StoredWeight) -> Treatment:
 
 
 def _incomparable(ours: StoredWeight, theirs: StoredWeight) -> tuple[str, ...]:
-    """In what two weights differ that makes their codes and scales tell nothing of each other."""
+    """Return in what two weights differ that makes their codes and scales tell nothing of each other."""
     one, other = _treatment(ours), _treatment(theirs)
     apart = {
         FORMAT: ours.weight.format != theirs.weight.format,
@@ -262,7 +262,7 @@ def _quantized(checkpoint: Checkpoint, stored: StoredWeight) -> Quantized:
 
 
 def _distance(a: Side, b: Side, name: str, backend: Backend) -> Callable[[], Distance | None]:
-    """How far B's values are from A's, computed when called; None where one has no values that can be told."""
+    """Return how far B's values are from A's, computed when called; None where one has no values that can be told."""
 
     def compute() -> Distance | None:
         (x, x_dtype), (y, y_dtype) = (_values(side, name, backend) for side in (a, b))

@@ -52,12 +52,12 @@ class BlockDifference:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return not self.codes and not self.scales and self.tensor_scales is None
 
 
 def block_difference(a: Quantized, b: Quantized) -> BlockDifference:
-    """What differs between two weights of one format and shape."""
+    """Return what differs between two weights of one format and shape."""
     ranks = _signed_ranks(a)
     codes = zero_signs = one_step = 0
     blocks_in_codes = 0
@@ -91,7 +91,7 @@ def block_difference(a: Quantized, b: Quantized) -> BlockDifference:
 
 
 def _signed_ranks(q: Quantized) -> Array:
-    """By code the place of its value among those of its sign, negative below zero; both zeros are 0."""
+    """Return by code the place of its value among those of its sign, negative below zero; both zeros are 0."""
     element = q.format.element
     ranks = magnitude_ranks(element).astype(np.int64)
     values = np.asarray([element.value(code & ((1 << element.bits) - 1)) for code in range(256)])
@@ -99,7 +99,7 @@ def _signed_ranks(q: Quantized) -> Array:
 
 
 def _scale_steps(a: Quantized, b: Quantized) -> tuple[dict[int, int], int]:
-    """Scales that differ by the steps they do so, and how many of which one is NaN."""
+    """Scale that differ by the steps they do so, and how many of which one is NaN."""
     row = a.format.scale
     one, other = a.scales.reshape(-1), b.scales.reshape(-1)
     bits = np.uint32 if row is FP32 else one.dtype
@@ -162,7 +162,7 @@ NOTHING = Explanation(0, Counter(), 0)
 
 
 def explanation(a: Quantized, b: Quantized) -> Explanation:
-    """What explains two forms of a weight in one format; NOTHING for scales that are no powers of two."""
+    """Return what explains two forms of a weight in one format; NOTHING for scales that are no powers of two."""
     row = a.format
     if not row.has_power_of_two_scales:
         return NOTHING
@@ -188,8 +188,8 @@ def explanation(a: Quantized, b: Quantized) -> Explanation:
 
 
 def _bounds(q: Quantized, element: FloatFormat) -> tuple[Array, Array, Array]:
-    """Between which magnitudes the largest of each block was, if elements are rounded to nearest, and where that is
-    known: blocks of zeros are left out."""
+    """Return between which magnitudes the largest of each block was, if elements are rounded to nearest, and where that
+    is known: blocks of zeros are left out."""
     values = magnitudes(element)
     middles = (values[1:] + values[:-1]) / 2
     ranks = ranks_by_block(q)[0].reshape(-1).astype(np.int64)
@@ -200,7 +200,7 @@ def _bounds(q: Quantized, element: FloatFormat) -> tuple[Array, Array, Array]:
 
 
 def _chosen_by(rule: PowerOfTwoScaleRule, element: FloatFormat, exponents: Array) -> tuple[Array, Array]:
-    """The smallest and the largest magnitude for which a rule chooses scales of these exponents."""
+    """Return the smallest and the largest magnitude for which a rule chooses scales of these exponents."""
     unit = 1 << FRACTION_BITS
     above = rule.carry_above(element)
     factor = element.max if rule.of_ratio else 2.0**element.emax
@@ -210,7 +210,7 @@ def _chosen_by(rule: PowerOfTwoScaleRule, element: FloatFormat, exponents: Array
 
 
 def _rules(element: FloatFormat) -> list[PowerOfTwoScaleRule]:
-    """The rules that choose by the largest magnitude, one of those that are the same for an element."""
+    """Return the rules that choose by the largest magnitude, one of those that are the same for an element."""
     serving = (rule for rule in POWER_OF_TWO_SCALE_RULES.values() if not rule.candidates and rule.serves(element))
     unique: dict[tuple[bool, int], PowerOfTwoScaleRule] = {}
     for rule in serving:
@@ -219,5 +219,5 @@ def _rules(element: FloatFormat) -> list[PowerOfTwoScaleRule]:
 
 
 def rules_of(pairs: Sequence[Pair], at: int) -> list[str]:
-    """The rules that pairs have for the first form (`at` 0) or the second, in the order of the table."""
+    """Return the rules that pairs have for the first form (`at` 0) or the second, in the order of the table."""
     return [name for name in POWER_OF_TWO_SCALE_RULES if name in {pair[at] for pair in pairs}]

@@ -60,12 +60,12 @@ class Distance:
 
 
 def widened(x: Array, dtype: str) -> Array:
-    """Values of a safetensors type as binary64."""
+    """Return values of a safetensors type as binary64."""
     return np.asarray(as_floats(x, dtype), np.float64)
 
 
 def distance(original: Array, original_dtype: str, decoded: Array, decoded_dtype: str = "F32") -> Distance:
-    """The distance between arrays of one shape."""
+    """Return the distance between arrays of one shape."""
     x, y = original.reshape(-1), decoded.reshape(-1)
     total = Distance()
     for begin in range(0, x.size, PIECE):
@@ -76,7 +76,7 @@ def distance(original: Array, original_dtype: str, decoded: Array, decoded_dtype
 
 
 def same_bytes(one: Array, other: Array) -> bool:
-    """Whether two arrays have the same bytes."""
+    """Return whether two arrays have the same bytes."""
     x, y = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
     step = PIECE << 3
     pieces = range(0, x.size, step)

@@ -56,8 +56,8 @@ class Tracer:
     def origin(
         self, checkpoint: Checkpoint, stored: StoredWeight, x: Array, dtype: str, amaxes: Sequence[float]
     ) -> Provenance | None:
-        """The origin of a weight from its original `x`; `amaxes` are the magnitudes that its tensor scale may have been
-        chosen by. None for a weight without elements."""
+        """Return the origin of a weight from its original `x`; `amaxes` are the magnitudes that its tensor scale may
+        have been chosen by. None for a weight without elements."""
         turned = np.swapaxes(x, -1, -2) if stored.weight.axis == COLUMN else x
         arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
         q = quantized_from(stored.weight, arrays)
@@ -97,7 +97,7 @@ class Tracer:
         return best
 
     def _recipes(self, q: Quantized, said: Sequence[Scheme]) -> list[Scheme]:
-        """What is tried, in order; all of it after the transform that codes are of."""
+        """Return what is tried, in order; all of it after the transform that codes are of."""
         hadamard = q.scheme.hadamard
         known = [scheme for scheme in self.found if scheme.format == q.format and scheme.hadamard == hadamard]
         if self.only_found:
@@ -108,7 +108,7 @@ class Tracer:
     def _tensor_amax(
         self, q: Quantized, scheme: Scheme, amaxes: Sequence[float], directions: frozenset[str]
     ) -> tuple[float | None, bool]:
-        """The amax that makes the tensor scale as it is stored, and whether one does; else the first."""
+        """Return the amax that makes the tensor scale as it is stored, and whether one does; else the first."""
         if q.format.tensor_scale is None or not directions:
             return None, True
         nothing = np.empty((1, 0), np.float32)
@@ -127,8 +127,8 @@ class Tracer:
 
 @cache
 def candidates(row: BlockFormat, first: str) -> tuple[Scheme, ...]:
-    """Every way to quantize to a format that has bytes of its own: what dialects do by themselves, `first` in front,
-    then each with every other rule, then `first` with every other rounding that is not random."""
+    """Return every way to quantize to a format that has bytes of its own: what dialects do by themselves, `first` in
+    front, then each with every other rule, then `first` with every other rounding that is not random."""
     rules = scale_rules(row)
     choices = {name: DIALECTS[name].choice(scale_kind(row), row.element.name) for name in (first, *DIALECTS)}
     known = [name for name, choice in choices.items() if choice is not None]
@@ -159,14 +159,14 @@ def _rounded(row: BlockFormat, dialects: Sequence[str]) -> Iterator[Scheme]:
 
 
 def equal_blocks(one: Quantized, other: Quantized) -> tuple[int, int]:
-    """How many blocks of two matrices have the same codes and scale, and how many blocks there are."""
+    """Return how many blocks of two matrices have the same codes and scale, and how many blocks there are."""
     differing = blocks_of(unpacked(one) != unpacked(other), one.format.block)
     same = ~np.asarray(differing, bool) & (_bits(one.scales) == _bits(other.scales))
     return int(np.count_nonzero(same)), same.size
 
 
 def same_scales(one: Array, other: Array) -> bool:
-    """Whether scales have the same bits."""
+    """Return whether scales have the same bits."""
     return np.array_equal(_bits(one), _bits(other))
 
 
@@ -175,13 +175,13 @@ def _bits(scales: Array) -> Array:
 
 
 def _directions(stored: StoredWeight) -> frozenset[str]:
-    """Which of the tensor scales are stored."""
+    """Return which of the tensor scales are stored."""
     return frozenset(content.holds.name for content in stored.contents) & {"encode", "decode"}
 
 
 def _sample(q: Quantized, x: Array) -> tuple[Quantized, Array]:
-    """Rows of a weight and of its original that rules are tried on: whole blocks from all over it; all of it where it
-    is small, or where one scale is for all of it."""
+    """Return rows of a weight and of its original that rules are tried on: whole blocks from all over it; all of it
+    where it is small, or where one scale is for all of it."""
     rows, columns = q.shape[-2:] if len(q.shape) > 1 else (1, q.shape[-1])
     block = q.format.block[0]
     if block is None or x.size <= SAMPLED_ELEMENTS or x.ndim < 2:

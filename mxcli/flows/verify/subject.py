@@ -46,8 +46,8 @@ class Originals:
 
 
 def originals_of(source: Checkpoint, seen: Restoring) -> Originals:
-    """The tensors of a source by the names they have in a checkpoint made from it: stacks of experts are split where
-    the checkpoint has each expert by itself."""
+    """Return the tensors of a source by the names they have in a checkpoint made from it: stacks of experts are split
+    where the checkpoint has each expert by itself."""
     found: dict[str, Original] = {}
     for name, info in source.tensors.items():
         pieces = {} if name in seen.tensors else _experts(source, info, seen)
@@ -56,7 +56,7 @@ def originals_of(source: Checkpoint, seen: Restoring) -> Originals:
 
 
 def _experts(source: Checkpoint, info: TensorInfo, seen: Restoring) -> dict[str, Original]:
-    """The experts of a stack by their names in the checkpoint; none for another tensor, or in another order."""
+    """Return the experts of a stack by their names in the checkpoint; none for another tensor, or in another order."""
     module = stack_module(info.name)
     some = next((s.weight for name, s in seen.weights.items() if module and name.startswith(f"{module}.")), None)
     if some is None or len(info.shape) != 3:
@@ -159,7 +159,7 @@ class Subject:
 
 
 def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Subject:
-    """A checkpoint to be checked. Raises RefusedError for a plain source and one in no layout that is read back,
+    """Return a checkpoint to be checked. Raises RefusedError for a plain source and one in no layout that is read back,
     InputError where the configuration that must say what the codes mean is missing."""
     if checkpoint.dialect is None:
         raise RefusedError(
@@ -183,5 +183,5 @@ def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Su
 
 
 def _module(weight: Weight) -> str:
-    """The module of a weight; of a stack of experts, the one that holds it."""
+    """Return the module of a weight; of a stack of experts, the one that holds it."""
     return module_of(weight) if weight.name.endswith(".weight") else weight.name.rpartition(".")[0]

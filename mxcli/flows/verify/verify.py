@@ -70,11 +70,11 @@ class Verification:
 
     @property
     def is_sound(self) -> bool:
-        """Whether there is no problem."""
+        """True if there is no problem."""
         return not self.counts.get(PROBLEM)
 
     def found(self, severity: str) -> tuple[Result, ...]:
-        """The checks of a severity that found something."""
+        """Return the checks of a severity that found something."""
         return tuple(result for result in self.results if result.findings and result.severity == severity)
 
     @property
@@ -89,13 +89,13 @@ class Verification:
 
 
 def memory_to_verify(subject: Subject, originals: Originals | None = None) -> Need:
-    """What `verify_subject` needs: a weight's codes and scales with numbers of its blocks, and with a source its
+    """Return what `verify_subject` needs: a weight's codes and scales with numbers of its blocks, and with a source its
     original, its values, and its codes made again."""
     return need_of(((name, _working_bytes(name, stored, originals)) for name, stored in subject.weights.items()))
 
 
 def checked_originals(source: Checkpoint, subject: Subject) -> Originals:
-    """The originals of a checkpoint's tensors. Raises UsageError for a source without any of them."""
+    """Return the originals of a checkpoint's tensors. Raises UsageError for a source without any of them."""
     if subject.seen is None:
         raise UsageError(
             f"--against {printable(source.where)}: {printable(subject.checkpoint.where)} has no scales, so that its "
@@ -112,7 +112,7 @@ def checked_originals(source: Checkpoint, subject: Subject) -> Originals:
 
 
 def _names_apart(source: Checkpoint, checkpoint: Checkpoint) -> str:
-    """A hint where that cannot help, since GGUF files have names of their own."""
+    """Return a hint where that cannot help, since GGUF files have names of their own."""
     if (source.kind == GGUF) == (checkpoint.kind == GGUF):
         return ""
     return f" {GGUF_NAMES}"
@@ -127,7 +127,7 @@ def verify_subject(
     originals: Originals | None = None,
     on_progress: Progress | None = None,
 ) -> Verification:
-    """Makes every check on a checkpoint that the user calls `name`; `originals` are of the source called `against`."""
+    """Make every check on a checkpoint that the user calls `name`; `originals` are of the source called `against`."""
     findings = Findings()
     findings.look(CHECKPOINT_CHECKS, subject)
     tracer, weights = Tracer(backend, _producer(subject), stated=stated_recipes(subject)), []
@@ -156,7 +156,7 @@ def verify_subject(
 
 
 def _producer(subject: Subject) -> str:
-    """The dialect that the layout is named after, else the default."""
+    """Return the dialect that the layout is named after, else the default."""
     return subject.layout.name if subject.layout is not None and subject.layout.name in DIALECTS else DEFAULT.name
 
 
@@ -217,7 +217,7 @@ def _verified(
 
 
 def _original(stored: StoredWeight, originals: Originals | None) -> Original | None:
-    """The original that a weight can be held against."""
+    """Return the original that a weight can be held against."""
     original = None if originals is None else originals.by_name.get(stored.weight.name)
     fits = original is not None and original.shape == stored.plain.shape and original.info.dtype in _MEASURED
     return original if fits else None
@@ -226,7 +226,8 @@ def _original(stored: StoredWeight, originals: Originals | None) -> Original | N
 def _retraced(
     subject: Subject, weights: list[Verified], tracer: Tracer, amaxes: _Amaxes, originals: Originals | None
 ) -> list[Verified]:
-    """The weights, each with the rule that made its bytes; where several did, the one that made those of most."""
+    """Return the weights, each with the rule that made its bytes; where several did, the one that made those of
+    most."""
     known = {each.name: {each.origin.scheme: each.origin} for each in weights if each.origin and each.origin.exact}
     for each in weights:
         stored = subject.weights[each.name]
@@ -255,7 +256,7 @@ _MEASURED = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def _skip(findings: Findings, subject: Subject, originals: Originals | None) -> None:
-    """Says of every check that could not be made why."""
+    """Say of every check that could not be made why."""
     if originals is None:
         findings.skip((*SOURCE_CHECKS, *PAIR_CHECKS), "needs --against SOURCE")
     if subject.tensor_parallel is None:

@@ -27,7 +27,7 @@ Block = tuple[int | None, int | None]
 
 
 def scale_values(row: FloatFormat, scales: Array) -> Array:
-    """Scales as binary64."""
+    """Scale as binary64."""
     if row is FP32:
         return np.asarray(scales, np.float64)
     values: Array = _values(row)[scales]
@@ -36,27 +36,28 @@ def scale_values(row: FloatFormat, scales: Array) -> Array:
 
 @cache
 def _values(row: FloatFormat) -> Array:
-    """By code of 8 bits its value."""
+    """Return by code of 8 bits its value."""
     return np.asarray([row.value(code) for code in range(256)])
 
 
 @cache
 def magnitudes(element: FloatFormat) -> Array:
-    """The finite magnitudes of an element format, rising."""
+    """Return the finite magnitudes of an element format, rising."""
     values = [abs(element.value(code)) for code in range(1 << element.bits)]
     return np.asarray(sorted({value for value in values if math.isfinite(value)}))
 
 
 @cache
 def magnitude_ranks(element: FloatFormat) -> Array:
-    """By stored code the place of its magnitude among the finite ones, or NOT_FINITE."""
+    """Return by stored code the place of its magnitude among the finite ones, or NOT_FINITE."""
     places = {value: place for place, value in enumerate(magnitudes(element).tolist())}
     used = (1 << element.bits) - 1
     return np.asarray([places.get(abs(element.value(code & used)), NOT_FINITE) for code in range(256)], np.uint8)
 
 
 def slabs(q: Quantized) -> Iterator[tuple[Quantized, tuple[int, slice]]]:
-    """The weight in parts of whole blocks, each with where it lies in the folded grid: batch index and rows of blocks.
+    """Yield the weight in parts of whole blocks, each with where it lies in the folded grid: batch index and rows of
+    blocks.
 
     Parts of a weight under one scale all lie at the same place.
     """
@@ -74,13 +75,14 @@ def slabs(q: Quantized) -> Iterator[tuple[Quantized, tuple[int, slice]]]:
 
 
 def grid_of(q: Quantized) -> Array:
-    """The scales as [batch, blocks down, blocks across]."""
+    """Return the scales as [batch, blocks down, blocks across]."""
     scales: Array = q.scales.reshape(math.prod(q.scales.shape[:-2]), *q.scales.shape[-2:])
     return scales
 
 
 def ranks_by_block(q: Quantized) -> tuple[Array, int]:
-    """The rank of the largest finite magnitude of each block, in the folded grid, and how many codes are not finite."""
+    """Return the rank of the largest finite magnitude of each block, in the folded grid, and how many codes are not
+    finite."""
     ranks = np.zeros(grid_of(q).shape, np.uint8)
     with_nan, bad = bool((magnitude_ranks(q.format.element) == NOT_FINITE).any()), 0
     for part, (index, at) in slabs(q):
@@ -93,7 +95,7 @@ def ranks_by_block(q: Quantized) -> tuple[Array, int]:
 
 
 def between_by_block(q: Quantized) -> Array:
-    """Which blocks have a code that is finite, not zero, and not the largest, in the folded grid."""
+    """Return which blocks have a code that is finite, not zero, and not the largest, in the folded grid."""
     found = np.zeros(grid_of(q).shape, bool)
     top = len(magnitudes(q.format.element)) - 1
     for part, (index, at) in slabs(q):
@@ -103,7 +105,7 @@ def between_by_block(q: Quantized) -> Array:
 
 
 def blocks_of(differing: Array, block: Block) -> Array:
-    """Which blocks of a tensor have an element that is marked, in the shape of its grid."""
+    """Return which blocks of a tensor have an element that is marked, in the shape of its grid."""
     marks = np.ascontiguousarray(differing).view(np.uint8).reshape(folded(differing.shape))
     if block == (None, None):
         whole: Array = _by_block(marks.reshape(-1, marks.shape[-1]), block, marks.shape[-1]) > 0
@@ -115,7 +117,7 @@ def blocks_of(differing: Array, block: Block) -> Array:
 
 @cache
 def _pair_ranks(element: FloatFormat) -> Array:
-    """By byte of two codes the larger of their ranks."""
+    """Return by byte of two codes the larger of their ranks."""
     ranks = magnitude_ranks(element)
     pairs = np.arange(256)
     larger: Array = np.maximum(ranks[pairs & 15], ranks[pairs >> 4])
@@ -123,7 +125,7 @@ def _pair_ranks(element: FloatFormat) -> Array:
 
 
 def _pairs_ranked(part: Quantized) -> tuple[Array, int]:
-    """Ranks of the codes of a matrix, of 4-bit codes the larger of each pair, and how many a block has across."""
+    """Rank of the codes of a matrix, of 4-bit codes the larger of each pair, and how many a block has across."""
     row = part.format
     across = row.block[1] or part.shape[-1]
     if row.element.stored_bits == 4 and across % 2 == 0:
@@ -138,7 +140,7 @@ def _ranked(part: Quantized) -> Array:
 
 
 def _by_block(units: Array, block: Block, across: int) -> Array:
-    """The largest unit of each block of a matrix, edges completed with zeros."""
+    """Return the largest unit of each block of a matrix, edges completed with zeros."""
     rows, columns = units.shape
     across, down = max(across, 1), min(block[0] or rows, rows)
     short, narrow = -rows % max(down, 1), -columns % across
@@ -218,7 +220,7 @@ class Summary:
 
 
 def facts_of(checkpoint: Checkpoint, stored: StoredWeight) -> Facts:
-    """The facts of a weight; reads all of it."""
+    """Return the facts of a weight; reads all of it."""
     arrays = [read(checkpoint, checkpoint.tensors[content.entry.name]) for content in stored.contents]
     facts = _facts(stored, quantized_from(stored.weight, list(zip(stored.contents, arrays, strict=True))))
     for array in arrays:
@@ -227,7 +229,7 @@ def facts_of(checkpoint: Checkpoint, stored: StoredWeight) -> Facts:
 
 
 def summary_of(facts: Facts) -> Summary:
-    """What is kept of facts."""
+    """Return what is kept of facts."""
     row = facts.stored.weight.format
     scale = math.nan
     if row.tensor_scale is not None:
@@ -238,7 +240,7 @@ def summary_of(facts: Facts) -> Summary:
 
 
 def decode_scale(tensor_scale: float | None, tensor_encode: float) -> float:
-    """The factor that scales a whole tensor back, from whichever of its two directions is known."""
+    """Return the factor that scales a whole tensor back, from whichever of its two directions is known."""
     if tensor_scale is not None:
         return tensor_scale
     return 1.0 / tensor_encode if tensor_encode else math.inf
@@ -270,7 +272,7 @@ def _largest(values: Array) -> float:
 
 
 def _only_code(q: Quantized) -> int | None:
-    """The code that every element has; None where there are several, or fewer than two elements."""
+    """Return the code that every element has; None where there are several, or fewer than two elements."""
     size = {4: 1, 6: 3, 8: 1}[q.format.element.stored_bits]
     if math.prod(q.shape) < 2 or q.packed.size % size:
         return None

@@ -11,10 +11,10 @@ from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.directory import GGUF, SAFETENSORS, SOLE
 from mxcli.files.gguf import ALIGNMENT
-from mxcli.files.gguf_metadata import as_number, header_of
+from mxcli.files.gguf_metadata import gguf_header, require_int
 from mxcli.files.gguf_model import outline_of
 from mxcli.files.gguf_tokenizer import vocabulary_of
-from mxcli.files.layouts import COLUMN, OWN, PREFERRED, QUANTIZATION_CONFIG, Entry, Layout, Weight, find_layout
+from mxcli.files.layouts import COLUMN, MXCLI, PREFERRED, QUANTIZATION_CONFIG, Entry, Layout, Weight, find_layout
 from mxcli.files.layouts.gguf import file_type
 from mxcli.files.model_files import CONFIG
 from mxcli.files.outline import Destination, OutputOutline, unchanged_outline
@@ -31,7 +31,7 @@ NEVER_LINEAR = frozenset({"norm", "embedding", "bias", "buffer", "scale", "codes
 
 
 def ignored_modules(kept: Iterable[TensorInfo], tied: Mapping[str, str], quantized: Iterable[str]) -> tuple[str, ...]:
-    """Full paths of modules, sorted: routers, output heads (tied ones too), whatever else may be a linear layer.
+    """Return full paths of modules, sorted: routers, output heads (tied ones too), whatever else may be a linear layer.
 
     `quantized` are names of quantized weights; a stack of experts names the module that holds it.
     """
@@ -65,7 +65,7 @@ class Container:
 def _gguf_outline(checkpoint: Checkpoint, infos: Sequence[TensorInfo]) -> OutputOutline:
     outline = outline_of(checkpoint.config, infos)
     assert checkpoint.config is not None
-    size = as_number(checkpoint.config, "vocab_size")
+    size = require_int(checkpoint.config, "vocab_size")
     vocabulary = vocabulary_of(checkpoint.root, size)
     settings = (*outline.settings, lambda writer: vocabulary.write(writer, size))
     return replace(outline, settings=settings, remarks=(*outline.remarks, *vocabulary.remarks))
@@ -74,8 +74,8 @@ def _gguf_outline(checkpoint: Checkpoint, infos: Sequence[TensorInfo]) -> Output
 def _gguf_shards(
     checkpoint: Checkpoint, outline: OutputOutline, units: Units, weights: Sequence[Weight], max_bytes: int | None
 ) -> tuple[Shard, ...]:
-    """One file, whatever the source has; raises RefusedError where a size is asked for that it would exceed, and for
-    tensors that would occur twice."""
+    """Return one file, whatever the source has; raises RefusedError where a size is asked for that it would exceed, and
+    for tensors that would occur twice."""
     entries = [Entry(name, "F32", array.shape) for name, array in outline.constants.items()]
     entries += [entry for file in checkpoint.files for unit in units.get(file, ()) for entry in unit]
     counts = Counter(entry.name for entry in entries)
@@ -87,7 +87,7 @@ def _gguf_shards(
     ]
     if twice:
         raise together(RefusedError, printable(checkpoint.root), twice)
-    header = header_of(outline.architecture, file_type(weights), outline.settings, entries)
+    header = gguf_header(outline.architecture, file_type(weights), outline.settings, entries)
     shard = Shard(SOLE[GGUF], tuple(entries), form=Form(lambda shard: header, tuple, ALIGNMENT))
     if max_bytes is not None and shard.data_bytes > max_bytes:
         raise RefusedError(
@@ -176,8 +176,8 @@ class Arrangement:
 def arrange(
     checkpoint: Checkpoint, plan: Plan, layout: str | None = None, *, max_shard_bytes: int | None = None
 ) -> Arrangement:
-    """The plan in files; `layout` None is the one the plan's options name, else the preferred one that serves. Without
-    `max_shard_bytes` the sharding of the source is kept.
+    """Return the plan in files; `layout` None is the one the plan's options name, else the preferred one that serves.
+    Without `max_shard_bytes` the sharding of the source is kept.
 
     Steps that the layout cannot hold are kept, with a note. Raises RefusedError, naming everything at once, for a
     format or padding that a named layout cannot hold, for names that would occur twice, and if nothing is left.
@@ -190,7 +190,7 @@ def arrange(
     tasks = _whole_modules(tasks, chosen)
     if not any(task.pieces for task in tasks):
         infos, reasons = [task.step.tensor for task in tasks], [task.step.reason for task in tasks]
-        refused = chosen is not OWN and any(step.scheme for step in plan.tensors)
+        refused = chosen is not MXCLI and any(step.scheme for step in plan.tensors)
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons, in_other_layout=refused))
     units: dict[Path, list[Unit]] = {}
     for task in tasks:
@@ -202,7 +202,7 @@ def arrange(
     configs = {
         # Of a source without configuration, just what says how the codes are to be read.
         CONFIG: {**(checkpoint.config or {}), **({QUANTIZATION_CONFIG: settings} if settings else {})},
-        **chosen.beside(weights, ignored),
+        **chosen.extra_configs(weights, ignored),
     }
     shards = _described(container.shards(checkpoint, outline, units, weights, max_shard_bytes), tasks, chosen)
     remarks = (*chosen.remarks(weights), *outline.remarks)
@@ -211,22 +211,22 @@ def arrange(
 
 
 def layout_of(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Layout:
-    """The layout of that name, else the one the plan's options name, else the preferred one that serves."""
+    """Return the layout of that name, else the one the plan's options name, else the preferred one that serves."""
     name = layout or plan.options.layout
     if checkpoint.kind != GGUF:
         return find_layout(name) if name else _default_layout(checkpoint, plan)
-    chosen = find_layout(name) if name else OWN
-    if chosen is not OWN and chosen.kind != GGUF:
+    chosen = find_layout(name) if name else MXCLI
+    if chosen is not MXCLI and chosen.kind != GGUF:
         raise RefusedError(
             f"{printable(checkpoint.where)}: a GGUF file names its tensors for llama.cpp and has the rows of q and k "
-            f"in its order, so loaders of {chosen.name} would not find them. Use --layout gguf or {OWN.name}, or "
+            f"in its order, so loaders of {chosen.name} would not find them. Use --layout gguf or {MXCLI.name}, or "
             "quantize the checkpoint it was made from."
         )
     return chosen
 
 
 def _described(shards: tuple[Shard, ...], tasks: Sequence[Task], layout: Layout) -> tuple[Shard, ...]:
-    """The shards, with what the layout says in the header of each."""
+    """Return the shards, with what the layout says in the header of each."""
     weights = [piece.weight for task in tasks for piece in task.pieces]
     said = layout.metadata(weights, [entry.name for task in tasks if not task.pieces for entry in task.entries])
     return tuple(replace(shard, metadata={**shard.metadata, **said}) for shard in shards)
@@ -242,8 +242,8 @@ def _task(step: TensorPlan, layout: Layout, config: Mapping[str, object] | None,
 
 
 def _whole_modules(tasks: tuple[Task, ...], layout: Layout) -> tuple[Task, ...]:
-    """The tasks, where a stack of experts is split (or held by a layout of whole stacks) only if all stacks of its
-    module are: a loader is told of a module either that it is quantized or that it is not."""
+    """Return the tasks, where a stack of experts is split (or held by a layout of whole stacks) only if all stacks of
+    its module are: a loader is told of a module either that it is quantized or that it is not."""
     modules = [stack_module(task.step.tensor.name) for task in tasks]
     torn = {module for module, task in zip(modules, tasks, strict=True) if module and not task.pieces}
     return tuple(
@@ -259,12 +259,13 @@ def _kept(step: TensorPlan, layout: Layout, reason: str) -> TensorPlan:
 
 
 def _default_layout(checkpoint: Checkpoint, plan: Plan) -> Layout:
-    """The preferred layout if it has every format, needs no padding and holds most of the elements, else our own."""
+    """Return the preferred layout if it has every format, needs no padding and holds most of the elements, else our
+    own."""
     steps = plan.quantized
     if any(step.padded for step in steps) or not _formats(steps) <= set(PREFERRED.formats):
-        return OWN
+        return MXCLI
     held = [step for step in steps if not isinstance(pieces_of(step, PREFERRED, checkpoint.config), str)]
-    return PREFERRED if 2 * _elements(held) >= _elements(steps) else OWN
+    return PREFERRED if 2 * _elements(held) >= _elements(steps) else MXCLI
 
 
 def _refuse_impossible(plan: Plan, layout: Layout) -> None:
@@ -272,15 +273,15 @@ def _refuse_impossible(plan: Plan, layout: Layout) -> None:
     that it cannot do without."""
     problems = [
         f"{name}: the layout {layout.name} cannot hold it; it holds {', '.join(layout.formats)}. Use --layout "
-        f"{OWN.name} for any format."
+        f"{MXCLI.name} for any format."
         for name in sorted(_formats(plan.quantized) - set(layout.formats))
-        if layout is not OWN
+        if layout is not MXCLI
     ]
     problems += [
         f"{printable(step.tensor.name)} {list(step.tensor.shape)}: the layout {layout.name} stores no padding. Use "
-        f"--layout {OWN.name} or --on-indivisible keep."
+        f"--layout {MXCLI.name} or --on-indivisible keep."
         for step in plan.quantized
-        if step.padded and layout is not OWN
+        if step.padded and layout is not MXCLI
     ]
     problems += [
         f"{name}: loaders of the layout {layout.name} take a stored scale of each layer's inputs. Give captured inputs "
@@ -293,7 +294,8 @@ def _refuse_impossible(plan: Plan, layout: Layout) -> None:
 
 
 def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) -> list[str]:
-    """What the user might not expect of the layout: weights kept because of it, and that another one was taken."""
+    """Return what the user might not expect of the layout: weights kept because of it, and that another one was
+    taken."""
     unheld = [step for step, task in zip(plan.tensors, tasks, strict=True) if step.scheme and not task.pieces]
     notes = []
     if unheld:
@@ -302,7 +304,7 @@ def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) ->
             f"{_elements(unheld):,} parameters ({share:.1f} % of the model, {len(unheld):,} tensors) are not "
             f"quantized, since {layout.name} cannot hold "
             f"'{printable(unheld[0].tensor.name)}'{' and others' if len(unheld) > 1 else ''}. Use --layout "
-            f"{OWN.name} to quantize them."
+            f"{MXCLI.name} to quantize them."
         )
     if not named and layout is not PREFERRED:
         missing = sorted(_formats(plan.quantized) - set(PREFERRED.formats))

@@ -39,7 +39,8 @@ class Restored:
 
 
 def memory_to_dequantize(checkpoint: Checkpoint, dtype: str | None = None) -> Need:
-    """What `dequantize_checkpoint` needs: a weight as stored and as written, while the one before is being written."""
+    """Return what `dequantize_checkpoint` needs: a weight as stored and as written, while the one before is being
+    written."""
     plain = _restoring(checkpoint, dtype)
     pending = max(plain.tensors[name].nbytes for name in plain.dtypes)
     return need_of(((name, plain.working_bytes(info)) for name, info in plain.tensors.items()), pending)
@@ -99,7 +100,7 @@ def _restoring(checkpoint: Checkpoint, dtype: str | None) -> Restoring:
 
 
 def _job(plain: Checkpoint, info: TensorInfo, broken: dict[str, int] | None) -> WriteJob:
-    """The job for a tensor; of a weight that is scaled back `broken` is told how many values are not finite."""
+    """Yield the job for a tensor; of a weight that is scaled back `broken` is told how many values are not finite."""
 
     def make() -> Iterator[tuple[str, Array]]:
         x = read(plain, info)
@@ -122,7 +123,7 @@ def _not_finite(x: Array, dtype: str) -> int:
 
 
 def _not_finite_notes(plain: Checkpoint, broken: Mapping[str, int]) -> list[str]:
-    """What is said of weights with values that no model computes with."""
+    """Return what is said of weights with values that no model computes with."""
     names = [name for name in plain.tensors if broken.get(name)]
     if not names:
         return []

@@ -22,8 +22,8 @@ from mxcli.numerics.scheme import Scheme
 def with_input_scales(
     checkpoint: Checkpoint, plan: Plan, captures: Checkpoint, *, backend: Backend, layout: str | None = None
 ) -> Plan:
-    """The plan with a scale of the inputs of every layer that is stored with one: what the rule of the layer's weight
-    makes of the largest magnitude that was captured. Layers that loaders fuse have the same.
+    """Return the plan with a scale of the inputs of every layer that is stored with one: what the rule of the layer's
+    weight makes of the largest magnitude that was captured. Layers that loaders fuse have the same.
 
     Raises RefusedError where no layer is stored with one, and naming every layer whose inputs were not captured;
     InputError where those of none were, for inputs of another width, and for some that are not finite.
@@ -62,7 +62,7 @@ def with_input_scales(
 
 
 def scale_of(scheme: Scheme, amax: float, backend: Backend) -> InputScale:
-    """The scale that a recipe makes of an amax: that of the tensor where there is one, else the block's."""
+    """Return the scale that a recipe makes of an amax: that of the tensor where there is one, else the block's."""
     columns = scheme.format.block[1] or 1
     made = backend.quantize(np.full((1, columns), amax, np.float32), "F32", scheme, tensor_amax=amax)
     if made.tensor_scale is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.output_dir import Output
-from mxcli.files.partials import check_place
+from mxcli.files.partials import check_output_folder
 from mxcli.files.progress import Draft, Share
 from mxcli.files.reading import will_need
 from mxcli.files.shard_file import Shard
@@ -89,8 +89,8 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, manner: W
     through.
     """
     draft = draft_of(checkpoint, work, manner.share)
-    place = check_place(folder, checkpoint, draft.names, force=manner.force, resume=manner.resume)
-    with Output(place, draft, resume=manner.resume, force=manner.force) as output:
+    target = check_output_folder(folder, checkpoint, draft.names, force=manner.force, resume=manner.resume)
+    with Output(target, draft, resume=manner.resume, force=manner.force) as output:
         outcome = _write_shards(output, draft.written, work.jobs, manner)
         if outcome.complete and manner.share is None:
             output.publish(work.finish(output.record))
@@ -100,7 +100,7 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, manner: W
 
 
 def draft_of(checkpoint: Checkpoint, work: Work, share: Share | None = None) -> Draft:
-    """The output of a work, or a share of it."""
+    """Return the output of a work, or a share of it."""
     index = {INDEX: index_of(work.shards)} if is_indexed(work.shards) else {}
     return Draft(
         shards=work.shards,
@@ -109,13 +109,13 @@ def draft_of(checkpoint: Checkpoint, work: Work, share: Share | None = None) -> 
         record=work.record,
         modified={path.name: path.stat().st_mtime_ns for path in checkpoint.files},
         share=share,
-        own=frozenset(shards_of_share(work.shards, work.jobs, share) if share else ()),
+        own_shards=frozenset(shards_of_share(work.shards, work.jobs, share) if share else ()),
     )
 
 
 def shards_of_share(shards: Sequence[Shard], jobs: Sequence[WriteJob], share: Share) -> list[str]:
-    """The names of the shards that one of several machines writes: neighbours, and of each about the same bytes to
-    read."""
+    """Return the names of the shards that one of several machines writes: neighbours, and of each about the same bytes
+    to read."""
     sizes = {name: sum(job.nbytes for job in jobs) for name, jobs in _by_shard(shards, jobs).items()}
     total, before = max(1, sum(sizes.values())), 0
     mine = []
@@ -130,7 +130,7 @@ def shards_of_share(shards: Sequence[Shard], jobs: Sequence[WriteJob], share: Sh
 def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJob], manner: WriteOptions) -> Outcome:
     by_shard = _by_shard(shards, jobs)
     mine = [job for shard in shards for job in by_shard[shard.name]]
-    kept = output.kept
+    kept = output.finished
     there = sum(job.nbytes for job in mine if job.entries[0] in kept)
     done, total = 0, sum(job.nbytes for job in mine) - there
     with _reader([job for job in mine if job.entries[0] not in kept]) as ask, ThreadPoolExecutor(1, "writer") as pool:
@@ -176,7 +176,7 @@ def _by_shard(shards: Sequence[Shard], jobs: Sequence[WriteJob]) -> dict[str, li
 
 @contextmanager
 def _reader(jobs: Sequence[WriteJob]) -> Iterator[Callable[[], None]]:
-    """To be called before each of the jobs: has the system read meanwhile what the one after it will need."""
+    """Return to be called before each of the jobs: has the system read meanwhile what the one after it will need."""
     following = iter(jobs)
     next(following, None)
     with ThreadPoolExecutor(1, "reader") as pool:

@@ -76,7 +76,7 @@ def quantize_checkpoint(
 def report_from_stats(
     source: str, checkpoint: Checkpoint, plan: Plan, arrangement: Arrangement, layers: TensorStats = ()
 ) -> Report:
-    """The report on a plan as its layout lets it be carried out, with the statistics gathered on the way."""
+    """Return the report on a plan as its layout lets it be carried out, with the statistics gathered on the way."""
     steps = tuple(task.step for task in arrangement.tasks)
     tally = Tally(source, checkpoint, replace(plan, tensors=steps, notes=arrangement.notes))
     for step, stats in layers:
@@ -86,7 +86,7 @@ def report_from_stats(
 
 
 def share_of(checkpoint: Checkpoint, arrangement: Arrangement, share: Share) -> Arrangement:
-    """The shards that one of several machines writes, with the tasks that have no part in others."""
+    """Return the shards that one of several machines writes, with the tasks that have no part in others."""
     jobs = list(_Run(checkpoint, arrangement, Cpu()).jobs())
     names = shards_of_share(arrangement.shards, jobs, share)
     shards = tuple(shard for shard in arrangement.shards if shard.name in names)
@@ -115,8 +115,8 @@ class _Run:
         self._counted = Counter[str]()
 
     def jobs(self) -> Iterator[WriteJob]:
-        """A job for every task that writes something; for one in pieces one for each of them, or, where reading the
-        tensor decodes all of it, for those of each shard."""
+        """Yield a job for every task that writes something; for one in pieces one for each of them, or, where reading
+        the tensor decodes all of it, for those of each shard."""
         for task in self._tasks:
             if task.pieces:
                 yield from (self._quantizing(task, part) for part in self._parts(task))
@@ -126,12 +126,12 @@ class _Run:
             yield WriteJob(name, 0, (name,), partial(iter, [(name, array)]))
 
     def stats_of(self, task: Task) -> Stats | None:
-        """The statistics of a tensor of which every piece was counted; None without."""
+        """Return the statistics of a tensor of which every piece was counted; None without."""
         name = task.step.tensor.name
         return self.stats.get(name) if self._counted[name] == len(task.pieces) else None
 
     def not_finite_from(self, first: Task) -> list[str]:
-        """A refusal for every tensor to be quantized, from this one on, that holds NaN or infinities."""
+        """Return a refusal for every tensor to be quantized, from this one on, that holds NaN or infinities."""
         return [
             refusal
             for task in self._tasks[self._tasks.index(first) :]
@@ -139,7 +139,7 @@ class _Run:
         ]
 
     def _parts(self, task: Task) -> list[slice]:
-        """The pieces of a tensor that are worked on together."""
+        """Return the pieces of a tensor that are worked on together."""
         shards = [self._shard_of[piece.entries[0].name] for piece in task.pieces]
         keys = shards if task.step.tensor.offset == IN_MEMORY else range(len(task.pieces))
         runs = [len(list(run)) for _, run in groupby(keys)]
@@ -155,8 +155,8 @@ class _Run:
         return WriteJob(info.name, info.nbytes, (target.name,), make, (info,))
 
     def _quantizing(self, task: Task, part: slice) -> WriteJob:
-        """The job for some pieces of a tensor; what it remembers is their statistics, so that those of the tensor add
-        up in the order of its pieces whoever counted them."""
+        """Yield the job for some pieces of a tensor; what it remembers is their statistics, so that those of the tensor
+        add up in the order of its pieces whoever counted them."""
         info, pieces, counted = task.step.tensor, task.pieces[part], list[Stats]()
 
         def make() -> Iterator[tuple[str, Array]]:
@@ -214,7 +214,7 @@ class _Run:
         return value
 
     def _overflows(self, task: Task, x: Array) -> bool:
-        """Whether a transform makes finite values infinite."""
+        """Return whether a transform makes finite values infinite."""
         dtype = task.step.tensor.dtype
         return any(
             piece.weight.scheme.hadamard is not None

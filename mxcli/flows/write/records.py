@@ -30,7 +30,8 @@ END_BYTES = 1 << 16
 
 
 def fingerprint(checkpoint: Checkpoint) -> dict[str, object]:
-    """Per weight file, its size and the SHA-256 of its header, or of its first and last 64 KiB, under its name."""
+    """Return per weight file, its size and the SHA-256 of its header, or of its first and last 64 KiB, under its
+    name."""
     return {file.name: _of_file(file) for file in checkpoint.files}
 
 
@@ -61,8 +62,8 @@ _LAST = ("seed", "hadamard")
 def planned_record(
     checkpoint: Checkpoint, plan: Plan, arrangement: Arrangement, command: Sequence[str]
 ) -> dict[str, object]:
-    """The record of a quantized checkpoint before anything is measured: no time, host or path, so that the same work
-    has the same bytes."""
+    """Return the record of a quantized checkpoint before anything is measured: no time, host or path, so that the same
+    work has the same bytes."""
     return {
         "schema": QUANTIZED,
         "version": own_version(),
@@ -77,7 +78,8 @@ def planned_record(
 
 
 def with_statistics(record: Mapping[str, Any], stats: Mapping[str, Stats]) -> dict[str, object]:
-    """The record of a quantized checkpoint from the planned one; for every quantized tensor there are statistics."""
+    """Return the record of a quantized checkpoint from the planned one; for every quantized tensor there are
+    statistics."""
     tensors = {
         name: {**told, "statistics": _measured(told, stats[name])} if told["decision"] == "quantized" else told
         for name, told in record["tensors"].items()
@@ -103,7 +105,7 @@ def options_record(options: Options) -> dict[str, object]:
 
 
 def hadamard_record(hadamard: Hadamard | None) -> dict[str, object] | None:
-    """A transform by its size, the seed of its signs where it has one, and these."""
+    """Return a transform by its size, the seed of its signs where it has one, and these."""
     if hadamard is None:
         return None
     return {"size": hadamard.size, "seed": hadamard.seed, "signs": signs_text(hadamard)}
@@ -141,7 +143,7 @@ def _measured(told: Mapping[str, Any], stats: Stats) -> dict[str, Value]:
 
 
 def scheme_record(scheme: Scheme) -> dict[str, object]:
-    """A recipe by the names that mean it."""
+    """Return a recipe by the names that mean it."""
     return {
         "format": scheme.format.name,
         "scale_rounding": scheme.scale_rule.name,
@@ -156,23 +158,24 @@ Counted = dict[str, object]
 
 
 def counted_record(tensor: str, first: int, stats: Sequence[Stats]) -> Counted:
-    """What is remembered of pieces of a tensor, from the `first` on."""
+    """Return what is remembered of pieces of a tensor, from the `first` on."""
     return {"tensor": tensor, "first_piece": first, "stats": [stats_record(each) for each in stats]}
 
 
 def counted_of(memo: Mapping[str, Any]) -> list[Stats]:
-    """The statistics that were remembered."""
+    """Return the statistics that were remembered."""
     return [stats_of(record) for record in memo["stats"]]
 
 
 def add_counted(total: dict[str, Stats], tensor: str, stats: Iterable[Stats]) -> None:
-    """Counts the next pieces of a tensor in."""
+    """Count the next pieces of a tensor in."""
     for each in stats:
         total[tensor] = total[tensor] + each if tensor in total else each
 
 
 def gathered(memos: Iterable[Any]) -> dict[str, Stats]:
-    """The statistics of all tensors from what several runs remembered, in any order; what is no record is left out."""
+    """Return the statistics of all tensors from what several runs remembered, in any order; what is no record is left
+    out."""
     parts = [(memo["first_piece"], memo["tensor"], counted_of(memo)) for memo in memos if memo is not None]
     total: dict[str, Stats] = {}
     for _, tensor, stats in sorted(parts, key=itemgetter(0)):

@@ -80,13 +80,13 @@ class Restoring:
         return ours | {name: weight.plain.dtype for name, weight in self.foreign.items()}
 
     def read(self, info: TensorInfo) -> Array:
-        """A plain tensor that is no weight in a format of ours, one in codes of others among them."""
+        """Return a plain tensor that is no weight in a format of ours, one in codes of others among them."""
         if info.name in self.foreign:
             return self.foreign[info.name].values(read(self.source, self.source.tensors[info.name]), info.dtype)
         return read(self.source, info)
 
     def working_bytes(self, info: TensorInfo) -> int:
-        """Memory that reading a plain tensor takes."""
+        """Return memory that reading a plain tensor takes."""
         if info.name in self.weights:
             return self.weights[info.name].working_bytes
         if info.name in self.foreign:
@@ -95,7 +95,7 @@ class Restoring:
         return info.nbytes
 
     def checkpoint(self, backend: Backend) -> Checkpoint:
-        """The plain checkpoint; reading one of its weights takes `working_bytes`."""
+        """Return the plain checkpoint; reading one of its weights takes `working_bytes`."""
 
         def decode(info: TensorInfo) -> Array:
             stored = self.weights.get(info.name)
@@ -120,7 +120,7 @@ class Restoring:
 
 
 def open_floats(source: str | Path, *, requantize: bool = False) -> Checkpoint:
-    """A source to be quantized or measured; with `requantize` one that is quantized is seen as the plain one.
+    """Return a source to be quantized or measured; with `requantize` one that is quantized is seen as the plain one.
 
     What its own quantization lost cannot be known from it: errors are those against the values it stands for.
     """
@@ -131,8 +131,8 @@ def open_floats(source: str | Path, *, requantize: bool = False) -> Checkpoint:
 
 
 def restoring(checkpoint: Checkpoint, dtype: str | None = None) -> Restoring:
-    """How a quantized source is seen as plain, weights as `dtype` (None: the dtype that each had as far as that is
-    recorded, else the model's, else BF16).
+    """Return how a quantized source is seen as plain, weights as `dtype` (None: the dtype that each had as far as that
+    is recorded, else the model's, else BF16).
 
     Raises RefusedError for a source in no layout that is read back, InputError where tensors do not fit their
     configuration.
@@ -148,7 +148,8 @@ def restoring(checkpoint: Checkpoint, dtype: str | None = None) -> Restoring:
 
 
 def _needs_partner(info: TensorInfo) -> bool:
-    """Whether a tensor that no weight was found for is a part of one: taken for plain numbers it would be garbage."""
+    """Return whether a tensor that no weight was found for is a part of one: taken for plain numbers it would be
+    garbage."""
     if info.offset == IN_MEMORY:
         return False
     # Other scales, of inputs and of the cache of keys and values, mean something by themselves.
@@ -164,7 +165,7 @@ def _without_partner(info: TensorInfo) -> str:
 
 
 def restored_as(checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight], dtype: str | None = None) -> Restoring:
-    """How a source is seen with these weights in it, all other tensors as they are."""
+    """Return how a source is seen with these weights in it, all other tensors as they are."""
     recorded = _recorded_dtypes(checkpoint.root / RECORD)
     weights = {}
     for weight in found:
@@ -178,20 +179,20 @@ def restored_as(checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight],
 
 
 def on_disk(checkpoint: Checkpoint) -> OnDisk:
-    """What a layout is told of a source."""
+    """Return what a layout is told of a source."""
     metadata = {key: text for said in checkpoint.metadata.values() for key, text in said.items()}
     return OnDisk(checkpoint.tensors, checkpoint.config or {}, checkpoint.producer_config or {}, metadata)
 
 
 def values_of(checkpoint: Checkpoint, stored: StoredWeight, backend: Backend) -> Array:
-    """A weight scaled back, in the dtype of `stored.plain`: binary32, or rounded from it once."""
+    """Return a weight scaled back, in the dtype of `stored.plain`: binary32, or rounded from it once."""
     arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
     values = backend.dequantize(quantized_from(stored.weight, arrays), stored.weight.dtype)
     return np.ascontiguousarray(np.swapaxes(values, -1, -2)) if stored.weight.axis == COLUMN else values
 
 
 def without_quantization(config: Mapping[str, object]) -> dict[str, object]:
-    """A configuration without quantization, in its parts neither."""
+    """Return a configuration without quantization, in its parts neither."""
     return {
         key: without_quantization(part) if isinstance(part, Mapping) else part
         for key, part in config.items()
@@ -200,9 +201,8 @@ def without_quantization(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def reading_layout(checkpoint: Checkpoint) -> Layout:
-    """The layout that reads a source. Raises RefusedError for a plain source and for one in no layout that is read
-    back, InputError where a configuration is needed and missing.
-    """
+    """Return the layout that reads a source. Raises RefusedError for a plain source and for one in no layout that is
+    read back, InputError where a configuration is needed and missing."""
     found = layout_of_dialect(checkpoint.dialect)
     if found is not None:
         if found.needs_config and not (on_disk(checkpoint).settings or checkpoint.producer_config):
@@ -220,7 +220,7 @@ def reading_layout(checkpoint: Checkpoint) -> Layout:
 
 
 def _recorded_dtypes(record: Path) -> dict[str, str]:
-    """The dtype of each plain tensor where the record of our own output tells it."""
+    """Return the dtype of each plain tensor where the record of our own output tells it."""
     tensors = read_json_object(record).get("tensors") if record.is_file() else None
     if not isinstance(tensors, Mapping):
         return {}
@@ -231,7 +231,8 @@ def _recorded_dtypes(record: Path) -> dict[str, str]:
 def _tensors(
     checkpoint: Checkpoint, weights: Mapping[str, StoredWeight], foreign: Mapping[str, ForeignWeight]
 ) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
-    """Every plain tensor in the order of the source, each weight at the place of its codes; and what says nothing."""
+    """Return every plain tensor in the order of the source, each weight at the place of its codes; and what says
+    nothing."""
     first = {stored.contents[0].entry.name: stored.plain for stored in weights.values()}
     first |= {name: weight.plain for name, weight in foreign.items()}
     consumed = {content.entry.name for stored in weights.values() for content in stored.contents}
@@ -253,7 +254,7 @@ def _tensors(
 
 
 def restoring_notes(restored: Restoring) -> Sequence[str]:
-    """What of the source is left out."""
+    """Return what of the source is left out."""
     if not restored.unused:
         return []
     first = printable(restored.unused[0])

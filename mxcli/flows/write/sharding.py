@@ -23,7 +23,7 @@ Unit = tuple[Entry, ...]
 def shards_of(
     checkpoint: Checkpoint, units: Mapping[Path, Sequence[Unit]], max_bytes: int | None = None
 ) -> tuple[Shard, ...]:
-    """A shard for every file of the source that has something to write, with the metadata of that file; with
+    """Return a shard for every file of the source that has something to write, with the metadata of that file; with
     `max_bytes` as many as it takes to hold no more bytes of tensors each, filled in order: only a unit that is larger
     by itself has a file that is.
 
@@ -50,12 +50,12 @@ def shards_of(
 
 
 def is_indexed(shards: Sequence[Shard]) -> bool:
-    """Whether there is an index: for all but the one file that is the whole model by its name."""
+    """Return whether there is an index: for all but the one file that is the whole model by its name."""
     return [shard.name for shard in shards] not in [[name] for name in SOLE.values()]
 
 
 def index_of(shards: Sequence[Shard]) -> dict[str, object]:
-    """The index of the shards."""
+    """Return the index of the shards."""
     return {
         "metadata": {"total_size": sum(shard.data_bytes for shard in shards)},
         "weight_map": {entry.name: shard.name for shard in shards for entry in shard.entries},
@@ -63,7 +63,7 @@ def index_of(shards: Sequence[Shard]) -> dict[str, object]:
 
 
 def _filled(checkpoint: Checkpoint, units: Sequence[tuple[Path, Unit]], max_bytes: int) -> tuple[Shard, ...]:
-    """Shards filled in order."""
+    """Return shards filled in order."""
     filled: list[list[tuple[Path, Unit]]] = []
     room = 0
     for file, unit in units:
@@ -85,13 +85,13 @@ def _filled(checkpoint: Checkpoint, units: Sequence[tuple[Path, Unit]], max_byte
 
 
 def _metadata(checkpoint: Checkpoint, files: Sequence[Path]) -> dict[str, str]:
-    """What all the files say of themselves."""
+    """Return what all the files say of themselves."""
     said = [set(checkpoint.metadata.get(file, {}).items()) for file in files]
     return {key: text for key, text in sorted(set.intersection(*said)) if key != CAPTURE_KEY}
 
 
 def _names(files: Sequence[Path], *, indexed: bool) -> list[str]:
-    """Names of the source's files as safetensors files; a single file without index is the sole model file."""
+    """Name of the source's files as safetensors files; a single file without index is the sole model file."""
     if len(files) == 1 and not indexed:
         return [SOLE[SAFETENSORS]]
     names = [f"{file.stem.replace('pytorch_model', 'model')}.safetensors" for file in files]

@@ -45,14 +45,14 @@ class Piece:
         return sum(entry.nbytes for entry in self.entries)
 
     def of(self, x: Array, axis: str) -> Array:
-        """The piece of a tensor."""
+        """Return the piece of a tensor."""
         ordered = x if self.reorder is None else self.reorder(x)
         turned = np.swapaxes(ordered, -1, -2) if axis == COLUMN else ordered
         return turned if self.expert is None else turned[self.expert, self.begin : self.end]
 
 
 def stack_module(name: str) -> str | None:
-    """The module that a stack of experts belongs to; None for any other tensor."""
+    """Return the module that a stack of experts belongs to; None for any other tensor."""
     stack = _STACK.fullmatch(name)
     return stack[1] if stack else None
 
@@ -60,8 +60,8 @@ def stack_module(name: str) -> str | None:
 def pieces_of(
     step: TensorPlan, layout: Layout, config: Mapping[str, object] | None, target: Destination | None = None
 ) -> tuple[Piece, ...] | str:
-    """The pieces of a quantized tensor, or why the layout cannot hold it; `target` is where it goes if not to its own
-    name."""
+    """Return the pieces of a quantized tensor, or why the layout cannot hold it; `target` is where it goes if not to
+    its own name."""
     assert step.scheme is not None
     name, reorder = (step.tensor.name, None) if target is None else (target.name, target.reorder)
     whole = Weight(name, step.shape, step.scheme, step.tensor.dtype, step.axis, input_scale=step.input_scale)
@@ -73,7 +73,7 @@ def pieces_of(
 
 
 def _experts(step: TensorPlan, layout: Layout, config: Mapping[str, object] | None) -> tuple[Piece, ...] | str | None:
-    """A stack of experts as the matrices of each; None for any other tensor."""
+    """Return a stack of experts as the matrices of each; None for any other tensor."""
     stack = _STACK.fullmatch(step.tensor.name)
     if stack is None or len(step.shape) != 3 or step.scheme is None:
         return None
@@ -102,7 +102,7 @@ def _experts(step: TensorPlan, layout: Layout, config: Mapping[str, object] | No
 
 
 def _is_decided(stack: TensorInfo, config: Mapping[str, object] | None) -> bool:
-    """Whether the orientation of a stack is known, not assumed: then it would differ for the exchanged shape."""
+    """Return whether the orientation of a stack is known, not assumed: then it would differ for the exchanged shape."""
     experts, rows, columns = stack.shape
     exchanged = replace(stack, shape=(experts, columns, rows))
     return BEFORE_LAST in (reduction_axis(stack, config), reduction_axis(exchanged, config))
