@@ -1,1 +1,1 @@
-"""What a format, a rule, a count and a metric are: rows and frozen records. Standard library only."""
+"""Definitions of formats, rules, statistics and metrics: rows and frozen records. Standard library only."""

@@ -1,4 +1,4 @@
-"""Where blocks lie in a tensor, and the record of a quantized one."""
+"""Grids of blocks over tensors, and the record of a quantized tensor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import Stats
 
 ROW, COLUMN, BOTH = "row", "column", "both"
-"""Axes that blocks run along: the last dimension, the one before it (they are those of the tensor with both exchanged),
-or, where two results are wanted, either."""
+"""Axes that blocks run along: the last dimension; the one before it (as rows of the tensor with both exchanged); or,
+for
+two results, each of them."""
 
 
 def axes_of(axis: str | None) -> tuple[str | None, ...]:
-    """Return the axes that one name asks for; None stands for the one that each layer sums over."""
+    """Return the axes that a name stands for; None is the dimension that each layer sums over."""
     return (ROW, COLUMN) if axis == BOTH else (axis,)
 
 
@@ -32,7 +33,7 @@ def grid_shape(row: BlockFormat, shape: tuple[int, ...]) -> tuple[int, ...]:
     rounded
     up.
 
-    A block that is the whole tensor has the grid (1, 1), whatever the dimensions.
+    A block that is the whole tensor has the grid (1, 1) for any shape.
     """
     rows, columns = row.block
     if rows is None and columns is None:
@@ -77,7 +78,7 @@ class Quantized:
 
     packed: uint8 [..., packed columns]; scales: uint8 codes or float32, shape `grid_shape`; x ~ code value * scale *
     tensor_scale. `tensor_encode` is the producer's encode scale (1 without a tensor scale), which some recipes
-    divide by instead. `stats` and `per_block` are None where they were not asked for.
+    divide by instead. `stats` and `per_block` are None unless requested.
     """
 
     scheme: Scheme

@@ -1,4 +1,4 @@
-"""What a comparison compares: formats, scale rules and element roundings by name become recipes side by side."""
+"""Combinations to compare: formats, scale rules, element roundings and transforms by name, as schemes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mxcli.numerics.scheme import Rules, Scheme, find_rounding, find_scale_rule,
 
 NO_TRANSFORM = "none"
 COMMON_RULES = ("floor", "ceil", "rceil", "even")
-"""What one format with power-of-two scales is compared under when no rules are named."""
+"""Rules that one format with power-of-two scales is compared under when no rules are named."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Combinations:
-    """Recipes to compare, the first being what the others are held against, and what is to be said about the choice.
+    """Schemes to compare, the first one being the baseline, and notes on how they were chosen.
 
-    `names` tell them apart: format, scale rule, and the element rounding, the transform and the axis where they are
-    not the same for all. `axes` has the axis of each (None: the dimension that a layer sums over).
+    `names` hold the format and scale rule of each, and the element rounding, transform and axis where these differ.
+    `axes` has the axis of each (None: the dimension that a layer sums over).
     """
 
     schemes: tuple[Scheme, ...]
@@ -58,11 +58,11 @@ def combine(
     seed: int = 0,
     hadamard_seed: int | None = None,
 ) -> Combinations:
-    """Return every format under every rule that serves it, every rounding and every transform, along every axis, in the
-    order named. `hadamards` are sizes, or NO_TRANSFORM.
+    """Return every format under every rule that serves it, every rounding and transform, along every axis, in the order
+    named. `hadamards` are sizes, or NO_TRANSFORM.
 
     Without `scale_roundings` a format is compared under the dialect's rule for it; where that would leave one
-    combination only, under the common rules, or the recipes for its kind of scale. A format that no named rule
+    combination only, under the common rules, or the rules for its kind of scale. A format that no named rule
     serves has the dialect's rule too. Raises UsageError for unknown names, all of them at once, for rules that serve
     no named format, and for fewer than two combinations.
     """
@@ -128,7 +128,7 @@ def _usual(row: BlockFormat) -> list[str]:
 
 
 def _meant(names: Iterable[str], find: Callable[[str], T], problems: list[str]) -> list[T]:
-    """Return what the names mean; those that mean nothing are told of in `problems`."""
+    """Return what the names stand for, and add unknown names to `problems`."""
     found = list[T]()
     for name in names:
         try:
@@ -139,7 +139,7 @@ def _meant(names: Iterable[str], find: Callable[[str], T], problems: list[str]) 
 
 
 def _distinct(option: str, things: Iterable[T], called: Callable[[T], str], notes: list[str]) -> list[T]:
-    """Return each of the things once; a note says what was named twice."""
+    """Return each of the things once, with a note for what was named twice."""
     found: dict[str, T] = {}
     for thing in things:
         if called(thing) in found:

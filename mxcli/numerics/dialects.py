@@ -1,4 +1,4 @@
-"""Dialects: whose bytes to make. A dialect bundles the choices in which public producers differ.
+"""Dialects: bundles of the choices in which public producers differ, so that bytes equal theirs.
 
 Sources are the producers' own code, as run or read in the versions named in each row.
 """
@@ -15,7 +15,7 @@ ANY = "any"
 
 @dataclass(frozen=True, slots=True)
 class ProducerChoice:
-    """What a dialect does for one kind of scale (`e8m0`, `narrow`, `fp32`) and one element, or `any`.
+    """Choices of a dialect for one kind of scale (`e8m0`, `narrow`, `fp32`) and one element, or `any`.
 
     `byte0_exponent` maps a rule to the power of two that elements are divided by when the scale byte is 0 (2^-127).
     `clear_zero_input`: -0.0 in the input counts as +0.0; `set_zero_input`: the other way round; `clear_zero_code`: no

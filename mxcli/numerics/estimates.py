@@ -1,4 +1,4 @@
-"""Metrics of what was measured in whole or in part: of a sample, with how sure each estimate is."""
+"""Metrics of whole tensors and of samples; those of a sample with the uncertainty of each estimate."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mxcli.numerics.samples import Sample, half_width
 from mxcli.numerics.stats import Stats
 
 Counted = Stats | Sample
-"""What was counted of a tensor that was read whole, or in part."""
+"""Statistics of a whole tensor, or of a sample."""
 
 SAMPLED = ("sampled_elements", "sampled_blocks")
-"""How much of a tensor was counted."""
+"""Keys of how much of a tensor was counted."""
 
 
 def metrics_of(
@@ -25,10 +25,11 @@ def metrics_of(
     tensors: int = 1,
     metrics: Mapping[str, Metric] = METRICS,
 ) -> dict[str, Value]:
-    """Return `measured`, of a sample too: then with how much was counted, and after each estimate its uncertainty.
+    """Return the metrics as `measured` does; of a sample with how much was counted, and after each estimate its
+    uncertainty.
 
-    That is half of the interval which holds the value of the whole with CONFIDENCE_PERCENT: 0 where nothing was left
-    out, None where the sample cannot tell, as of a share of which it has nothing.
+    The uncertainty is half of the CONFIDENCE_PERCENT interval of the whole tensor's value: 0 where the sample is the
+    whole tensor, None where the sample has nothing to estimate it from.
     """
     if isinstance(counted, Stats):
         return measured(counted, row, shape, tensors, metrics)
@@ -47,28 +48,28 @@ def metrics_of(
 
 
 def uncertainty_key(name: str) -> str:
-    """Return what the uncertainty of an estimate is called."""
+    """Return the key of an estimate's uncertainty."""
     return f"{name}_uncertainty"
 
 
 def uncertainty_of(metrics: Mapping[str, Value], name: str) -> float | None:
-    """Return the uncertainty of an estimate; None where there is none, or none is known."""
+    """Return the uncertainty of an estimate; None if it has none or it is unknown."""
     value = metrics.get(uncertainty_key(name))
     return value if isinstance(value, float) and value > 0 else None
 
 
 def is_of_part(metrics: Mapping[str, Value]) -> bool:
-    """Return whether metrics are of a sample that leaves something out."""
+    """Return whether metrics come from a sample smaller than the tensor."""
     return SAMPLED[0] in metrics and metrics[SAMPLED[0]] != metrics["elements"]
 
 
 def is_estimated(metric: Metric) -> bool:
-    """Return whether a sample gives it with an uncertainty."""
+    """Return whether a sample reports the metric with an uncertainty."""
     return metric.number and metric.sampled == ESTIMATED
 
 
 def keys_of(metrics: Mapping[str, Metric], *, sampled: bool) -> list[str]:
-    """Return the keys that `metrics_of` gives for these metrics, in its order."""
+    """Return the keys that `metrics_of` returns for these metrics, in order."""
     if not sampled:
         return list(metrics)
     named = ((name, uncertainty_key(name)) if is_estimated(metric) else (name,) for name, metric in metrics.items())

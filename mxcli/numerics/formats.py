@@ -24,7 +24,8 @@ from mxcli.numerics.floats import (
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block` is (rows, columns) over the last two dimensions; None is the whole length."""
+    """An element, a scale, the block (rows, columns) over the last two dimensions (None: the whole length), and a scale
+    for the whole tensor, if any."""
 
     name: str
     element: FloatFormat
@@ -94,7 +95,7 @@ _BY_NAME: dict[str, BlockFormat] = {
 def find_format(name: str) -> BlockFormat:
     """Return the row called `name`, or the format that `ELEMENT:SCALE:BLOCK[:TENSOR_SCALE]` spells out.
 
-    A spelling that equals a row is that row. Raises UsageError for anything else, with what would do.
+    A spelling that equals a row is that row. Raises UsageError for anything else, with suggestions.
     """
     wanted = name.strip().lower()
     if wanted in _BY_NAME:

@@ -16,7 +16,7 @@ from mxcli.errors import UsageError, printable
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A kind of transform that tensors may go through before they are quantized."""
+    """A kind of transform applied to tensors before quantization."""
 
     name: str
     meaning: str
@@ -34,10 +34,9 @@ TRANSFORMS: dict[str, Transform] = {
         Transform(
             "hadamard",
             "a random Hadamard transform of groups of 16, 32, 64 or 128 neighbours along the blocks: it spreads a "
-            "large value over its group, so that fewer small ones beside it underflow. Orthogonal: dequantizing undoes "
-            "it, "
-            "and with the same signs on both operands of a product it cancels. --hadamard-seed chooses the signs; "
-            "without it groups of 16 have Transformer Engine's",
+            "large value over its group, so that fewer small values next to it underflow. Orthogonal: dequantizing "
+            "undoes it, and with the same signs on both operands of a product it cancels. --hadamard-seed chooses "
+            "the signs; without it groups of 16 have Transformer Engine's",
             "y = x diag(d) H / sqrt(n), H Sylvester's matrix, d the signs",
             "Pretraining Large Language Models with NVFP4, section 4.2 and appendix C; Transformer Engine",
             ("rht", *(f"hadamard-{size}" for size in SIZES)),
@@ -61,14 +60,11 @@ class Hadamard:
 
 
 def stated_hadamard(size: int | None, seed: int | None) -> Hadamard | None:
-    """Return the transform asked for; None: none is. Raises UsageError for one that there is not, and for a seed
-    alone."""
+    """Return the requested transform, if any; raises UsageError for an unknown size, and for a seed without a size."""
     if size is not None:
         return find_hadamard(size, seed)
     if seed is not None:
-        raise UsageError(
-            f"--hadamard-seed {seed} chooses the signs of a transform, and none is asked for: add --hadamard."
-        )
+        raise UsageError(f"--hadamard-seed {seed} has no effect without a transform: add --hadamard.")
     return None
 
 
@@ -78,12 +74,13 @@ def signs_text(hadamard: Hadamard) -> str:
 
 
 def hadamard_of(signs: str | None) -> Hadamard | None:
-    """Return the transform whose signs are written so; None: none is. Raises UsageError for what are no signs of
-    one."""
+    """Return the transform with signs written as + and - (None for None); raises UsageError for other text."""
     if signs is None:
         return None
     if len(signs) not in SIZES or set(signs) - {"+", "-"}:
-        raise UsageError(f"'{printable(signs)}' are no signs of a Hadamard transform of {', '.join(map(str, SIZES))}")
+        raise UsageError(
+            f"'{printable(signs)}' is not the signs of a Hadamard transform of {', '.join(map(str, SIZES))}"
+        )
     return Hadamard(len(signs), tuple(1 if sign == "+" else -1 for sign in signs))
 
 
@@ -96,6 +93,6 @@ def find_hadamard(size: int, seed: int | None = None) -> Hadamard:
         return Hadamard(size, TE_SIGNS)
     chosen = seed or 0
     if not (isinstance(chosen, int) and chosen >= 0):
-        raise UsageError(f"--hadamard-seed {chosen}: a seed is a whole number from 0 on.")
+        raise UsageError(f"--hadamard-seed {chosen}: a seed is an integer from 0.")
     bits = int.from_bytes(hashlib.sha256(f"hadamard {chosen}".encode()).digest(), "little")
     return Hadamard(size, tuple(-1 if bits >> place & 1 else 1 for place in range(size)), chosen)

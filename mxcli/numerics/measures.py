@@ -1,4 +1,4 @@
-"""How the values of a report follow from `Stats`: one function per metric that is more than a field."""
+"""Formulas of metrics that are more than a field of `Stats`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUANTILES = {"p0": 0.0, "p1": 0.01, "p50": 0.5, "p99": 0.99}
 
 @dataclass(frozen=True)
 class Measurement:
-    """Statistics with what they are statistics of. `shape` is None for a sum over several `tensors`."""
+    """Statistics, and the format and shape they belong to; `shape` is None for a sum over several `tensors`."""
 
     stats: Stats
     format: BlockFormat
@@ -50,12 +50,12 @@ class Measurement:
 
 
 def percent(part: float, whole: float) -> float | None:
-    """Return 100 * part / whole; None of nothing."""
+    """Return 100 * part / whole; None if whole is 0."""
     return 100.0 * part / whole if whole else None
 
 
 def root(value: float | None) -> float | None:
-    """Return the square root; None of None."""
+    """Return the square root; None for None."""
     return None if value is None else math.sqrt(value)
 
 

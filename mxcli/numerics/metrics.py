@@ -12,18 +12,18 @@ from mxcli.numerics.measures import Measurement, Value
 from mxcli.numerics.stats import Stats
 
 KNOWN, ESTIMATED, OF_SAMPLE = "known", "estimated", "of the sample"
-"""What a metric of a sample is: follows from lengths alone; a mean or a ratio, which a sample estimates for the whole;
-a count, an extreme or a distribution, which the sample has of its own."""
+"""Kinds of metrics of a sample: known from lengths alone; a mean or ratio, estimated for the whole tensor; a count, an
+extreme or a distribution, which holds for the sample only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A key of a report: its unit, meaning and formula, how to compute it, and which direction is better.
 
-    `of` returns None where the value does not exist (no elements, no signal, an exact result). `number` says that
-    it is one number, which tensors can be ordered, compared and judged by, and no histogram or list. `exact` is what
-    it tends to as the error vanishes, for one that does not exist without error. `sampled` says what it is where only
-    a sample of the tensor was read: KNOWN all the same, ESTIMATED for the whole tensor, or told OF_SAMPLE alone.
+    `of` returns None where the value does not exist (no elements, no signal, an exact result). `number`: it is one
+    number, by which tensors can be ordered, compared and limited, not a histogram or list. `exact` is its limit as the
+    error vanishes, if it does not exist without error. `sampled` is its kind where only a sample of the tensor was
+    read: KNOWN, ESTIMATED or OF_SAMPLE.
     """
 
     name: str

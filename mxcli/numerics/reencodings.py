@@ -2,7 +2,7 @@
 
 A power-of-two scale only moves an element's exponent, so it can be folded into a wider exponent field: E4M3 reaches
 from 2^-9 to 448, 17.8 binades, of which E2M1 needs 3.6, E2M3 5.9 and E3M2 8.8. What is left, 15, 12 and 10 binades, is
-how far the blocks under one scale may lie apart. What does not fit is rounded, and counted.
+how far the blocks under one scale may be apart. What does not fit is rounded, and counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reencoding:
 
     @property
     def scheme(self) -> Scheme:
-        """How the values are encoded again."""
+        """The scheme that encodes the values again."""
         return resolve(self.format, Rules(scale_rounding="rceil"))
 
 
@@ -47,7 +47,7 @@ REENCODINGS: dict[str, Reencoding] = {
 
 def find_reencoding(name: str, source: BlockFormat) -> Reencoding:
     """Return the re-encoding called `name` for codes of a format; raises UsageError for an unknown name, or for scales
-    that are no powers of two."""
+    that are not powers of two."""
     row = REENCODINGS.get(name)
     if row is None:
         hint = did_you_mean(name, REENCODINGS)

@@ -1,4 +1,4 @@
-"""What a sample of a tensor, or of several, says of the whole: counts, what they stand for, and how surely."""
+"""Estimates from a sample of one or several tensors: sums, the factors that extrapolate them, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from operator import add
 from mxcli.numerics.stats import Stats
 
 GROUPS = 16
-"""Parts of a sample that are measured apart, so that their differences tell how much chance had a say."""
+"""Parts of a sample that are measured separately, so that their differences show the sampling error."""
 CONFIDENCE_PERCENT = 95
 _QUANTILE = 2.1314495455597742
 """Of Student's t with GROUPS - 1 degrees of freedom, at 97.5 %."""
@@ -57,7 +57,7 @@ class Sample:
 
     @property
     def without_each(self) -> Iterator[Stats]:
-        """What would be estimated without each of the groups in turn, the others standing for it."""
+        """The estimates without each of the groups in turn, extrapolated from the others."""
         share = GROUPS / (GROUPS - 1)
         return (combined([(self.estimate, 1, 1), (part, -share, -share)]) for part in self.deviations)
 
@@ -87,7 +87,7 @@ def sample_of(counted: Stats, groups: Sequence[Stats], elements: int, blocks: in
 
 
 def combined(terms: Sequence[Term]) -> Stats:
-    """Return a linear combination of sums; what does not add up is left out."""
+    """Return a linear combination of sums, without the fields that do not add up."""
     result = Stats()
     for at, names in ((1, ELEMENT_SUMS), (2, BLOCK_SUMS)):
         for name in names:
@@ -98,7 +98,7 @@ def combined(terms: Sequence[Term]) -> Stats:
 
 def half_width(values: Sequence[float]) -> float | None:
     """Return half of the interval that holds the truth with CONFIDENCE_PERCENT, from a value `without_each` group in
-    turn (a jackknife); None where the groups do not differ, which tells nothing of the rest."""
+    turn (a jackknife); None where the groups do not differ, so that nothing is known of the rest."""
     mean = math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)
     half = _QUANTILE * math.sqrt((len(values) - 1) / len(values) * squares)

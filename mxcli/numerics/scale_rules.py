@@ -17,10 +17,13 @@ FRACTION_BITS = 23
 
 @dataclass(frozen=True, slots=True)
 class ElementRounding:
-    """A magnitude between two codes goes up when its fraction of the step is above `above`, or is one half and the
-    lower code is odd (`half_if` 1) or in any case (`half_always`). With `is_random` it goes up when the fraction is
-    above a number drawn for the element, from 0 to below 1 in steps of 2^-24; the other numbers then serve where a
-    scale is searched for."""
+    """A rounding of elements.
+
+    A magnitude between two codes goes up when its fraction of the step is above `above`, or is one half and the lower
+    code is odd (`half_if` 1) or in any case (`half_always`). With `is_random` it goes up when the fraction is above a
+    number drawn for the element, from 0 to below 1 in steps of 2^-24; the other numbers are then used where a scale is
+    searched for.
+    """
 
     name: str
     above: float
@@ -66,8 +69,9 @@ ELEMENT_ROUNDINGS: dict[str, ElementRounding] = {
             0.5,
             1,
             0,
-            "one of the two neighbours by chance, so that the mean is the value itself: up with the fraction for "
-            "probability, decided by the seed, the tensor and the element's index alone (Philox 4x32-10, 24 bits)",
+            "one of the two neighbours at random: up with a probability equal to the fraction, so that the mean is "
+            "the value itself; depends only on the seed, the tensor's name and the element's index (Philox 4x32-10, "
+            "24 bits)",
             "Pretraining Large Language Models with NVFP4, section 4.4; Random123 (Philox)",
             is_random=True,
         ),
@@ -77,7 +81,7 @@ ELEMENT_ROUNDINGS: dict[str, ElementRounding] = {
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwoScaleRule:
-    """How a block's amax becomes the exponent of a power-of-two scale.
+    """A rule for the exponent of a power-of-two scale, given a block's amax.
 
     The exponent is that of amax minus the element's emax, or with `of_ratio` that of fl(amax / element max); plus one
     when the 23-bit fraction is above `carry_above(element)`. `candidates` are exponents relative to that one of which
@@ -154,7 +158,7 @@ POWER_OF_TWO_SCALE_RULES: dict[str, PowerOfTwoScaleRule] = {
             "ct-even1",
             False,
             lambda element: 0x5FFFFF,
-            "rounds up when amax's significand is 1.75 or more, whatever the element: `even` with one mantissa bit",
+            "rounds up when amax's significand is 1.75 or more, for any element: `even` with one mantissa bit",
             "2^(floor(log2 round(amax, 1 bit)) - emax)",
             "compressed-tensors 0.20, mxfp8_e4m3",
         ),
@@ -173,7 +177,7 @@ POWER_OF_TWO_SCALE_RULES: dict[str, PowerOfTwoScaleRule] = {
 
 
 class TensorScaleFormula(IntEnum):
-    """How the tensor's scales follow from its amax (`MxTensorStep` in numerics.h says each formula)."""
+    """Formula of the tensor's encode and decode scale, given its amax (`MxTensorStep` in numerics.h)."""
 
     NONE = 0
     ENCODE = 1
@@ -184,7 +188,7 @@ class TensorScaleFormula(IntEnum):
 
 
 class BlockScaleFormula(IntEnum):
-    """How a block's scale follows from its amax (`MxBlockStep` in numerics.h)."""
+    """Formula of a block's scale, given its amax (`MxBlockStep` in numerics.h)."""
 
     A_TIMES_ENCODE_OVER_D = 0
     A_OVER_D_TIMES_ENCODE = 1
@@ -195,7 +199,7 @@ class BlockScaleFormula(IntEnum):
 
 
 class ElementScaleFormula(IntEnum):
-    """How an element is scaled and scaled back (`MxElementStep` in numerics.h)."""
+    """Formula that scales an element, and its inverse (`MxElementStep` in numerics.h)."""
 
     TIMES_RECIPROCAL = 0
     TIMES_QUOTIENT = 1
@@ -207,11 +211,10 @@ class ElementScaleFormula(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MantissaScaleRule:
-    """How scales with a mantissa are made: the order of operations, each one binary32 operation.
+    """A rule for scales with a mantissa: an order of operations, each one in binary32.
 
-    `scale` is the kind of scale it serves: `fp32`, or
-    `narrow` for scales of 8 bits with a mantissa. `zero_scale` replaces a scale that is exactly 0, `zero_code` a
-    scale code that is 0, `min_scale` clamps from below (0: none of these).
+    `scale` is the kind of scale it serves: `fp32`, or `narrow` for scales of 8 bits with a mantissa. `zero_scale`
+    replaces a scale that is exactly 0, `zero_code` a scale code that is 0, `min_scale` clamps from below (0: none).
     """
 
     name: str

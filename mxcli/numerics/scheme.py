@@ -1,4 +1,4 @@
-"""Names resolved to numbers: a format, a scale rule, a rounding and a dialect become the one record kernels take."""
+"""Schemes: a format and rules by name, resolved to the one record that kernels take."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def rules_from(options: Mapping[str, Any]) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One way to quantize, completely: which bytes come out depends on this and the input only.
+    """A format with all rules resolved: the bytes depend on it and the input only.
 
-    A rounding that is random draws by `seed` (0 where none is), the tensor's stream and the element's index.
-    `hadamard` is applied to the input first (None: none is).
+    Stochastic rounding draws by `seed` (0 for other roundings), the tensor's stream and the element's index. `hadamard`
+    is applied to the input first, unless it is None.
     """
 
     format: BlockFormat
@@ -158,7 +158,7 @@ RULE_CHECKS: Mapping[str, Callable[[str], object]] = {
     "dialect": find_dialect,
     "nonfinite": check_nonfinite,
 }
-"""What raises UsageError for a rule option, by the name of the field of Rules, whatever the format."""
+"""Checks of rule options by the field of Rules, for any format: each raises UsageError for an unknown name."""
 
 
 def scale_rules(row: BlockFormat) -> list[str]:
@@ -182,7 +182,7 @@ def resolve_all(formats: Iterable[str], rules: Rules = Rules()) -> list[Scheme]:
 
 
 def find_rounding(name: str) -> ElementRounding:
-    """Return the element rounding of that name; raises UsageError where there is none."""
+    """Return the element rounding of that name; raises UsageError for an unknown name."""
     rounding = ELEMENT_ROUNDINGS.get(name)
     if rounding is None:
         raise UsageError(
@@ -193,7 +193,7 @@ def find_rounding(name: str) -> ElementRounding:
 
 
 def find_scale_rule(name: str) -> PowerOfTwoScaleRule | MantissaScaleRule | None:
-    """Return the rule or recipe of that name, whichever format it serves; None: there is none."""
+    """Return the scale rule of that name, for any format, or None."""
     return _RULES.get(name.strip().lower())
 
 

@@ -1,4 +1,4 @@
-"""What the kernels count about one tensor; parts of a tensor, or tensors, add up with `+`."""
+"""Statistics that the kernels count of one tensor; those of parts, or of several tensors, add up with `+`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Histogram(Sequence[int]):
 
     @property
     def used(self) -> int:
-        """How many bins are not zero."""
+        """Number of bins that are not zero."""
         return len(self._counts) - self._counts.count(0)
 
     @property
@@ -104,7 +104,9 @@ class Histogram(Sequence[int]):
 
 @dataclass(frozen=True, slots=True)
 class Amax:
-    """Largest finite magnitude of a tensor; how many NaN and infinities it holds, and where the first lies (or -1)."""
+    """The largest finite magnitude of a tensor, the number of its NaN and infinities, and the flat index of the first
+    (-1:
+    none)."""
 
     value: float
     nonfinite: int
@@ -166,7 +168,7 @@ _COMBINED_BY: dict[str, Callable[[Any, Any], Any]] = {
     "first_nonfinite": lambda a, _: a if a >= 0 else -1,
     "worst": lambda _, __: (),
 }
-"""How each field of a sum follows from those of its parts."""
+"""Operations that make each field of a sum from those of its parts."""
 
 
 _EMPTY = Stats()

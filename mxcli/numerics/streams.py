@@ -1,5 +1,5 @@
-"""What chance decides, by seeds and the names of tensors, never by order or threads: which rows a sample has, and the
-stream that a tensor's rounding draws from."""
+"""Random choices, which depend on seeds and tensor names only, never on order or threads: the rows of a sample, and the
+stream of a tensor's stochastic rounding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.samples import GROUPS
 
 SEEDS = 1 << 32
-"""How many seeds of stochastic rounding there are, from 0."""
+"""Number of seeds of stochastic rounding, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Run:
 
 
 Draw = tuple[tuple[Run, ...], ...]
-"""The runs of a sample, by the GROUPS that are measured apart."""
+"""The runs of a sample, by the GROUPS that are measured separately."""
 
 
 def stated_sampling(fraction: str | None, seed: int | None) -> Sampling | None:
-    """Return the sampling that was asked for; None: none was. Raises UsageError for what is no fraction."""
+    """Return the requested sampling, if any; raises UsageError unless `fraction` is a number in (0, 1]."""
     if fraction is None:
         return None
     try:
@@ -64,7 +64,7 @@ def stated_sampling(fraction: str | None, seed: int | None) -> Sampling | None:
         value = math.nan
     if not 0 < value <= 1:
         raise UsageError(
-            f"--sample '{printable(fraction)}' is no share of a tensor: give a number above 0, at most 1, such as 0.01."
+            f"--sample '{printable(fraction)}' must be a fraction of a tensor: above 0, at most 1, such as 0.01."
         )
     return Sampling(value, seed or 0)
 
@@ -89,7 +89,7 @@ def draw(sampling: Sampling, name: str, rows: Rows) -> Draw | None:
     total = rows.matrices * rows.height
     if sampling.fraction >= 1 or rows.unit is None or total * rows.row_bytes < sampling.whole_bytes:
         return None
-    # Units that fill the matrices may be counted through them; others begin anew in each.
+    # Units that fill the matrices may be counted through them; others start again in each.
     height = total if rows.height % rows.unit == 0 else rows.height
     unit_bytes = rows.unit * rows.row_bytes
     length = min(height, rows.unit * -(-sampling.run_bytes // unit_bytes))
@@ -116,11 +116,10 @@ def draw(sampling: Sampling, name: str, rows: Rows) -> Draw | None:
 
 
 def check_seed(seed: int | None, *, is_drawn: bool) -> None:
-    """Raise UsageError for a seed that has nothing to choose."""
+    """Raise UsageError for a seed where nothing is random."""
     if seed is not None and not is_drawn:
         raise UsageError(
-            f"--seed {seed} chooses what is drawn at random, and nothing is: add --rounding stochastic or --sample "
-            "FRACTION."
+            f"--seed {seed} has no effect: nothing is random. Add --rounding stochastic or --sample FRACTION."
         )
 
 
@@ -129,9 +128,9 @@ def check_draws(seed: int, draws: int = 1) -> None:
     if isinstance(seed, int) and 0 <= seed <= SEEDS - draws:
         return
     drawn = f" with --draws {draws}: the last draw has seed {seed + draws - 1}, and" if draws > 1 else ":"
-    raise UsageError(f"--seed {seed}{drawn} a seed is a whole number from 0 to {SEEDS - 1}.")
+    raise UsageError(f"--seed {seed}{drawn} a seed is an integer from 0 to {SEEDS - 1}.")
 
 
 def stream_of(name: str) -> int:
-    """Return the random stream (32 bits) of the tensor of that name: two tensors under one seed draw independently."""
+    """Return the random stream (32 bits) of a tensor's name: tensors draw independently under one seed."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4], "little")

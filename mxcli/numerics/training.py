@@ -1,5 +1,5 @@
 """Recipes of low-precision training as rows: how each operand of a layer's three products is quantized, and which
-blocks of the model stay high. `mxcli explain` and `mxcli report --training` print and carry out these rows.
+blocks of the model stay high. `mxcli explain` prints these rows and `mxcli training` carries them out.
 
 A layer W [out, in] has the products Y = X W^T (fprop), dX = dY W (dgrad) and dW = dY^T X (wgrad); every operand is
 quantized along the dimension that its product sums over.
@@ -30,8 +30,8 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How one operand of one product is quantized, by the names that `resolve` takes; `hadamard` is the size of the
-    transform before it, `history` that its scale is delayed."""
+    """The format and rules of one operand of one product, by name; `hadamard` is the size of the transform before it,
+    `history` the delay of its scale, if any."""
 
     format: str
     scale_rounding: str | None = None
@@ -41,7 +41,7 @@ class Operand:
 
     @property
     def is_random(self) -> bool:
-        """True if other draws give other values."""
+        """True if its values depend on the seed."""
         return self.rounding is not None and ELEMENT_ROUNDINGS[self.rounding].is_random
 
 
@@ -51,7 +51,7 @@ Pair = tuple[Operand | None, Operand | None]
 
 @dataclass(frozen=True, slots=True)
 class High:
-    """The blocks that are not quantized: so many at either end, or the last `last_percent` of all, rounded up."""
+    """Transformer blocks that are not quantized: the `first` and `last`, or the last `last_percent` %, rounded up."""
 
     first: int = 0
     last: int = 0
@@ -59,7 +59,7 @@ class High:
 
     @property
     def words(self) -> str:
-        """Which they are, in words; "none" where there are none."""
+        """The blocks in words; "none" without any."""
         counts = [f"the {end} {'block' if n == 1 else f'{n} blocks'}" for end, n in self._ends if n]
         shares = [f"the last {self.last_percent} % of blocks, rounded up"] if self.last_percent else []
         return " and ".join(counts + shares) or "none"
@@ -76,7 +76,7 @@ class High:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """Operands of (X, W), of (dY, W) and of (dY, X), and the blocks that stay high."""
+    """Operands of the products (X, W), (dY, W) and (dY, X), and the blocks that are not quantized."""
 
     name: str
     fprop: Pair
@@ -93,7 +93,7 @@ class TrainingRecipe:
 
     @property
     def history(self) -> History | None:
-        """How long its scales look back; None where they do not."""
+        """The history of its delayed scales, if any."""
         return next((each.history for pair in self.pairs.values() for each in pair if each and each.history), None)
 
     @property
@@ -227,8 +227,7 @@ TRAINING_RECIPES: dict[str, TrainingRecipe] = {
 
 
 def find_training(names: str) -> list[TrainingRecipe]:
-    """Return the recipes that names separated by commas mean, `all` being every one; raises UsageError naming every
-    name that is none."""
+    """Return the recipes named, separated by commas (`all`: every one); raises UsageError with every unknown name."""
     wanted = list(dict.fromkeys(word.strip().lower() for word in names.split(",") if word.strip()))
     known = ", ".join((*TRAINING_RECIPES, ALL))
     problems = [
@@ -256,7 +255,7 @@ def rules_of(operand: Operand, seed: int = 0) -> Scheme:
 
 
 def high_blocks(high: High, blocks: int) -> frozenset[int]:
-    """Return which of so many blocks, counted from 0, stay high."""
+    """Return the indices of the blocks, out of `blocks`, that are not quantized."""
     last = max(high.last, -(-blocks * high.last_percent // 100))
     return frozenset(at for at in range(blocks) if at < high.first or at >= blocks - last)
 

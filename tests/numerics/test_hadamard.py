@@ -29,7 +29,7 @@ def test_signs_as_text_and_back() -> None:
         assert hadamard_of(signs_text(hadamard)) == Hadamard(hadamard.size, hadamard.signs)
     assert hadamard_of(None) is None
     for wrong in ("", "+-", "+" * 17, "+" * 15 + "1", "\x1b" * 16):
-        with pytest.raises(UsageError, match="are no signs of a Hadamard transform of 16, 32, 64, 128"):
+        with pytest.raises(UsageError, match="is not the signs of a Hadamard transform of 16, 32, 64, 128"):
             hadamard_of(wrong)
 
 
@@ -39,7 +39,7 @@ def test_what_is_asked_for() -> None:
     for size in (0, 1, 8, 17, 256, -16):
         with pytest.raises(UsageError, match=rf"a Hadamard transform of {size}: --hadamard takes 16, 32, 64, 128\."):
             stated_hadamard(size, None)
-    with pytest.raises(UsageError, match=r"--hadamard-seed 3 chooses the signs of a transform, and none is asked for"):
+    with pytest.raises(UsageError, match=r"--hadamard-seed 3 has no effect without a transform: add --hadamard"):
         stated_hadamard(None, 3)
-    with pytest.raises(UsageError, match="--hadamard-seed -1: a seed is a whole number from 0 on"):
+    with pytest.raises(UsageError, match="--hadamard-seed -1: a seed is an integer from 0"):
         stated_hadamard(16, -1)

@@ -113,14 +113,14 @@ def test_what_is_asked_for() -> None:
     assert stated_sampling("0.01", None) == Sampling(0.01, 0)
     assert stated_sampling("1", 3) == Sampling(1.0, 3)
     for wrong in ("0", "1.5", "-1", "nan", "inf", "abc", "", "1%", "0,1"):
-        with pytest.raises(UsageError, match="is no share of a tensor"):
+        with pytest.raises(UsageError, match="must be a fraction of a tensor"):
             stated_sampling(wrong, None)
 
 
 def test_a_seed_needs_something_to_choose() -> None:
     check_seed(None, is_drawn=False)
     check_seed(3, is_drawn=True)
-    with pytest.raises(UsageError, match="--seed 3 chooses what is drawn at random, and nothing is"):
+    with pytest.raises(UsageError, match="--seed 3 has no effect: nothing is random"):
         check_seed(3, is_drawn=False)
 
 
@@ -128,7 +128,7 @@ def test_every_draw_needs_a_seed() -> None:
     check_draws(4294967295)
     check_draws(4294967294, 2)
     for seed, draws, words in (
-        (-1, 1, "--seed -1: a seed is a whole number from 0 to 4294967295."),
+        (-1, 1, "--seed -1: a seed is an integer from 0 to 4294967295."),
         (4294967296, 1, "--seed 4294967296: a seed is a whole number"),
         (4294967295, 3, "--seed 4294967295 with --draws 3: the last draw has seed 4294967297, and a seed is a whole"),
     ):

@@ -116,7 +116,7 @@ def test_a_format_is_needed_from_somewhere() -> None:
         ('seed = "7"', 1, "'seed' takes a whole number from 0 on, not \"7\""),
         ("seed = true", 1, "'seed' takes a whole number from 0 on, not true"),
         ("hadamard = 8", 1, "a Hadamard transform of 8: --hadamard takes 16, 32, 64, 128"),
-        ("\nhadamard_seed = 3", 2, "chooses the signs of a transform, and none is asked for"),
+        ("\nhadamard_seed = 3", 2, "has no effect without a transform: add --hadamard"),
         ('exclude = ["a",\n 3]', 2, "'exclude' takes selectors in quotes, not 3"),
         ('include = "a"\nselection = []', 2, "'selection' holds all rules in order: leave out include"),
         ('selection = [{ include = "a" },\n { both = 1 }]', 2, "each of 'selection' has one key"),
