@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
@@ -18,11 +18,10 @@ from mxcli.flows.capture.capture import capture as capture
 from mxcli.flows.measure.nonfinite import nonfinite_values
 from mxcli.numerics.blocks import BOTH, COLUMN, ROW, Quantized, axes_of, divides
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.hadamard import stated_hadamard
 from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.reencodings import find_reencoding
-from mxcli.numerics.scheme import Rules, Scheme, resolve
+from mxcli.numerics.scheme import RuleOptions, Scheme, resolve, rules_from
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -57,7 +56,7 @@ class QuantizedTensor:
 
     @property
     def axis(self) -> str:
-        """Along which the blocks lie: "row" (the last dimension) or "column" (the one before it)."""
+        """The axis that blocks run along: "row" (the last dimension) or "column" (the one before it)."""
         return self._axis
 
     @property
@@ -91,23 +90,23 @@ class QuantizedTensor:
         return self._q.tensor_scale
 
     def dequantize(self) -> Tensor:
-        """Return float32, shape of the input; a Hadamard transform is undone."""
+        """Return the values as float32, in the shape of the input; a Hadamard transform is undone."""
         return self._turned_back(self._backend.dequantize(self._q))
 
     def reencode(self, target: str) -> tuple[QuantizedTensor, int]:
-        """Return the same values as FP8 E4M3 under scales per "row" or per "1x128" elements, and how many elements
-        could not be kept exactly (0: the operands are identical). Raises UsageError for scales that are no powers of
+        """Return the same values as FP8 E4M3 under scales per "row" or per "1x128" elements, and the number of
+        elements that changed (0: the operands are identical). Raises UsageError for scales that are not powers of
         two, and for a tensor whose codes stand for transformed values."""
         if self._q.scheme.hadamard is not None:
             raise UsageError(f"codes under a {self._q.scheme.hadamard.name} transform: reencode a tensor without one")
-        recipe = find_reencoding(target, self.format).scheme
-        found = reencode(self._q, recipe, self._backend)
+        scheme = find_reencoding(target, self.format).scheme
+        found = reencode(self._q, scheme, self._backend)
         again = QuantizedTensor(found.quantized, as_torch=self._as_torch, backend=self._backend, axis=self._axis)
         return again, found.inexact
 
     def __repr__(self) -> str:
-        recipe = self._q.scheme
-        return f"QuantizedTensor({self.format.name}, scale_rounding={recipe.scale_rule.name}, shape={list(self.shape)})"
+        scheme = self._q.scheme
+        return f"QuantizedTensor({self.format.name}, scale_rounding={scheme.scale_rule.name}, shape={list(self.shape)})"
 
     def _turned_back(self, array: Any) -> Tensor:
         return self._out(array.swapaxes(-1, -2) if self._axis == COLUMN else array)
@@ -124,45 +123,31 @@ def quantize(
     x: Tensor,
     format: str | BlockFormat,
     *,
-    scale_rounding: str | None = None,
-    rounding: str | None = None,
-    dialect: str | None = None,
     axis: str = ROW,
-    nonfinite: str = "saturate",
     on_indivisible: str = "pad",
-    hadamard: int | None = None,
-    hadamard_seed: int | None = None,
-    seed: int = 0,
     device: str | None = None,
     threads: int | None = None,
+    **rules: Unpack[RuleOptions],
 ) -> QuantizedTensor:
-    """Quantize a float tensor; blocks lie along the last dimension (2-D blocks over the last two).
+    """Quantize a float tensor; blocks run along the last dimension (2-D blocks over the last two).
 
-    Names are those of the command line; what is not named is the dialect's choice (rceil, te, nearest-even).
     `axis`: row, or column (blocks along the dimension before the last: bit for bit the rows of the transpose);
-    `quantize_both` gives the two. `nonfinite`: error, saturate or nan-block. `on_indivisible`: pad (the last block is
-    completed with zeros, codes keep the shape of x) or error. `rounding="stochastic"` draws by `seed` and the element's
-    index along the axis. `hadamard` (16, 32, 64 or 128) applies a random Hadamard transform to groups of so many
-    elements along the axis first, with Transformer Engine's signs for 16 or those of `hadamard_seed`. Raises UsageError
-    for a name or type that means nothing here and RefusedError for what a policy refuses.
+    `quantize_both` gives the two. `on_indivisible`: pad (the last block is completed with zeros, codes keep the shape
+    of x) or error.
+
+    `rules` are named as on the command line, and what is not named is the dialect's choice: scale_rounding, rounding,
+    dialect, nonfinite (error, saturate or nan-block; default saturate), seed (of rounding="stochastic", which depends
+    on it and the element's index along the axis only), hadamard (16, 32, 64 or 128: a random Hadamard transform of
+    groups of that size along the axis first, with Transformer Engine's signs for 16) and hadamard_seed (other signs).
+    Raises UsageError for an unknown name or type, and RefusedError for what a policy refuses.
     """
-    recipe = resolve(
-        format,
-        Rules(
-            scale_rounding=scale_rounding,
-            rounding=rounding,
-            dialect=dialect,
-            nonfinite=nonfinite,
-            seed=seed,
-            hadamard=stated_hadamard(hadamard, hadamard_seed),
-        ),
-    )
+    scheme = resolve(format, rules_from(rules))
     backend = _backend_for(x, device, threads)
 
     if axis == BOTH:
         raise UsageError("axis 'both' makes two tensors: call mxcli.quantize_both")
-    array, dtype = _checked(x, recipe, on_indivisible, backend, *_axes(axis))
-    quantized = backend.quantize(array, dtype, recipe, stats=False)
+    array, dtype = _checked(x, scheme, on_indivisible, backend, *_axes(axis))
+    quantized = backend.quantize(array, dtype, scheme, stats=False)
     return QuantizedTensor(quantized, as_torch=not isinstance(x, np.ndarray), backend=backend, axis=axis)
 
 
@@ -170,37 +155,21 @@ def quantize_both(
     x: Tensor,
     format: str | BlockFormat,
     *,
-    scale_rounding: str | None = None,
-    rounding: str | None = None,
-    dialect: str | None = None,
-    nonfinite: str = "saturate",
     on_indivisible: str = "pad",
-    hadamard: int | None = None,
-    hadamard_seed: int | None = None,
-    seed: int = 0,
     device: str | None = None,
     threads: int | None = None,
+    **rules: Unpack[RuleOptions],
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
-    """Return a tensor along rows and along columns, as two products of training take it; on a GPU in one read where
+    """Quantize a tensor along rows and along columns, as two products of training take it; on a GPU in one read where
     blocks are rows of 16 or 32. Arguments as in quantize."""
-    recipe = resolve(
-        format,
-        Rules(
-            scale_rounding=scale_rounding,
-            rounding=rounding,
-            dialect=dialect,
-            nonfinite=nonfinite,
-            seed=seed,
-            hadamard=stated_hadamard(hadamard, hadamard_seed),
-        ),
-    )
+    scheme = resolve(format, rules_from(rules))
     backend = _backend_for(x, device, threads)
     for axis in (ROW, COLUMN):
-        _checked(x, recipe, on_indivisible, backend, axis)
+        _checked(x, scheme, on_indivisible, backend, axis)
     array, dtype = _array(x)
     row, column = (
         QuantizedTensor(quantized, as_torch=not isinstance(x, np.ndarray), backend=backend, axis=axis)
-        for axis, quantized in zip((ROW, COLUMN), backend.quantize_both(array, dtype, recipe), strict=True)
+        for axis, quantized in zip((ROW, COLUMN), backend.quantize_both(array, dtype, scheme), strict=True)
     )
     return row, column
 
@@ -209,39 +178,23 @@ def measure(
     x: Tensor,
     format: str | BlockFormat,
     *,
-    scale_rounding: str | None = None,
-    rounding: str | None = None,
-    dialect: str | None = None,
     axis: str = ROW,
-    nonfinite: str = "saturate",
     on_indivisible: str = "pad",
-    hadamard: int | None = None,
-    hadamard_seed: int | None = None,
-    seed: int = 0,
     device: str | None = None,
     threads: int | None = None,
+    **rules: Unpack[RuleOptions],
 ) -> dict[str, Any]:
-    """Return every metric of `mxcli report` for one tensor (`mxcli explain METRIC` defines them); arguments as in
+    """Measure one tensor: every metric of `mxcli report` (`mxcli explain METRIC` defines them); arguments as in
     quantize.
 
-    With axis "both" the metrics under "row" and those under "column".
+    With axis "both" the metrics under the keys "row" and "column".
     """
-    recipe = resolve(
-        format,
-        Rules(
-            scale_rounding=scale_rounding,
-            rounding=rounding,
-            dialect=dialect,
-            nonfinite=nonfinite,
-            seed=seed,
-            hadamard=stated_hadamard(hadamard, hadamard_seed),
-        ),
-    )
+    scheme = resolve(format, rules_from(rules))
     backend = _backend_for(x, device, threads)
 
     def along(one: str) -> dict[str, Value]:
-        array, dtype = _checked(x, recipe, on_indivisible, backend, one)
-        q = backend.quantize(array, dtype, recipe, codes=False)
+        array, dtype = _checked(x, scheme, on_indivisible, backend, one)
+        q = backend.quantize(array, dtype, scheme, codes=False)
         assert q.stats is not None
         return measured(q.stats, q.format, q.shape)
 
@@ -250,7 +203,7 @@ def measure(
 
 
 def swizzle(scales: Tensor) -> Tensor:
-    """Return One-byte scales [rows, blocks] in the 128x4 order of block-scaled matrix products, flat and padded with
+    """Return one-byte scales [rows, blocks] in the 128x4 order of block-scaled matrix products, flat and padded with
     zeros."""
     if isinstance(scales, np.ndarray):
         return packing.swizzle(scales)
@@ -264,7 +217,7 @@ def swizzle(scales: Tensor) -> Tensor:
 
 @functools.cache
 def _backend(device: str | None, threads: int | None) -> Backend:
-    """Return looked for once: asking for GPUs costs more than quantizing a small tensor."""
+    """Return the backend of a device, found once: looking for GPUs costs more than quantizing a small tensor."""
     return choose_backend(device, threads=threads)
 
 
@@ -275,7 +228,7 @@ def _resident(device: str) -> Backend:
 
 
 def _backend_for(x: Tensor, device: str | None, threads: int | None) -> Backend:
-    """Return where the tensor lies if that is a GPU, else what the words say."""
+    """Return the backend of the tensor's GPU, or of the named device for a tensor in memory."""
     if device is not None and not isinstance(device, str):
         if "torch" not in sys.modules or not isinstance(device, sys.modules["torch"].device):
             raise UsageError(f"device {device!r} is neither a word such as 'cuda:0' nor a torch device")
@@ -338,25 +291,25 @@ def _along(x: Tensor, axis: str) -> Tensor:
     return x.swapaxes(-1, -2) if axis == COLUMN else x
 
 
-def _checked(tensor: Tensor, recipe: Scheme, on_indivisible: str, backend: Backend, axis: str = ROW) -> tuple[Any, str]:
+def _checked(tensor: Tensor, scheme: Scheme, on_indivisible: str, backend: Backend, axis: str = ROW) -> tuple[Any, str]:
     """Return the elements along an axis and their type, after what the policies refuse is refused."""
     x, dtype = _array(_along(tensor, axis) if hasattr(tensor, "swapaxes") else tensor)
     if on_indivisible not in ("pad", "error"):
         raise UsageError(f"on_indivisible '{on_indivisible}' is neither pad nor error")
     if x.ndim == 0:
         raise UsageError("a tensor without dimensions has no blocks: give it one, x.reshape(1)")
-    if on_indivisible == "error" and not divides(recipe.format, x.shape):
+    if on_indivisible == "error" and not divides(scheme.format, x.shape):
         raise RefusedError(
-            f"shape {list(x.shape)} does not divide into blocks of {recipe.format.block_name} ({recipe.format.name}): "
+            f"shape {list(x.shape)} does not divide into blocks of {scheme.format.block_name} ({scheme.format.name}): "
             "pad it, or pass on_indivisible='pad'"
         )
-    if recipe.nonfinite == "error":
+    if scheme.nonfinite == "error":
         found = backend.amax(x, dtype)
         if found.nonfinite:
             values = nonfinite_values(found.nonfinite, math.prod(x.shape), x.shape, found.first_nonfinite)
             raise RefusedError(f"{values}: pass nonfinite='saturate' or 'nan-block'")
-        if recipe.hadamard is not None and backend.amax(x, dtype, recipe.hadamard).nonfinite:
+        if scheme.hadamard is not None and backend.amax(x, dtype, scheme.hadamard).nonfinite:
             raise RefusedError(
-                f"values that overflow binary32 under the {recipe.hadamard.name} transform: scale them down"
+                f"values that overflow binary32 under the {scheme.hadamard.name} transform: scale them down"
             )
     return x, dtype

@@ -13,7 +13,7 @@ EXTRAS = {"torch": "torch", "matplotlib": "plots", "transformers": "capture", "g
 
 
 class MxcliError(Exception):
-    """One sentence naming the file or tensor, the value, the need and the way out.
+    """An error of one sentence naming the file or tensor, the value, the need and the way out.
 
     `details` holds one line per refusal when several are reported at once; `str()` shows the sentence, the
     first of the details and how many more there are.

@@ -287,3 +287,8 @@ def test_what_is_no_seed_and_what_cannot_be_reencoded() -> None:
         mxcli.quantize(x, "mxfp4", hadamard=16, hadamard_seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="codes under a hadamard-16 transform: reencode a tensor without one"):
         mxcli.quantize(x, "mxfp4", hadamard=16).reencode("row")
+
+
+def test_an_unknown_rule_is_named() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword 'scale_rouding': rules are scale_rounding, rounding, "):
+        mxcli.quantize(X, "mxfp8", scale_rouding="floor")  # type: ignore[call-arg]

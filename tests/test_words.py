@@ -46,7 +46,7 @@ VERBS = frozenset(
     Dequantize Describe Detach Detect Discard Divide Download Draw Drop Emit Encode End Enforce Ensure Enter Enumerate
     Escape Estimate Evaluate Examine Exchange Exclude Execute Exit Expand Explain Export Extend Fail Feed Fill Filter
     Find Finish Fit Fix Flatten Fold Follow Forget Format Free Gather Generate Get Give Group Guess Handle Hash Hide
-    Hold Import Include Index Infer Initialize Insert Inspect Install Interleave Interpret Invert Iterate Join Judge
+    Hold Implement Import Include Index Infer Initialize Insert Inspect Install Interleave Interpret Invert Iterate Join Judge
     Keep Label Launch Lay Leave Let Limit Link List Load Locate Lock Log Look Make Map Mark Match Measure Merge Move
     Multiply Name Narrow Normalize Note Number Offer Omit Open Order Pack Pad Pair Parse Pass Permute Pick Place Plan
     Plot Point Pool Predict Prefix Prepare Preserve Print Process Profile Prove Put Quantize Query Quote Raise Range

@@ -21,7 +21,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(?::([0-9]{1,4}))?")
 
 
 def check_device(device: str) -> None:
-    """Raise UsageError unless `device` is auto, cpu, cuda or cuda:N; whether there is such a device is not asked."""
+    """Raise UsageError unless `device` is auto, cpu, cuda or cuda:N; whether the device exists is not checked."""
     if not _DEVICE.fullmatch(device):
         raise UsageError(f"unknown device '{printable(device)}': --device takes auto, cpu, cuda or cuda:N.")
 
@@ -35,8 +35,8 @@ def choose_backend(
 ) -> Backend:
     """Return the backend that a device word stands for on this machine; None is auto.
 
-    `threads` is for the CPU, `max_memory` (bytes) for the memory of a GPU. `on_note` is told why auto leaves a GPU
-    alone that the user could make usable. Raises like `find_device`.
+    `threads` is for the CPU, `max_memory` (bytes) for the memory of a GPU. `on_note` receives the reason
+    why auto skips a GPU that the user could make usable. Raises like `find_device`.
     """
     found = find_device(device, on_note)
     if found != CPU:
@@ -54,8 +54,8 @@ def choose_backend(
 def find_device(device: str | None, on_note: Callable[[str], object] = lambda note: None) -> str:
     """Return `cpu` or `cuda:N`: auto is the first usable GPU, else the CPU; cuda is the first usable GPU.
 
-    Nothing is opened. Raises UsageError for other words, and EnvironmentFailure with everything that stands in the
-    way of a GPU that was asked for.
+    Nothing is opened. Raises UsageError for other words, and EnvironmentFailure with all problems of a
+    requested GPU.
     """
     word = AUTO if device is None else device
     check_device(word)
@@ -63,20 +63,20 @@ def find_device(device: str | None, on_note: Callable[[str], object] = lambda no
         return CPU
     from mxcli.backends import gpus
 
-    # Asking further costs a tenth of a second or more, which a machine without a driver is spared.
+    # Further checks cost a tenth of a second or more; skip them on a machine without a driver.
     if word == AUTO and not gpus.has_driver():
         return CPU
     state = gpus.examine()
     if word == AUTO:
         if state.usable:
             return state.usable[0].device
-        if state.is_mendable:
+        if state.is_fixable:
             on_note(_unused("; ".join(state.problems)))
         return CPU
-    return _asked_for(word, state)
+    return _requested(word, state)
 
 
-def _asked_for(word: str, state: GpuState) -> str:
+def _requested(word: str, state: GpuState) -> str:
     """Return the GPU that `cuda` or `cuda:N` means."""
     index = word.partition(":")[2]
     if index and state.gpus and int(index) >= len(state.gpus):
@@ -89,7 +89,7 @@ def _asked_for(word: str, state: GpuState) -> str:
     if len(problems) == 1:
         raise EnvironmentFailure(f"--device {word}: {problems[0]}. Or use --device cpu.")
     raise EnvironmentFailure(
-        f"--device {word}: {len(problems)} things are missing. Mend them all, or use --device cpu.", problems
+        f"--device {word}: {len(problems)} things are missing. Fix them all, or use --device cpu.", problems
     )
 
 
@@ -102,7 +102,7 @@ def open_timed_device(device: str) -> TimedDevice:
 
 
 def open_resident(device: str) -> Backend:
-    """Return GPU `cuda:N` for torch tensors that lie on it. Raises EnvironmentFailure if it cannot be used."""
+    """Return GPU `cuda:N` for torch tensors on it. Raises EnvironmentFailure if it cannot be used."""
     found = find_device(device)
     with _cupy_or_failure(found):
         from mxcli.backends.cupy_device import CupyDevice
@@ -112,7 +112,7 @@ def open_resident(device: str) -> Backend:
 
 
 def unpacked(q: Quantized) -> Any:
-    """Return one code per byte, in the tensor's shape, beside the codes."""
+    """Return one code per byte, in the tensor's shape, on the device of the codes."""
     import numpy as np
 
     if isinstance(q.packed, np.ndarray):

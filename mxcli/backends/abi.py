@@ -1,4 +1,4 @@
-"""The compiled CPU kernel: where it lies, and the C structures of `kernels/quantize.h` field by field."""
+"""The compiled CPU kernel: its place, and the C structures of `kernels/quantize.h` field by field."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ _CODES = {c_int64: "q", c_double: "d"}
 STATS_NUMBERS = {field[0]: _CODES[field[1]] for field in KernelStats._fields_ if field[1] in _CODES}
 """The numbers of `MxStats`, which come first, with the code of their type."""
 STATS_ARRAYS = {field[0]: getattr(KernelStats, field[0]) for field in KernelStats._fields_ if field[1] not in _CODES}
-"""The rest of it, and where it lies."""
+"""The other fields, with their offsets."""
 
 
 class KernelPerBlock(ctypes.Structure):
@@ -183,19 +183,19 @@ _MIRRORED = (KernelScheme, Tensor, KernelStats, KernelPerBlock, Result, Float)
 
 def kernel_folder() -> Path:
     """Return the folder that holds the compiled kernel and the kernel sources of this installation."""
-    beside = [Path(place) / "kernels" for place in mxcli.__path__]
-    for folder in itertools.chain(beside, _installed_folders()):
+    candidates = [Path(place) / "kernels" for place in mxcli.__path__]
+    for folder in itertools.chain(candidates, _installed_folders()):
         if (folder / _NAME).is_file():
             return folder
     raise EnvironmentFailure(
-        f"the CPU kernel {_NAME} is neither in {beside[0]} nor installed: install mxcli with a C++17 compiler present "
-        "(pip install .)"
+        f"the CPU kernel {_NAME} is neither in {candidates[0]} nor installed: install mxcli with a C++17 compiler "
+        "present (pip install .)"
     )
 
 
 def _installed_folders() -> Iterator[Path]:
-    """Yield where pip put the kernel: not beside these modules where they run from a checkout or are installed
-    editable."""
+    """Yield the folders where pip put the kernel: not next to these modules if they run from a checkout or an editable
+    installation."""
     import importlib.metadata
 
     try:

@@ -50,7 +50,7 @@ class Cpu:
         return CPU
 
     def amax(self, x: Array, dtype: str, hadamard: Hadamard | None = None) -> Amax:
-        """Return see `Backend.amax`."""
+        """Implement `Backend.amax`."""
         return amax(x, dtype, self.threads, hadamard)
 
     def quantize(
@@ -66,7 +66,7 @@ class Cpu:
         per_block: bool = False,
         reuse: Quantized | None = None,
     ) -> Quantized:
-        """Return see `Backend.quantize`."""
+        """Implement `Backend.quantize`."""
         return quantize(
             x,
             dtype,
@@ -81,16 +81,16 @@ class Cpu:
         )
 
     def quantize_both(self, x: Array, dtype: str, scheme: Scheme, *, stream: int = 0) -> tuple[Quantized, Quantized]:
-        """Return see `Backend.quantize_both`."""
+        """Implement `Backend.quantize_both`."""
         return both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, scheme)
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Array:
-        """Return see `Backend.dequantize`."""
+        """Implement `Backend.dequantize`."""
         return dequantize(q, dtype, self.threads)
 
 
 def thread_count(threads: int | None = None) -> int:
-    """Return the number asked for, or one per processor this process may use."""
+    """Return the requested number, or one per processor this process may use."""
     if threads is not None and threads < 1:
         raise UsageError(f"--threads {threads} is not a positive number")
     if threads is not None:

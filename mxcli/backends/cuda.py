@@ -1,5 +1,5 @@
 """The GPU backend: a tensor goes through in pieces, so that transfers and computing overlap and a tensor may be larger
-than the GPU's memory; bytes and statistics are those of the CPU whatever the pieces are."""
+than the GPU's memory; bytes and statistics equal those of the CPU for any size of pieces."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Cuda:
         return self._device.name
 
     def amax(self, x: Array, dtype: str, hadamard: Hadamard | None = None) -> Amax:
-        """Return see `Backend.amax`."""
+        """Implement `Backend.amax`."""
         cpu.check_transform(x.shape, hadamard)
         flat = cpu.bits_of(x, dtype).reshape(-1)
         if flat.size == 0:
@@ -73,7 +73,7 @@ class Cuda:
         per_block: bool = False,
         reuse: Quantized | None = None,
     ) -> Quantized:
-        """Return see `Backend.quantize`."""
+        """Implement `Backend.quantize`."""
         if x.size == 0:
             return cpu.quantize(
                 x, dtype, scheme, tensor_amax=tensor_amax, stream=stream, codes=codes, stats=stats, per_block=per_block
@@ -100,11 +100,11 @@ class Cuda:
         return Quantized(scheme, tuple(x.shape), packed, scales, scale, encode, measured, blocks)
 
     def quantize_both(self, x: Array, dtype: str, scheme: Scheme, *, stream: int = 0) -> tuple[Quantized, Quantized]:
-        """Return see `Backend.quantize_both`."""
+        """Implement `Backend.quantize_both`."""
         return cpu.both_ways(partial(self.quantize, stream=stream, stats=False), x, dtype, scheme)
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Array:
-        """Return see `Backend.dequantize`."""
+        """Implement `Backend.dequantize`."""
         if dtype not in cpu.TYPES:
             raise UsageError(f"dequantized type {dtype} is not one of {', '.join(cpu.TYPES)}")
         out = np.empty(q.shape, cpu.TYPES[dtype][1])
@@ -147,7 +147,7 @@ class Cuda:
             raise
 
     def _limit(self, nbytes: int, growth: int) -> int:
-        """Return the bytes of the device's memory to use for a tensor of so many, each of which needs `growth`."""
+        """Return the bytes of the device's memory to use for a tensor of `nbytes`, each of which needs `growth`."""
         free = int(self._device.free_bytes() * _SHARE_OF_FREE)
         limit = free if self._max_memory is None else min(free, self._max_memory)
         least = min(nbytes, 1 << 20) * growth * QUEUES

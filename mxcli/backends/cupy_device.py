@@ -30,7 +30,7 @@ _WAY_OUT = "End what else uses it, lower --max-memory, or use --device cpu."
 
 
 def _in_words(method: Callable[P, R]) -> Callable[P, R]:
-    """Return errors of CuPy and CUDA as EnvironmentFailure."""
+    """Raise errors of CuPy and CUDA as EnvironmentFailure."""
 
     @wraps(method)
     def careful(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,7 +59,7 @@ class Memory:
 
 class CupyQueue:
     """A CUDA stream as a `Queue`. What goes to and from the host goes through page-locked memory, since only that is
-    transferred beside computing."""
+    transferred during computing."""
 
     def __init__(self, device: CupyDevice, stream: Any) -> None:
         self._device, self.stream = device, stream
@@ -68,7 +68,7 @@ class CupyQueue:
 
     @_in_words
     def empty(self, nbytes: int) -> Memory:
-        """Return see `Queue.empty`."""
+        """Implement `Queue.empty`."""
         with self._device.chosen, self.stream:  # memory of a stream is used again in that stream's order
             memory = Memory(cupy.cuda.alloc(max(1, nbytes)))
         self._kept.append(memory)
@@ -76,7 +76,7 @@ class CupyQueue:
 
     @_in_words
     def upload(self, array: Any) -> Memory:
-        """Return see `Queue.upload`."""
+        """Implement `Queue.upload`."""
         memory = self.empty(array.nbytes)
         with self._device.chosen:
             pinned = cupy.cuda.alloc_pinned_memory(array.nbytes)
@@ -87,21 +87,21 @@ class CupyQueue:
 
     @_in_words
     def fill(self, buffer: Buffer, byte: int, begin: int, end: int) -> None:
-        """See `Queue.fill`."""
+        """Implement `Queue.fill`."""
         assert isinstance(buffer, Memory)
         with self._device.chosen:
             (buffer.pointer + begin).memset_async(byte, end - begin, self.stream)
 
     @_in_words
     def launch(self, launch: Launch) -> None:
-        """See `Queue.launch`."""
+        """Implement `Queue.launch`."""
         with self._device.chosen:
             function = self._device.function(launch)
             function((launch.grid,), (launch.threads,), launch.arguments, stream=self.stream)
 
     @_in_words
     def copy(self, source: Buffer, target: Buffer, nbytes: int, offset: int = 0) -> None:
-        """See `TimedQueue.copy`."""
+        """Implement `TimedQueue.copy`."""
         assert isinstance(source, Memory)
         assert isinstance(target, Memory)
         with self._device.chosen:
@@ -109,7 +109,7 @@ class CupyQueue:
 
     @_in_words
     def seconds(self, work: Callable[[], None], before: Callable[[], None]) -> float:
-        """Return see `TimedQueue.seconds`."""
+        """Implement `TimedQueue.seconds`."""
         with self._device.chosen:
             start, end = cupy.cuda.Event(), cupy.cuda.Event()
             before()
@@ -121,7 +121,7 @@ class CupyQueue:
 
     @_in_words
     def download(self, buffer: Buffer, array: Any, begin: int = 0) -> None:
-        """See `Queue.download`."""
+        """Implement `Queue.download`."""
         assert isinstance(buffer, Memory)
         with self._device.chosen:
             pinned = cupy.cuda.alloc_pinned_memory(array.nbytes)
@@ -130,7 +130,7 @@ class CupyQueue:
 
     @_in_words
     def finish(self) -> None:
-        """See `Queue.finish`."""
+        """Implement `Queue.finish`."""
         with self._device.chosen:
             self.stream.synchronize()
         for pinned, array in self._downloads:
@@ -155,14 +155,14 @@ class CupyDevice:
 
     @_in_words
     def free_bytes(self) -> int:
-        """Return see `Device.free_bytes`."""
+        """Implement `Device.free_bytes`."""
         with self.chosen:
             free, _ = cupy.cuda.runtime.memGetInfo()
             return int(free + cupy.get_default_memory_pool().free_bytes())
 
     @_in_words
     def queues(self, count: int) -> Sequence[CupyQueue]:
-        """Return see `Device.queues`."""
+        """Implement `Device.queues`."""
         with self.chosen:
             while len(self._queues) < count:
                 self._queues.append(CupyQueue(self, cupy.cuda.Stream(non_blocking=True)))
@@ -174,7 +174,7 @@ class CupyDevice:
 
     @_in_words
     def describe(self) -> str:
-        """Return see `TimedDevice.describe`."""
+        """Implement `TimedDevice.describe`."""
         properties = cupy.cuda.runtime.getDeviceProperties(self.chosen.id)
         driver = cupy.cuda.runtime.driverGetVersion()
         major, minor = nvrtc.version()
@@ -184,7 +184,7 @@ class CupyDevice:
         )
 
     def clocks(self) -> str:
-        """Return see `TimedDevice.clocks`."""
+        """Implement `TimedDevice.clocks`."""
         wanted = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
         command = ["nvidia-smi", f"--query-gpu={wanted}", "--format=csv,noheader", f"--id={self.chosen.pci_bus_id}"]
         try:

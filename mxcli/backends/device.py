@@ -1,5 +1,5 @@
-"""What a GPU has to offer the kernels: memory, queues of work, and a compiler. CuPy offers it (`cupy_device.py`); tests
-offer it on a CPU."""
+"""The interface of a GPU to the kernels: memory, queues of work, and a compiler. CuPy implements it (`cupy_device.py`);
+tests implement it on a CPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel to compile: its file, its name in it, the definitions the file is read with, sorted, and the recipe that
-    becomes constants in it (an `MxScheme` as it lies in memory; empty: it depends on none)."""
+    """A kernel to compile: its file, its name in it, the definitions the file is read with, sorted, and the scheme that
+    becomes constants in it (the bytes of an `MxScheme`; empty: none)."""
 
     file: str
     name: str
@@ -36,11 +36,11 @@ class Buffer(Protocol):
 
     @property
     def address(self) -> int:
-        """Where it begins, a multiple of 256."""
+        """Its first byte, a multiple of 256."""
 
 
 class Queue(Protocol):
-    """Work that a device does in order, beside that of its other queues."""
+    """Work that a device does in order, concurrently with its other queues."""
 
     def empty(self, nbytes: int) -> Buffer:
         """Return memory for this queue's work, kept at least until `finish`."""
@@ -62,7 +62,7 @@ class Queue(Protocol):
 
 
 class Device(Protocol):
-    """A GPU. All of it raises EnvironmentFailure where memory runs out, with the bytes asked for."""
+    """A GPU. All of it raises EnvironmentFailure where memory runs out, with the bytes requested."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Device(Protocol):
 
     @property
     def processors(self) -> int:
-        """How many multiprocessors run blocks of threads side by side."""
+        """The number of multiprocessors."""
 
     @property
     def conversions(self) -> int:
@@ -105,7 +105,7 @@ class TimedDevice(Device, Protocol):
         """Return its name, memory, driver and compiler."""
 
     def clocks(self) -> str:
-        """Return its clocks and power now, as its driver tells them; says so where that is not known."""
+        """Return its clocks and power now, as its driver reports them, or that they are unknown."""
 
     def queues(self, count: int) -> Sequence[TimedQueue]:
-        """Return see `Device.queues`."""
+        """Return queues as `Device.queues` does."""

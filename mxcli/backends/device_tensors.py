@@ -1,4 +1,4 @@
-"""torch tensors that lie on a GPU: quantized where they are, on torch's current stream, without a copy."""
+"""Backend for torch tensors on a GPU: quantized in place, on torch's current stream, without a copy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DeviceTensors:
         return self._device.name
 
     def amax(self, x: torch.Tensor, dtype: str, hadamard: Hadamard | None = None) -> Amax:
-        """Return see `Backend.amax`."""
+        """Implement `Backend.amax`."""
         cpu.check_transform(tuple(x.shape), hadamard)
         if x.numel() == 0:
             return Amax(0.0, 0, -1)
@@ -73,7 +73,7 @@ class DeviceTensors:
         reuse: Quantized | None = None,
         swizzled: bool = False,
     ) -> Quantized:
-        """Return see `Backend.quantize`: codes or statistics, not both, and no arrays per block. `swizzled`: scales of
+        """Implement `Backend.quantize`: codes or statistics, not both, and no arrays per block. `swizzled`: scales of
         a tensor of two dimensions, one byte each, in the 128x4 order of block-scaled matrix products, flat."""
         import torch
 
@@ -96,49 +96,51 @@ class DeviceTensors:
             measured = pipeline.run([piece])
         else:
             packed, scales = _outputs(x, scheme, swizzled=swizzled)
-            told = queue.upload(np.array([found], FOUND)) if has_scale or job.whole else None
+            uploaded = queue.upload(np.array([found], FOUND)) if has_scale or job.whole else None
             at = Addresses(
                 x.data_ptr(),
-                0 if told is None else told.address,
+                0 if uploaded is None else uploaded.address,
                 codes=packed.data_ptr(),
                 scales=scales.data_ptr(),
             )
             if x.numel():
                 queue.launch(job.quantize(piece, at, self._device.conversions, swizzled))
-            if told is not None:
-                queue.finish()  # what is on its way to the device must stay until it is there
+            if uploaded is not None:
+                queue.finish()  # the array must live until its upload is done
         scale = decode if has_scale else None
         return Quantized(scheme, tuple(x.shape), packed, scales, scale, encode, measured, None)
 
     def quantize_both(
         self, x: torch.Tensor, dtype: str, scheme: Scheme, *, stream: int = 0
     ) -> tuple[Quantized, Quantized]:
-        """Return see `Backend.quantize_both`: one read for both, after the one for a tensor scale, where blocks are
+        """Implement `Backend.quantize_both`: one read for both, after the one for a tensor scale, where blocks are
         rows of 16 or 32 that hold whole groups of a transform."""
         import torch
 
         shape = tuple(x.shape)
         job = KernelJob(shape, dtype, scheme, stream)
         if not (job.has_both and len(shape) > 1 and x.numel()):
-            turned = x.transpose(-1, -2).contiguous()
-            row, column = (self.quantize(way, dtype, scheme, stream=stream, stats=False) for way in (x, turned))
+            transposed = x.transpose(-1, -2).contiguous()
+            row, column = (
+                self.quantize(oriented, dtype, scheme, stream=stream, stats=False) for oriented in (x, transposed)
+            )
             return row, column
-        for way in (shape, (*shape[:-2], shape[-1], shape[-2])):
-            cpu.check_transform(way, scheme.hadamard)
+        for oriented in (shape, (*shape[:-2], shape[-1], shape[-2])):
+            cpu.check_transform(oriented, scheme.hadamard)
         queue, has_scale = self._queue(x), scheme.format.tensor_scale is not None
         amaxes = self._both_amaxes(x, dtype, scheme) if has_scale else (0.0, 0.0)
-        made, ways, told = [], [], []
-        turned = torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=x.dtype, device="meta")
-        for way, amax in zip((x, turned), amaxes, strict=True):
-            packed, scales = _outputs(way, scheme, swizzled=False, device=x.device)
+        made, addresses, uploaded = [], [], []
+        transposed = torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=x.dtype, device="meta")
+        for oriented, amax in zip((x, transposed), amaxes, strict=True):
+            packed, scales = _outputs(oriented, scheme, swizzled=False, device=x.device)
             encode, decode = cpu.tensor_scales(scheme, amax)
             found = queue.upload(np.array([amax], np.float32)) if has_scale else None
-            told.append(found)
+            uploaded.append(found)
             address = 0 if found is None else found.address
-            ways.append(Addresses(x.data_ptr(), address, codes=packed.data_ptr(), scales=scales.data_ptr()))
+            addresses.append(Addresses(x.data_ptr(), address, codes=packed.data_ptr(), scales=scales.data_ptr()))
             scale = decode if has_scale else None
-            made.append(Quantized(scheme, tuple(way.shape), packed, scales, scale, encode, None, None))
-        queue.launch(job.quantize_both(ways[0], ways[1], self._device.processors, self._device.conversions))
+            made.append(Quantized(scheme, tuple(oriented.shape), packed, scales, scale, encode, None, None))
+        queue.launch(job.quantize_both(addresses[0], addresses[1], self._device.processors, self._device.conversions))
         if has_scale:
             queue.finish()  # as in quantize
         return made[0], made[1]
@@ -151,7 +153,7 @@ class DeviceTensors:
         return row, self.amax(x.transpose(-1, -2).contiguous(), dtype, scheme.hadamard).value
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> torch.Tensor:
-        """Return see `Backend.dequantize`."""
+        """Implement `Backend.dequantize`."""
         import torch
 
         if dtype not in cpu.TYPES:
@@ -200,7 +202,7 @@ def _lying(x: torch.Tensor) -> Source:
 def _outputs(
     x: torch.Tensor, scheme: Scheme, *, swizzled: bool, device: torch.device | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tensors for codes and scales beside x, or on a device."""
+    """Return tensors for codes and scales on the device of x, or on a given device."""
     import torch
 
     where = x.device if device is None else device

@@ -1,4 +1,4 @@
-"""Which GPUs there are and why they cannot be used, asked of the driver itself: CuPy is not imported."""
+"""The GPUs of this machine and why they cannot be used, from the driver itself: CuPy is not imported."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Version: TypeAlias = tuple[int, int]
 Load: TypeAlias = Callable[[str], Any]
 
 LOWEST_CAPABILITY: Version = (8, 0)
-"""What the kernels are compiled for at least."""
+"""The lowest compute capability that the kernels are compiled for."""
 LOWEST_CUPY = 14
 CUPY_PACKAGES = {"cupy-cuda11x": 11, "cupy-cuda12x": 12, "cupy-cuda13x": 13, "cupy": None}
-"""CuPy by the names it is installed under, with the major version of CUDA that each needs (None: not told)."""
+"""CuPy by the names it is installed under, with the major version of CUDA that each needs (None: unknown)."""
 PACKAGES = {
     13: "'cupy-cuda13x>=14' nvidia-cuda-nvrtc",
     12: "'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'",
@@ -30,7 +30,7 @@ _NO_DEVICE, _STUB = 100, 34
 _ERRORS = {
     2: "out of memory: end other programs that use the GPU",
     _STUB: "the stub of a CUDA toolkit was loaded for the driver: take its folder 'stubs' off LD_LIBRARY_PATH",
-    46: "the device is unavailable: end the program that holds it, or ask for a GPU that is not exclusively held",
+    46: "the device is unavailable: end the program that holds it, or use a GPU that is not exclusively held",
     802: "the system is not ready: start the fabric manager (nvidia-fabricmanager) and see that it runs",
     803: "the driver in the kernel and its library are of different versions: reboot, or reload the kernel module, "
     "as after an update of the driver",
@@ -57,7 +57,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """What a GPU would need here and what of it there is.
+    """The requirements of GPUs on this machine, and the problems.
 
     `driver` is the newest CUDA version that the driver serves, `cupy` every CuPy package with its version. `problems`
     are sentences without their full stop, each with the way out. `init_error` is the CUDA error of starting the
@@ -72,17 +72,17 @@ class GpuState:
     init_error: int = 0
 
     def problems_of(self, gpu: Gpu) -> tuple[str, ...]:
-        """Return what stands in the way of one GPU: all problems but those of other GPUs alone."""
+        """Return the problems of one GPU: all but those of other GPUs alone."""
         of_others = {_incapable(other) for other in self.gpus if other != gpu}
         return tuple(problem for problem in self.problems if problem not in of_others)
 
     @property
     def usable(self) -> tuple[Gpu, ...]:
-        """The GPUs that nothing stands in the way of."""
+        """The GPUs without problems."""
         return tuple(gpu for gpu in self.gpus if not self.problems_of(gpu))
 
     @property
-    def is_mendable(self) -> bool:
+    def is_fixable(self) -> bool:
         """True if there is a GPU that is unusable for a reason that can be removed."""
         if self.init_error:
             return self.init_error not in (_NO_DEVICE, _STUB)

@@ -1,4 +1,4 @@
-"""Which kernel serves a tensor under a recipe, and how its work is dealt to threads: pure, no device needed."""
+"""The choice of kernels for a tensor under a scheme, and the division of work among threads; needs no device."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ MOST_HELD = 8
 MOST_BLOCKS = 2**31 - 1
 """Blocks of threads that one launch can have."""
 WORST_OF = 4096
-"""`mx_worst` finds the noisiest of so many blocks."""
+"""`mx_worst` finds the noisiest of this many blocks."""
 SUMS, SHARE_BYTES = 4, 64
 """Numbers of a chunk, and bytes of `MxShare` in `kernels/measure_blocks.cu`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a tensor's arrays begin on the device. Of a piece: where they would begin if all of the tensor lay there,
+    """Addresses of a tensor's arrays on the device. For a piece: where they would begin if all of the tensor were
+    there,
     so that kernels count rows, blocks and chunks from the tensor's first. 0: not wanted, or not needed."""
 
     x: int
@@ -57,7 +58,7 @@ class Piece:
 
 
 class KernelJob:
-    """A tensor of a shape and type under a recipe: its cut into units, chunks and pieces, and the kernels for it."""
+    """A tensor of a shape and type under a scheme: its cut into units, chunks and pieces, and the kernels for it."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str, scheme: Scheme, stream: int = 0) -> None:
         self.scheme, self.shape, self.dtype = scheme, shape, dtype
@@ -99,7 +100,7 @@ class KernelJob:
         return unit // down * self.rows + unit % down * self.block_rows
 
     def pieces(self, most_bytes: int) -> Iterator[Piece]:
-        """Yield the tensor in whole chunks, as many of them at a time as need no more than so many bytes of input;
+        """Yield the tensor in whole chunks, as many of them at a time as need no more than the given bytes of input;
         undivided where it is a block whose scale is tried on all of it."""
         per_chunk = self.cut.per_chunk
         row_bytes = max(1, self.columns * self.item_bytes)

@@ -38,7 +38,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What NVRTC made of a text: machine code, the PTX it came from, and the compiler's remarks."""
+    """The result of NVRTC for a text: machine code, the PTX it came from, and the compiler's remarks."""
 
     cubin: bytes
     ptx: str
@@ -84,7 +84,8 @@ def compile(
 def cubin(
     name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str] = {}
 ) -> bytes:
-    """Return as `compile`, kept in `cache_folder()`; a folder that cannot be read or written costs time, never an
+    """Compile like `compile`, with the result kept in `cache_folder()`; a folder that cannot be read or written costs
+    time, never an
     error."""
     key = _key(name, source, headers, architecture, definitions)
     code = _stored(key)
@@ -97,7 +98,7 @@ def cubin(
 def build(
     name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str] = {}
 ) -> Build:
-    """Return as `compile`, with everything that NVRTC says about the text."""
+    """Compile like `compile`, with everything that NVRTC says about the text."""
     nvrtc, program = library(), c_void_p()
     _check_architecture(architecture)
     status = nvrtc.nvrtcCreateProgram(
@@ -241,7 +242,8 @@ def _key(name: str, source: str, headers: Mapping[str, str], architecture: str, 
 
 
 def _digest(key: str, code: bytes) -> bytes:
-    """Return stands in front of the code; with the key in it, a file copied from another name does not count either."""
+    """Return what stands in front of the code; with the key in it, a file copied from another name does not count
+    either."""
     return hashlib.sha256(key.encode() + code).digest()
 
 
@@ -255,7 +257,7 @@ def _stored(key: str) -> bytes | None:
 
 
 def _store(key: str, code: bytes) -> None:
-    """Write beside the file and renames, so that a reader or a killed process never leaves half of one."""
+    """Write next to the file and rename, so that a reader or a killed process never leaves half of one."""
     try:
         folder = cache_folder()
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -300,7 +302,7 @@ class Compiler:
 
     @property
     def architecture(self) -> str:
-        """What the kernels are compiled for. From 10.0 on, all that this very GPU can do."""
+        """The architecture to compile for: from 10.0 on the one of this very GPU."""
         major, minor = self.capability
         return f"sm_{major}{minor}" + ("a" if major >= 10 else "")
 

@@ -1,4 +1,4 @@
-"""One tensor's way through a GPU: piece after piece in, codes, scales and statistics out."""
+"""The path of a tensor through a GPU: pieces in; codes, scales and statistics out."""
 
 from __future__ import annotations
 
@@ -92,8 +92,9 @@ FOUND = np.dtype([("finite", "<u4"), ("all", "<u4"), ("nonfinite", "<u8"), ("fir
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a tensor is sent through for: where its codes and scales go (empty: nowhere), whether it is measured, and
-    where numbers per block go (None: nowhere)."""
+    """The outputs of a run: where codes and scales go (empty: nowhere), whether statistics are counted, and where
+    numbers
+    per block go (None: nowhere)."""
 
     packed: Array
     scales: Array
@@ -172,7 +173,7 @@ class Pipeline:
         self._found = [queue.upload(np.array([found], FOUND)) for queue in self._queues]
 
     def run(self, pieces: Iterable[Piece]) -> Stats | None:
-        """Return all pieces; afterwards the arrays that were wanted are filled."""
+        """Quantize and measure all pieces; afterwards the requested arrays are filled."""
         if not (self._wanted.stats or self._wanted.codes):
             return None
         if self._wanted.stats:
@@ -325,19 +326,19 @@ def look_at(
 
 
 def amax_from(found: Any) -> Amax:
-    """Return what FOUND says, as every backend says it."""
+    """Return the record of FOUND as an Amax."""
     first = int(found["first"].view(np.int64))  # all bits set: -1
     return Amax(float(found["finite"].view(np.float32)), int(found["nonfinite"]), first)
 
 
 def clear_totals(queue: Queue, totals: Buffer) -> None:
-    """Totals of nothing."""
+    """Reset totals to those of no elements."""
     queue.fill(totals, 0, 0, TOTALS * 8)
     queue.fill(totals, 0xFF, LEAST[0] * 8, LEAST[1] * 8)
 
 
 def _merged(queues: Sequence[Queue], found: Sequence[Buffer]) -> Any:
-    """Return what queues found of their pieces, as what was found of all: an element of type FOUND."""
+    """Merge the results of queues on their pieces: an element of type FOUND."""
     each = np.empty(len(found), FOUND)
     for queue, buffer, place in zip(queues, found, range(len(found)), strict=True):
         queue.download(buffer, each[place : place + 1])

@@ -12,9 +12,9 @@ from mxcli.numerics.stats import Stats
 
 @dataclass(frozen=True, slots=True)
 class Reencoded:
-    """The codes, how many elements stand for another value than before, and what was measured against those before.
+    """The new codes, the number of elements whose value changed, and statistics against the values before.
 
-    A NaN that stays one is no other value; the elements that it makes NaN with it are.
+    A NaN that stays NaN has not changed; elements that become NaN with its block have.
     """
 
     quantized: Quantized
@@ -23,10 +23,10 @@ class Reencoded:
 
 
 def reencode(q: Quantized, scheme: Scheme, backend: Backend) -> Reencoded:
-    """Return `q` under another recipe, through its values as binary32, which hold every element times its scale
+    """Return `q` under another scheme, through its values as binary32, which hold every element times its scale
     exactly.
 
-    `q` lies where the backend computes. Takes memory for two binary32 copies of the tensor.
+    `q` is on the device of the backend. Takes memory for two binary32 copies of the tensor.
     """
     before = backend.dequantize(q)
     again = backend.quantize(before, "F32", scheme)

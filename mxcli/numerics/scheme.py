@@ -74,6 +74,9 @@ def tensor_rules(rules: Rules) -> dict[str, str | None]:
 def rules_from(options: Mapping[str, Any]) -> Rules:
     """Return the rules of keywords named as in RuleOptions; raises UsageError for a transform that does not exist."""
     named = dict(options)
+    unknown = named.keys() - RuleOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unexpected keyword {min(unknown)!r}: rules are {', '.join(RuleOptions.__annotations__)}")
     hadamard = stated_hadamard(named.pop("hadamard", None), named.pop("hadamard_seed", None))
     return Rules(**named, hadamard=hadamard)
 

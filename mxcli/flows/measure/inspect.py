@@ -1,4 +1,4 @@
-"""What a source holds, from its headers: tensors, roles, ties, layout, totals and everything odd."""
+"""The content of a source, from its headers: tensors, roles, ties, layout, totals and everything odd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mxcli.files.tensors import TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """How much some tensors are together."""
+    """The number, elements and bytes of several tensors."""
 
     tensors: int = 0
     elements: int = 0
@@ -30,7 +30,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a source of captures holds: how many layers, the steps and ranks that are told, and tensors by role."""
+    """The content of captures: the number of layers, the recorded steps and ranks, and the tensors by role."""
 
     layers: int
     steps: tuple[int, ...]
@@ -40,8 +40,8 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A source as its headers show it; `dialect` names a quantized layout, None for plain tensors; `captured` sums up
-    its captures, None where it is none."""
+    """A source as its headers show it; `dialect` names a quantized layout (None: plain tensors), `captured` sums up
+    captures (None: not captures)."""
 
     source: str
     kind: str
@@ -59,7 +59,7 @@ class Inspection:
 
 
 def inspect_checkpoint(source: str, checkpoint: Checkpoint) -> Inspection:
-    """Return an opened source summed up; `source` is what the user called it."""
+    """Return the inspection of an opened source, which the user calls `source`."""
     tensors = tuple(checkpoint.tensors.values())
     return Inspection(
         source=source,

@@ -1,7 +1,6 @@
-"""Limits that a user states on metrics (`--fail-on`): read safely, checked for every tensor, told all at once.
+"""Limits on metrics (`--fail-on`): parsed safely, checked for every tensor, reported all at once.
 
-What could not be checked has not passed: where the outcome hangs on a metric that a tensor does not have, that is told
-as a failure is.
+A condition that depends on a metric which a tensor lacks has not passed: it is reported like a failure.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Under what a tensor fails: the `text` as typed, its meaning, and the metrics it speaks of in order."""
+    """A condition under which a tensor fails: the `text` as typed, its tree, and the metrics it names in order."""
 
     text: str
     tree: ast.expr
@@ -45,8 +44,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What conditions found: how many measurements were `checked`, a sentence for each that fails, and one for each
-    condition that could not be evaluated for some."""
+    """The outcome of conditions: the number of measurements `checked`, a sentence for each failure, and one for each
+    condition that could not be evaluated for some tensors."""
 
     checked: int
     failures: tuple[str, ...]
@@ -63,14 +62,14 @@ def parse_condition(text: str) -> Condition:
         tree = ast.parse(text.strip(), mode="eval").body
         metrics = tuple(dict.fromkeys(_names_in(tree, text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise _unreadable(text, "it is no comparison") from error
+        raise _unreadable(text, "it is not a comparison") from error
     if not metrics:
         raise _unreadable(text, "it names no metric")
     return Condition(text, tree, metrics)
 
 
 def fails(condition: Condition, metrics: Metrics) -> bool | None:
-    """Return whether a tensor fails; None where that hangs on a metric that is absent.
+    """Return whether a tensor fails; None if that depends on a metric that is absent.
 
     An exact result has an infinite SQNR and no error, so that it is better than any limit.
     """
@@ -78,7 +77,7 @@ def fails(condition: Condition, metrics: Metrics) -> bool | None:
 
 
 def check_limits(conditions: Iterable[Condition], measured: Iterable[tuple[str, Metrics]]) -> Limits:
-    """Return all conditions for everything measured, under the names given."""
+    """Check all conditions on all measurements, each with its name."""
     stated, checked, failures = tuple(conditions), 0, list[str]()
     lacking: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name, metrics in measured:
@@ -95,22 +94,22 @@ def check_limits(conditions: Iterable[Condition], measured: Iterable[tuple[str, 
 
 def limit_error(limits: Limits) -> LimitError:
     """Return the failures, and what could not be evaluated, as one error."""
-    told = (*limits.unevaluated, *limits.failures)
-    if len(told) == 1:
-        return LimitError(told[0] + _WAY_OUT if limits.unevaluated else told[0])
+    problems = (*limits.unevaluated, *limits.failures)
+    if len(problems) == 1:
+        return LimitError(problems[0] + _WAY_OUT if limits.unevaluated else problems[0])
     failures, unevaluated = len(limits.failures), len(limits.unevaluated)
     counts = [f"{failures:,} failure{'s' if failures > 1 else ''}"] if failures else []
     counts += [f"{unevaluated:,} that could not be evaluated"] if unevaluated else []
     headline = f"--fail-on: {' and '.join(counts)} in {limits.checked:,} measurements."
-    return LimitError(headline + _WAY_OUT if unevaluated else headline, told)
+    return LimitError(headline + _WAY_OUT if unevaluated else headline, problems)
 
 
 def _names_in(node: ast.expr, text: str) -> Iterator[str]:
-    """Yield the metrics of an expression that is what it may be; raises UsageError where it is not."""
+    """Yield the metrics of an expression; raises UsageError if it is not a valid condition."""
     if isinstance(node, ast.BoolOp):
         for value in node.values:
             if not isinstance(value, (ast.BoolOp, ast.Compare)):
-                raise _unreadable(text, f"'{printable(ast.unparse(value))}' is no comparison")
+                raise _unreadable(text, f"'{printable(ast.unparse(value))}' is not a comparison")
             yield from _names_in(value, text)
     elif isinstance(node, ast.Compare):
         unknown = [op for op in node.ops if type(op) not in _COMPARISONS]
@@ -122,7 +121,7 @@ def _names_in(node: ast.expr, text: str) -> Iterator[str]:
             elif _number(side) is None:
                 raise _unreadable(text, f"'{printable(ast.unparse(side))}' is neither a metric nor a number")
     else:
-        raise _unreadable(text, f"'{printable(ast.unparse(node))}' is no comparison")
+        raise _unreadable(text, f"'{printable(ast.unparse(node))}' is not a comparison")
 
 
 def _known(name: str, text: str) -> str:
@@ -137,7 +136,7 @@ def _known(name: str, text: str) -> str:
 
 
 def _number(node: ast.expr) -> float | None:
-    """Return the number that a node is, with its sign; None: it is none."""
+    """Return the number that a node spells, with its sign, or None."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         value = _number(node.operand)
         return -value if value is not None and isinstance(node.op, ast.USub) else value
@@ -171,7 +170,7 @@ def _value(node: ast.expr, metrics: Metrics) -> float | None:
 
 
 def _failure(name: str, condition: Condition, metrics: Metrics) -> str:
-    values = (f"{metric} is {_told(metrics, metric)}" for metric in condition.metrics)
+    values = (f"{metric} is {_described(metrics, metric)}" for metric in condition.metrics)
     return f"{name}: {', '.join(values)} (--fail-on '{printable(condition.text)}')"
 
 
@@ -183,8 +182,8 @@ def _unevaluated(text: str, absent: Sequence[str], names: Sequence[str]) -> str:
     )
 
 
-def _told(metrics: Metrics, name: str) -> str:
-    """Return the number judged by, and whether it is only known from a sample."""
+def _described(metrics: Metrics, name: str) -> str:
+    """Return the number compared, and whether it comes from a sample."""
     shown = _shown(judged_number(metrics, name))
     if not is_of_part(metrics):
         return shown

@@ -1,4 +1,4 @@
-"""The one measuring path: each tensor is read once and quantized under every plan, without keeping its codes."""
+"""The measuring path of all verbs: each tensor is read once and quantized under every plan; codes are dropped."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PER_BLOCK = {"amax": "F32", "decode": "F32", "saturated": "I32", "underflowed": 
 """Arrays with a value per block, and their types."""
 
 _OF_ONE_FORMAT = ("subnormal_percent", "binades_available", "binades_used", "code_use_percent")
-"""Metrics that say nothing of several element formats together."""
+"""Metrics without a meaning over several element formats."""
 
-_ODDITIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
+_ANOMALIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
     "with NaN or infinities": lambda m: m["nonfinite"],
     "with blocks lost to a scale that became zero or was clamped": lambda m: m["scale_underflowed_blocks"],
     "of zeros only": lambda m: (
@@ -37,18 +37,20 @@ _ODDITIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
 }
 
 TensorPlans = tuple[TensorPlan, ...]
-"""What plans do with one tensor: all of them, or those that quantize it."""
+"""The decisions of several plans on one tensor."""
 T = TypeVar("T")
 
 
 def measured_tensors(plans: Sequence[Plan]) -> list[TensorPlans]:
-    """Return the tensors that some plan quantizes, in the order of the source, with the steps of all plans."""
-    return [steps for steps in zip(*(plan.tensors for plan in plans), strict=True) if any(s.scheme for s in steps)]
+    """Return the tensors that some plan quantizes, in the order of the source, with the decisions of all plans."""
+    return [
+        planned for planned in zip(*(plan.tensors for plan in plans), strict=True) if any(s.scheme for s in planned)
+    ]
 
 
-def quantized_only(steps: TensorPlans) -> TensorPlans:
-    """Return those that quantize the tensor."""
-    return tuple(step for step in steps if step.scheme is not None)
+def quantized_only(planned: TensorPlans) -> TensorPlans:
+    """Return the decisions that quantize the tensor."""
+    return tuple(each for each in planned if each.scheme is not None)
 
 
 def measure(
@@ -59,11 +61,10 @@ def measure(
     per_block: bool = False,
     codes: bool = False,
 ) -> Iterator[tuple[TensorPlans, tuple[Quantized, ...]]]:
-    """Return every tensor that some plan quantizes, in the order of the source: the steps that do, and what comes of
-    each.
+    """Quantize every tensor that some plan quantizes, and yield the decisions and results in the order of the source.
 
-    Each tensor is read once. Those that share a tensor scale are read together; what comes of the later ones waits for
-    its turn. Codes are kept only if asked for.
+    Each tensor is read once. Tensors that share a tensor scale are read together; the results of the later ones wait
+    for their turn. Codes are kept only if requested.
     """
     return in_source_order(
         plans, lambda unit: _measured_unit(checkpoint, unit, backend, per_block=per_block, codes=codes)
@@ -73,54 +74,54 @@ def measure(
 def in_source_order(
     plans: Sequence[Plan], measured_unit: Callable[[Sequence[TensorPlans]], Iterable[tuple[TensorPlans, T]]]
 ) -> Iterator[tuple[TensorPlans, T]]:
-    """Yield what `measured_unit` makes of the tensors that share a tensor scale in some plan, in the order of the
+    """Yield the results of `measured_unit`, which takes tensors that share a tensor scale, in the order of the
     source."""
-    turns = iter([steps[0].tensor.name for steps in measured_tensors(plans)])
+    order = iter([planned[0].tensor.name for planned in measured_tensors(plans)])
     waiting: dict[str, tuple[TensorPlans, T]] = {}
-    turn = next(turns, None)
+    next_name = next(order, None)
     for unit in read_groups(plans):
-        for steps, made in measured_unit(unit):
-            waiting[steps[0].tensor.name] = steps, made
-            while turn in waiting:
-                yield waiting.pop(turn)
-                turn = next(turns, None)
+        for planned, made in measured_unit(unit):
+            waiting[planned[0].tensor.name] = planned, made
+            while next_name in waiting:
+                yield waiting.pop(next_name)
+                next_name = next(order, None)
 
 
 def read_groups(plans: Sequence[Plan]) -> list[list[TensorPlans]]:
-    """Return the tensors to be measured, those together that share a tensor scale in some plan."""
-    wanted = {steps[0].tensor.name for steps in measured_tensors(plans)}
+    """Return the tensors to measure, grouped by the tensor scales that they share in some plan."""
+    wanted = {planned[0].tensor.name for planned in measured_tensors(plans)}
     found: dict[tuple[bool, str], list[TensorPlans]] = {}
-    for steps in zip(*(plan.tensors for plan in plans), strict=True):
-        group = next((step.group for step in steps if step.group is not None), None)
-        key = (True, group) if group is not None else (False, steps[0].tensor.name)
-        found.setdefault(key, []).append(steps)
-    return [unit for unit in found.values() if any(steps[0].tensor.name in wanted for steps in unit)]
+    for planned in zip(*(plan.tensors for plan in plans), strict=True):
+        group = next((each.group for each in planned if each.group is not None), None)
+        key = (True, group) if group is not None else (False, planned[0].tensor.name)
+        found.setdefault(key, []).append(planned)
+    return [unit for unit in found.values() if any(planned[0].tensor.name in wanted for planned in unit)]
 
 
 def memory_to_measure(*plans: Plan, per_block: bool = False) -> Need:
-    """Return what `measure` needs: tensors that are read together, a copy where one is turned, and arrays per block."""
+    """Return the memory of `measure`: tensors read together, a transposed copy of one, and arrays per block."""
     return need_of(_working_bytes(unit, per_block) for unit in read_groups(plans))
 
 
-def pooled_metrics(counted: Counted, row: BlockFormat, tensors: int) -> dict[str, Value]:
+def pooled_metrics(counted: Counted, fmt: BlockFormat, tensors: int) -> dict[str, Value]:
     """Return the metrics of several tensors taken together, with their number."""
-    return {"tensors": tensors, **metrics_of(counted, row, tensors=tensors)}
+    return {"tensors": tensors, **metrics_of(counted, fmt, tensors=tensors)}
 
 
 def pooled_over_formats(parts: Mapping[BlockFormat, tuple[Counted, int]]) -> dict[str, Value]:
     """Return the metrics of tensors in several formats taken together, given the sum and the number of those in each.
 
-    Bits are averaged over elements and histograms by exponent added up; what only one element format has is absent.
+    Bits are averaged over elements and histograms by exponent added up; metrics of a single element format are absent.
     """
     if len(parts) == 1:
-        ((row, (stats, tensors)),) = parts.items()
-        return pooled_metrics(stats, row, tensors)
-    each = [pooled_metrics(counted, row, tensors) for row, (counted, tensors) in parts.items()]
+        ((fmt, (stats, tensors)),) = parts.items()
+        return pooled_metrics(stats, fmt, tensors)
+    each = [pooled_metrics(counted, fmt, tensors) for fmt, (counted, tensors) in parts.items()]
     whole = reduce(add, (counted for counted, _ in parts.values()))
     together = pooled_metrics(whole, next(iter(parts)), sum(tensors for _, tensors in parts.values()))
     unknown = {key for name in _OF_ONE_FORMAT for key in (name, uncertainty_key(name))}
     together |= dict.fromkeys(unknown & together.keys(), None)
-    bits = sum(stored_bits(counted.elements, counted.blocks, row, tensors) for row, (counted, tensors) in parts.items())
+    bits = sum(stored_bits(counted.elements, counted.blocks, fmt, tensors) for fmt, (counted, tensors) in parts.items())
     together["bits_per_element"] = bits / whole.elements if whole.elements else None
     for name, pick in (("scale_exponent_min", min), ("scale_exponent_max", max)):
         known = [value for metrics in each if isinstance(value := metrics[name], int)]
@@ -134,16 +135,16 @@ def pooled_over_formats(parts: Mapping[BlockFormat, tuple[Counted, int]]) -> dic
     return together
 
 
-def stored_bits(elements: int, blocks: int, row: BlockFormat, tensors: int = 1) -> int:
-    """Return bits that codes and all scales take; rows that end within a byte are not counted as longer."""
-    tensor_scale = row.tensor_scale.bits if row.tensor_scale else 0
-    return elements * row.element.stored_bits + blocks * row.scale.bits + tensors * tensor_scale
+def stored_bits(elements: int, blocks: int, fmt: BlockFormat, tensors: int = 1) -> int:
+    """Return the bits of codes and all scales; rows that end within a byte are not rounded up."""
+    tensor_scale = fmt.tensor_scale.bits if fmt.tensor_scale else 0
+    return elements * fmt.element.stored_bits + blocks * fmt.scale.bits + tensors * tensor_scale
 
 
 def anomaly_notes(measured_as: Iterable[tuple[str, Sequence[Mapping[str, Value]]]]) -> Iterator[str]:
-    """Yield a sentence for each oddity that some tensor has under some recipe, given the metrics under each."""
+    """Yield a sentence for each anomaly of some tensor under some scheme, given the metrics under each."""
     tensors = list(measured_as)
-    for what, has in _ODDITIES.items():
+    for what, has in _ANOMALIES.items():
         found = [name for name, metrics in tensors if any(map(has, metrics))]
         if found:
             plural, more = ("s", ", …") if len(found) > 1 else ("", "")
@@ -187,14 +188,14 @@ def _measured_unit(
 
 
 def _quantized(
-    backend: Backend, x: Array, step: TensorPlan, amax: float | None, *, per_block: bool, codes: bool
+    backend: Backend, x: Array, each: TensorPlan, amax: float | None, *, per_block: bool, codes: bool
 ) -> Quantized:
-    assert step.scheme is not None
-    tensor_amax, info = amax if has_tensor_scale(step) else None, step.tensor
+    assert each.scheme is not None
+    tensor_amax, info = amax if has_tensor_scale(each) else None, each.tensor
     return backend.quantize(
         x,
         info.dtype,
-        step.scheme,
+        each.scheme,
         tensor_amax=tensor_amax,
         stream=stream_of(info.name),
         codes=codes,
@@ -203,10 +204,10 @@ def _quantized(
 
 
 def _working_bytes(unit: Sequence[TensorPlans], per_block: bool) -> tuple[str, int]:
-    """Return the largest tensor of a unit, and the bytes that all of it takes."""
-    infos = [steps[0].tensor for steps in unit]
+    """Return the largest tensor of a group, and the bytes of all."""
+    infos = [planned[0].tensor for planned in unit]
     largest_tensor = max(infos, key=lambda info: info.nbytes)
     block_bytes = sum(DTYPES[dtype].storage_bytes for dtype in PER_BLOCK.values()) if per_block else 0
-    blocks = sum(math.prod(grid_shape(s.scheme.format, s.shape)) for steps in unit for s in steps if s.scheme)
-    turned = max((s.tensor.nbytes for steps in unit for s in quantized_only(steps) if s.axis == COLUMN), default=0)
+    blocks = sum(math.prod(grid_shape(s.scheme.format, s.shape)) for planned in unit for s in planned if s.scheme)
+    turned = max((s.tensor.nbytes for planned in unit for s in quantized_only(planned) if s.axis == COLUMN), default=0)
     return largest_tensor.name, sum(info.nbytes for info in infos) + turned + block_bytes * blocks

@@ -1,4 +1,4 @@
-"""Measuring a part of each tensor: only the rows of the sample are read, in groups that tell how sure it is."""
+"""Measurement of a sample of each tensor: only its rows are read, in groups whose spread gives the uncertainty."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Part:
 
 
 Parts = tuple[tuple[Part, ...], ...]
-"""What was read of a tensor, by group; one group with one part where it was read whole."""
+"""The parts read of a tensor, by group; one group with one part if it was read whole."""
 Measure = Callable[[Array], Stats]
-"""What is counted of an array under one recipe."""
+"""A function that measures an array under one scheme."""
 
 
 def measure_samples(
     checkpoint: Checkpoint, plans: Sequence[Plan], backend: Backend, sampling: Sampling
 ) -> Iterator[tuple[TensorPlans, tuple[Sample, ...]]]:
-    """Return every tensor that some plan quantizes, in the order of the source: the steps that do, and what a sample of
-    the tensor says under each.
+    """Measure a sample of every tensor that some plan quantizes; yield decisions and samples in the order of the
+    source.
 
     All plans measure the same rows. A tensor scale follows from the largest magnitude in the sample, or in those of
     the tensors that share it.
@@ -56,22 +56,22 @@ def measure_samples(
 
 
 def memory_to_sample(sampling: Sampling, *plans: Plan) -> Need:
-    """Return what `measure_samples` needs: what is read of tensors that are read together, and copies of a part of
-    it."""
+    """Return the memory of `measure_samples`: the samples of tensors read together, and copies of a part of them."""
     return need_of(_working_bytes(sampling, unit) for unit in read_groups(plans))
 
 
-def bytes_to_read(sampling: Sampling | None, steps: TensorPlans) -> int:
-    """Return how much of a tensor is read; without a sampling all of it."""
-    info = steps[0].tensor
-    drawn = None if sampling is None else _drawn(sampling, steps)
+def bytes_to_read(sampling: Sampling | None, planned: TensorPlans) -> int:
+    """Return the bytes read of a tensor: all of it without a sampling."""
+    info = planned[0].tensor
+    drawn = None if sampling is None else _drawn(sampling, planned)
     return info.nbytes if drawn is None else sum(_rows(info).row_bytes * run.rows for group in drawn for run in group)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The sample that was taken of `tensors`, of which so many were `read_whole`. `tensor_scales` names the formats of
-    which a scale follows from the largest magnitude in a sample, and not in a tensor."""
+    """The sample taken of `tensors` tensors, `read_whole` of which were read whole. `tensor_scales` names the formats
+    whose
+    scale comes from the amax of a sample instead of the tensor's."""
 
     fraction: float
     seed: int
@@ -83,12 +83,12 @@ class Taken:
 
     @property
     def is_everything(self) -> bool:
-        """True if nothing was left out, so that nothing is estimated."""
+        """True if all elements were read, so that nothing is estimated."""
         return self.sampled_elements == self.elements
 
 
 def taken(sampling: Sampling, measured: Iterable[tuple[Mapping[str, Value], Sequence[Scheme]]]) -> Taken:
-    """Return the sample that was taken, from metrics of each tensor and the recipes that it was measured under."""
+    """Return the sample that was taken, from the metrics of each tensor and the schemes it was measured under."""
     lengths, scaled = list[tuple[int, int]](), dict[str, None]()
     for metrics, schemes in measured:
         lengths.append((int(str(metrics["elements"])), int(str(metrics["sampled_elements"]))))
@@ -106,7 +106,7 @@ def taken(sampling: Sampling, measured: Iterable[tuple[Mapping[str, Value], Sequ
 
 
 def sample_notes(sample: Taken | None) -> list[str]:
-    """Return what there is to know about numbers that come from a sample; nothing where nothing was left out."""
+    """Return notes on numbers that come from a sample; none if all elements were read."""
     if sample is None or sample.is_everything:
         return []
     notes = ["Counts, extremes, histograms and worst blocks are those of the sample; what is rare may not be in it."]
@@ -128,22 +128,22 @@ def _rows(info: TensorInfo) -> Rows:
     return Rows(batch, height, columns * DTYPES[info.dtype].storage_bytes, 1)
 
 
-def _drawn(sampling: Sampling, steps: TensorPlans) -> Draw | None:
-    """Return the rows to be read of a tensor; None: all of it, as where its bytes must be decoded first."""
-    info = steps[0].tensor
+def _drawn(sampling: Sampling, planned: TensorPlans) -> Draw | None:
+    """Return the rows to read of a tensor; None: all of it, for instance where its bytes must be decoded first."""
+    info = planned[0].tensor
     if info.offset == IN_MEMORY:
         return None
     read_groups = [
-        unit_rows([step.scheme.format], turned=step.axis == COLUMN) for step in steps if step.scheme is not None
+        unit_rows([each.scheme.format], turned=each.axis == COLUMN) for each in planned if each.scheme is not None
     ]
     known = [unit for unit in read_groups if unit is not None]
-    groups = [s.scheme.hadamard.size for s in steps if s.axis == COLUMN and s.scheme and s.scheme.hadamard]
+    groups = [s.scheme.hadamard.size for s in planned if s.axis == COLUMN and s.scheme and s.scheme.hadamard]
     unit = math.lcm(*known, *groups) if len(known) == len(read_groups) else None
     return draw(sampling, info.name, replace(_rows(info), unit=unit))
 
 
-def _read(checkpoint: Checkpoint, sampling: Sampling, steps: TensorPlans) -> Parts:
-    info, drawn = steps[0].tensor, _drawn(sampling, steps)
+def _read(checkpoint: Checkpoint, sampling: Sampling, planned: TensorPlans) -> Parts:
+    info, drawn = planned[0].tensor, _drawn(sampling, planned)
     if drawn is None:
         return ((Part((), read(checkpoint, info)),),)
     return tuple(tuple(_parts(info, group)) for group in drawn)
@@ -193,14 +193,14 @@ def _sampled_unit(
 
 
 def _along(parts: Parts, axis: str) -> Parts:
-    """Return the parts as they are quantized."""
+    """Return the parts with blocks along their last dimension."""
     return tuple(tuple(replace(part, x=oriented(part.x, axis)) for part in group) for group in parts)
 
 
-def _measuring(backend: Backend, step: TensorPlan, amax: float | None) -> Measure:
-    scheme, info = step.scheme, step.tensor
+def _measuring(backend: Backend, each: TensorPlan, amax: float | None) -> Measure:
+    scheme, info = each.scheme, each.tensor
     assert scheme is not None
-    tensor_amax, parts = amax if has_tensor_scale(step) else None, count()
+    tensor_amax, parts = amax if has_tensor_scale(each) else None, count()
 
     def measure(x: Array) -> Stats:
         # Every part begins at element 0 of its own: a stream for each, or all would be rounded by the same draws.
@@ -213,27 +213,27 @@ def _measuring(backend: Backend, step: TensorPlan, amax: float | None) -> Measur
     return measure
 
 
-def _sample(measure: Measure, step: TensorPlan, stored: Parts, turned: Parts) -> Sample:
-    """Return the sample of a tensor, from its parts as stored and as they are quantized."""
-    assert step.scheme is not None
-    row = step.scheme.format
+def _sample(measure: Measure, planned: TensorPlan, stored: Parts, oriented_parts: Parts) -> Sample:
+    """Return the sample of a tensor, from its parts as stored and with blocks along their last dimension."""
+    assert planned.scheme is not None
+    fmt = planned.scheme.format
     if not stored[0][0].firsts:
-        return read_whole(measure(turned[0][0].x))
-    if row.block == (None, None):
-        counted, groups = _one_block(measure, stored, step.tensor.dtype)
+        return read_whole(measure(oriented_parts[0][0].x))
+    if fmt.block == (None, None):
+        counted, groups = _one_block(measure, stored, planned.tensor.dtype)
     else:
-        each = [[(part, measure(part.x)) for part in group] for group in turned]
+        each = [[(part, measure(part.x)) for part in group] for group in oriented_parts]
         groups = [reduce(add, (stats for _, stats in group)) for group in each]
         counted = reduce(add, groups)
-        worst = [place for group in each for part, stats in group for place in _placed(step, part, stats.worst)]
+        worst = [place for group in each for part, stats in group for place in _placed(planned, part, stats.worst)]
         counted.worst = tuple(sorted(worst, key=lambda pair: (-pair[0], pair[1]))[:WORST_BLOCKS])
-    # A place in the sample is none in the tensor.
+    # An index into the sample is not an index into the tensor.
     counted.first_nonfinite = -1
-    return sample_of(counted, groups, step.tensor.elements, math.prod(grid_shape(row, step.shape)))
+    return sample_of(counted, groups, planned.tensor.elements, math.prod(grid_shape(fmt, planned.shape)))
 
 
 def _one_block(measure: Measure, parts: Parts, dtype: str) -> tuple[Stats, list[Stats]]:
-    """Return what is counted of a sample that is one block, and of each of its groups as a part of that block.
+    """Return the statistics of a sample that is one block, and of each group as a part of that block.
 
     A row that holds the sample's largest magnitude and zeros gives each group the scale of the whole sample; what it
     adds itself is taken off again. Rules that try several scales may yet choose one for each group.
@@ -247,24 +247,24 @@ def _one_block(measure: Measure, parts: Parts, dtype: str) -> tuple[Stats, list[
     return counted, [combined([(measure(np.concatenate([x, anchor])), 1, 1), (alone, -1, -1)]) for x in flat]
 
 
-def _placed(step: TensorPlan, part: Part, worst: Iterable[tuple[float, int]]) -> Iterator[tuple[float, int]]:
+def _placed(each: TensorPlan, part: Part, worst: Iterable[tuple[float, int]]) -> Iterator[tuple[float, int]]:
     """Yield the blocks of a part of a sample by their index in the tensor."""
-    assert step.scheme is not None
-    row = step.scheme.format
-    _, height, _ = folded(step.tensor.shape)
+    assert each.scheme is not None
+    row = each.scheme.format
+    _, height, _ = folded(each.tensor.shape)
     down, across = grid_shape(row, part.x.shape)[-2:]
-    all_down, all_across = grid_shape(row, step.shape)[-2:]
-    span = row.block[1 if step.axis == COLUMN else 0] or 1
+    all_down, all_across = grid_shape(row, each.shape)[-2:]
+    span = row.block[1 if each.axis == COLUMN else 0] or 1
     for noise, block in worst:
-        index, below, beside = block // (down * across), block // across % down, block % across
-        in_run = beside if step.axis == COLUMN else below
+        index, below, across_it = block // (down * across), block // across % down, block % across
+        in_run = across_it if each.axis == COLUMN else below
         matrix, first = divmod(part.firsts[index] + in_run * span, height)
-        place = (below, first // span) if step.axis == COLUMN else (first // span, beside)
+        place = (below, first // span) if each.axis == COLUMN else (first // span, across_it)
         yield noise, (matrix * all_down + place[0]) * all_across + place[1]
 
 
 def _working_bytes(sampling: Sampling, unit: Sequence[TensorPlans]) -> tuple[str, int]:
-    """Return the largest part of a tensor that is read of a unit, and the bytes that all of them take."""
-    sizes = {steps[0].tensor.name: bytes_to_read(sampling, steps) for steps in unit}
+    """Return the tensor of a group with the largest part read, and the bytes of all parts."""
+    sizes = {planned[0].tensor.name: bytes_to_read(sampling, planned) for planned in unit}
     # A copy is made of what is turned, and of what is one block.
     return max(sizes, key=lambda name: sizes[name]), sum(sizes.values()) + max(sizes.values())

@@ -1,4 +1,4 @@
-"""Running sums over measured tensors: by role along each axis, and by the step at which they were captured."""
+"""Totals over measured tensors: by role along each axis, and by the training step of captures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from mxcli.numerics.metrics import METRICS
 
 Metrics = Mapping[str, Value]
 SumsByFormat = dict[BlockFormat, tuple[Counted, int]]
-"""What was counted of the tensors of each format together, and how many they are."""
+"""The summed statistics of the tensors of each format, and their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Metrics of tensors taken together, with their number as `tensors`: all (None: nothing was measured), and those
-    of each role."""
+    """Metrics of all tensors together (None: nothing was measured) and of each role, with their number as `tensors`."""
 
     sum: Metrics | None = None
     by_role: Mapping[str, Metrics] = field(default_factory=dict)
@@ -34,8 +33,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStepTotal:
-    """The tensors of a role that were captured at one step, taken together: their metrics that are one number, with
-    their number as `tensors`. `axis` is the one that blocks run along where both are measured."""
+    """Metrics of the tensors of a role captured at one training step, those that are one number, with `tensors`, the
+    number
+    of tensors. `axis` is that of the blocks where both are measured."""
 
     step: int
     role: str
@@ -44,14 +44,14 @@ class TrainingStepTotal:
 
 
 class TotalsByTrainingStep:
-    """Sums of what is counted of captured tensors at each step, each once along an axis (None: the only one)."""
+    """Summed statistics of captured tensors by training step, role and axis (None: the only one)."""
 
     def __init__(self, captures: Mapping[str, Capture]) -> None:
         self._captures = captures
         self._sums: dict[tuple[int, str, str | None], SumsByFormat] = {}
 
     def add(self, step: TensorPlan, counted: Counted, axis: str | None = None) -> None:
-        """Count a measured tensor in, if its step is known."""
+        """Add a measured tensor, if its training step is known."""
         assert step.scheme is not None
         at = recorded_number(self._captures.get(step.tensor.name), "step")
         if at is not None:
@@ -59,7 +59,7 @@ class TotalsByTrainingStep:
 
     @property
     def totals(self) -> tuple[TrainingStepTotal, ...]:
-        """The totals of every step in order, each role along each axis; none where there are not several steps."""
+        """The totals of every training step in order, by role and axis; empty unless there are several steps."""
         if len({step for step, _, _ in self._sums}) < 2:
             return ()
         ordered = sorted(self._sums.items(), key=lambda item: item[0][0])
@@ -67,13 +67,13 @@ class TotalsByTrainingStep:
 
 
 class TotalsByRole:
-    """Sums of what is counted of tensors, each once along an axis (None: the only one)."""
+    """Summed statistics of tensors by role and axis (None: the only one)."""
 
     def __init__(self) -> None:
         self._by_role: dict[str | None, dict[str, SumsByFormat]] = {}
 
     def add(self, step: TensorPlan, counted: Counted, axis: str | None) -> None:
-        """Count a measured tensor in."""
+        """Add a measured tensor."""
         assert step.scheme is not None
         _count(self._by_role.setdefault(axis, {}).setdefault(step.tensor.role, {}), step.scheme.format, counted)
 
@@ -82,8 +82,8 @@ class TotalsByRole:
         roles = self._by_role.get(axis, {})
         whole: SumsByFormat = {}
         for of_role in roles.values():
-            for row, (counted, tensors) in of_role.items():
-                _count(whole, row, counted, tensors)
+            for fmt, (counted, tensors) in of_role.items():
+                _count(whole, fmt, counted, tensors)
         return Totals(
             pooled_over_formats(whole) if whole else None,
             {role: pooled_over_formats(found) for role, found in roles.items()},
@@ -99,13 +99,13 @@ def totals_over_steps(totals: Iterable[TrainingStepTotal]) -> dict[tuple[str, st
 
 
 def _numbers(metrics: Metrics) -> Metrics:
-    """Return without histograms and lists, which there may be thousands of."""
+    """Return the metrics without histograms and lists, of which there may be thousands."""
     return {name: value for name, value in metrics.items() if name not in METRICS or METRICS[name].number}
 
 
-def _count(sums: SumsByFormat, row: BlockFormat, counted: Counted, tensors: int = 1) -> None:
-    """Add tensors of a format in."""
-    sums[row] = (add(sums[row][0], counted), sums[row][1] + tensors) if row in sums else (counted, tensors)
+def _count(sums: SumsByFormat, fmt: BlockFormat, counted: Counted, tensors: int = 1) -> None:
+    """Add tensors of a format."""
+    sums[fmt] = (add(sums[fmt][0], counted), sums[fmt][1] + tensors) if fmt in sums else (counted, tensors)
 
 
 OUTSIDE = "outside layers"
@@ -115,19 +115,19 @@ _PARAMETER = re.compile(rf"\.({WEIGHT}|{ACTIVATION}|{GRADIENT}|bias)$")
 
 
 class Named(Protocol):
-    """A tensor as far as it is grouped."""
+    """A tensor with what groups it."""
 
     @property
     def name(self) -> str:
-        """As the file has it."""
+        """Its name in the file."""
 
     @property
     def role(self) -> str:
-        """What it is for."""
+        """Its role."""
 
     @property
     def layer(self) -> str:
-        """The module that it was captured at; empty where it was not."""
+        """The module it was captured at, or ""."""
 
 
 def layer_of(info: Named) -> str:
@@ -137,7 +137,8 @@ def layer_of(info: Named) -> str:
 
 
 def kind_of(info: Named) -> str:
-    """Return what a tensor is in every layer, such as `mlp.down_proj` or `mlp.experts.*.w1`: its module after the
+    """Return the kind of a tensor, the same in every layer, such as `mlp.down_proj` or `mlp.experts.*.w1`: its module
+    after the
     layer."""
     module = _PARAMETER.sub("", _name(info))
     found = _LAYER.fullmatch(module)
@@ -145,7 +146,7 @@ def kind_of(info: Named) -> str:
 
 
 def _name(info: Named) -> str:
-    """Return what a tensor is called at every step and rank: the names of captured ones may begin with their file's."""
+    """Return a tensor's name without step and rank, which names of captures may begin with."""
     return f"{info.layer}.{info.role}" if info.layer else info.name
 
 
@@ -153,14 +154,15 @@ GROUPINGS: dict[str, Callable[[Named], str]] = {"layer": layer_of, "role": lambd
 
 
 def check_grouping(by: str) -> None:
-    """Raise UsageError for a name that means nothing."""
+    """Raise UsageError for an unknown name."""
     if by not in GROUPINGS:
         raise UsageError(f"--by {printable(by)}: it takes {', '.join(GROUPINGS)}.{did_you_mean(by, GROUPINGS)}")
 
 
 def labels(by: str, infos: Iterable[Named]) -> dict[str, str]:
-    """Return the group of each tensor by its name. Where there are several roles, each has groups of its own: a sum
-    over activations and gradients would be one of activations, whose values are so much larger."""
+    """Return the group of each tensor by its name. Each of several roles has groups of its own: in a sum over
+    activations
+    and gradients the activations, whose values are much larger, would decide."""
     listed, group = list(infos), GROUPINGS[by]
     several = by != "role" and len({info.role for info in listed}) > 1
     return {info.name: f"{group(info)} {info.role}" if several else group(info) for info in listed}

@@ -1,4 +1,4 @@
-"""The blocks with most error, element by element: only they are read again and quantized once more."""
+"""The blocks with the largest error, element by element: only they are read and quantized again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mxcli.numerics.metrics import number_of
 from mxcli.numerics.scheme import Scheme
 
 TENSORS, ELEMENTS, COMPARED = 6, 32, 8
-"""How many tensors are looked into, the most elements of a block that are told of, and the most plans of several."""
+"""Numbers of tensors shown, of elements shown of a block, and of plans compared."""
 
 Metrics = Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockElement:
-    """An element by its row and column in the block: its value, the code it got, and what that stands for."""
+    """An element of a block by row and column: its value, its code, and the dequantized value."""
 
     row: int
     column: int
@@ -81,11 +81,11 @@ def worst_blocks(
 
 
 def _worst_of(checkpoint: Checkpoint, plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[WorstBlock]:
-    """Yield the worst block of each tensor, from where the metrics say that it lies."""
-    for step, amax in _lowest_first(plan, measured):
-        places = measured[step.tensor.name]["worst_blocks"]
+    """Yield the worst block of each tensor, at the place that the metrics say."""
+    for planned, amax in _lowest_first(plan, measured):
+        places = measured[planned.tensor.name]["worst_blocks"]
         if isinstance(places, list) and places:
-            yield _block(checkpoint, step, places[0], amax)
+            yield _block(checkpoint, planned, places[0], amax)
 
 
 def worst_blocks_compared(
@@ -100,54 +100,55 @@ def worst_blocks_compared(
     found: list[WorstBlock] = []
     for under, (plan, metrics) in enumerate(zip(plans[:COMPARED], measured, strict=False)):
         tensors = max(1, TENSORS // len(plans))
-        for step, amax in islice(_lowest_first(plan, metrics), tensors):
+        for planned, amax in islice(_lowest_first(plan, metrics), tensors):
             found += [
-                replace(_block(checkpoint, step, place, amax), under=under) for place in _worst(checkpoint, step, amax)
+                replace(_block(checkpoint, planned, place, amax), under=under)
+                for place in _worst(checkpoint, planned, amax)
             ]
     return tuple(found)
 
 
 def _lowest_first(plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[tuple[TensorPlan, float]]:
-    """Yield the steps of tensors that were measured and have several blocks, with the largest magnitude among those
+    """Yield the tensors that were measured and have several blocks, with the largest magnitude among those
     that share a tensor scale; the lowest SQNR first, none without noise.
 
     None under a transform, which mixes elements of several blocks, or a random rounding, which draws by the place in
     the tensor: such a block is not made again from its own elements.
     """
-    steps = {step.tensor.name: step for step in plan.quantized}
+    steps = {planned.tensor.name: planned for planned in plan.quantized}
     amaxes = {name: number_of(metrics, "amax") for name, metrics in measured.items()}
     complete = {name for name, amax in amaxes.items() if amax is not None}
-    sets = [[step.tensor.name for step in group] for group in plan.groups.values()]
+    sets = [[planned.tensor.name for planned in group] for group in plan.groups.values()]
     members = {name: names for names in sets for name in names}
     shared = SharedAmax(sets, lambda name: amaxes[name] or 0.0)
     known = [(sqnr, name) for name, each in measured.items() if (sqnr := number_of(each, "sqnr_db")) is not None]
     for _, name in sorted(known, key=lambda pair: pair[0]):
-        step = steps[name]
-        scheme = step.scheme
+        planned = steps[name]
+        scheme = planned.scheme
         if scheme is None or scheme.format.block == (None, None) or scheme.hadamard or scheme.rounding.is_random:
             continue
         # An interruption may have left out tensors whose magnitudes the tensor scale depends on.
         if complete.issuperset(members.get(name, (name,))):
-            yield step, shared.of(name)
+            yield planned, shared.of(name)
 
 
-def _worst(checkpoint: Checkpoint, step: TensorPlan, amax: float) -> list[dict[str, object]]:
-    """Return where the worst block of a tensor lies, as the metric says it; none where no block has noise."""
-    assert step.scheme is not None
-    x, row = read(checkpoint, step.tensor), step.scheme.format
-    turned = oriented(x, step.axis)
+def _worst(checkpoint: Checkpoint, planned: TensorPlan, amax: float) -> list[dict[str, object]]:
+    """Return the place of a tensor's worst block as the metric gives it; empty if no block has noise."""
+    assert planned.scheme is not None
+    x, row = read(checkpoint, planned.tensor), planned.scheme.format
+    transposed = oriented(x, planned.axis)
     tensor_amax = amax if row.tensor_scale is not None else None
-    stats = cpu.quantize(turned, step.tensor.dtype, step.scheme, tensor_amax=tensor_amax, codes=False).stats
+    stats = cpu.quantize(transposed, planned.tensor.dtype, planned.scheme, tensor_amax=tensor_amax, codes=False).stats
     assert stats is not None
-    return worst_places(Measurement(stats, row, step.shape))[:1]
+    return worst_places(Measurement(stats, row, planned.shape))[:1]
 
 
-def _block(checkpoint: Checkpoint, step: TensorPlan, place: Mapping[str, object], amax: float) -> WorstBlock:
-    scheme, dtype = step.scheme, step.tensor.dtype
+def _block(checkpoint: Checkpoint, planned: TensorPlan, place: Mapping[str, object], amax: float) -> WorstBlock:
+    scheme, dtype = planned.scheme, planned.tensor.dtype
     assert scheme is not None
     index, row, column = (int(str(place[key])) for key in ("index", "row", "column"))
-    x = read(checkpoint, step.tensor)
-    block = _cut(np.swapaxes(x, -1, -2) if step.axis == COLUMN else x, scheme.format.block, index, row, column)
+    x = read(checkpoint, planned.tensor)
+    block = _cut(np.swapaxes(x, -1, -2) if planned.axis == COLUMN else x, scheme.format.block, index, row, column)
     tensor_amax = amax if scheme.format.tensor_scale is not None else None
     q = cpu.quantize(block, dtype, scheme, tensor_amax=tensor_amax, per_block=True)
     stats, per_block = q.stats, q.per_block
@@ -158,7 +159,7 @@ def _block(checkpoint: Checkpoint, step: TensorPlan, place: Mapping[str, object]
         error = np.nan_to_num(np.abs(quantized - values).ravel(), nan=np.inf)
     shown = np.sort(np.argsort(-error, kind="stable")[:ELEMENTS])
     return WorstBlock(
-        tensor=step.tensor.name,
+        tensor=planned.tensor.name,
         scheme=scheme,
         index=index,
         row=row,

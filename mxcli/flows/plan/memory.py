@@ -1,4 +1,4 @@
-"""How much memory a run needs at a time, and the refusal where that is more than the user allows."""
+"""Peak memory of a run, and the refusal of more than the user allows."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Most memory used at a time, about, and the tensor that takes most of it (None: no tensor does)."""
+    """Estimated peak memory, and the tensor that takes most of it, if any."""
 
     peak_bytes: int
     tensor: str | None
 
 
 def need_of(working: Iterable[tuple[str, int]], pending_bytes: int = 0) -> Need:
-    """Return what tensors need that are worked on one after another, with the bytes that each takes meanwhile.
+    """Return the peak memory of tensors processed one after another, given the bytes that each takes.
 
-    `pending_bytes` is the most that may still be on its way to the disk.
+    `pending_bytes` is the most that may still wait to be written to disk.
     """
     tensor, most = max(working, key=lambda pair: pair[1], default=(None, 0))
     return Need(PROGRAM_BYTES + pending_bytes + most, tensor)
 
 
 def check_memory(need: Need, max_memory: int | None, device: str) -> None:
-    """Raise EnvironmentFailure where a run on the CPU needs more memory than is allowed.
+    """Raise EnvironmentFailure if a run on the CPU needs more memory than is allowed.
 
     On a GPU the limit is for the memory of the GPU, which the backend keeps by working in parts.
     """

@@ -1,4 +1,4 @@
-"""What is asked for single tensors in place of what is asked for all: another format, other rules, or to be kept."""
+"""Overrides for single tensors: another format, other rules, or to be kept."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PATTERN = frozenset("*?[@:")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What is different for the tensors that a selector takes; of several overrides the later ones win.
+    """Changes for the tensors that a selector matches; of several overrides the later ones win.
 
-    With `keep` they stay as they are. One that names a format starts anew from what is asked for all tensors, whose
-    scale rule it has only if that serves the format; one that names a dialect takes its rules where it names no other.
+    `keep` leaves the tensors as they are. An override with a format starts from the request for all tensors, and keeps
+    its scale rule only if that serves the format; one with a dialect takes the dialect's rules unless it names others.
     """
 
     selector: str
@@ -36,29 +36,29 @@ class Request:
     rules: Rules = Rules()
 
     def check(self) -> None:
-        """Raise UsageError for a name that means nothing, or a rule that does not serve the format."""
+        """Raise UsageError for an unknown name, or a rule that does not serve the format."""
         if self.format is not None:
             resolve(self.format, self.rules)
 
 
 def requests_for(
-    tensors: Mapping[str, TensorInfo], usual: Request, overrides: Sequence[Override]
+    tensors: Mapping[str, TensorInfo], default: Request, overrides: Sequence[Override]
 ) -> tuple[dict[str, Request], list[tuple[str, ...]]]:
-    """Return what is asked for every tensor, and the names that each override takes.
+    """Return the request for every tensor, and the names that each override selects.
 
-    Raises UsageError naming every override that means nothing or takes nothing.
+    Raises UsageError naming every override that is invalid or selects nothing.
     """
-    found = dict.fromkeys(tensors, usual)
+    found = dict.fromkeys(tensors, default)
     taken, problems = list[tuple[str, ...]](), list[str]()
     prefixes = _prefixes(tensors) if overrides else frozenset[str]()
     checked: set[Request] = set()
     for override in overrides:
         try:
             names = names_matching(override.selector, tensors, prefixes)
-            changed = {name: apply_override(found[name], usual, override) for name in names}
-            for asked in set(changed.values()) - checked:
-                asked.check()
-                checked.add(asked)
+            changed = {name: apply_override(found[name], default, override) for name in names}
+            for request in set(changed.values()) - checked:
+                request.check()
+                checked.add(request)
         except UsageError as error:
             problems += [f"override {printable(override.selector)}: {reason}" for reason in error.reasons]
         else:
@@ -69,40 +69,40 @@ def requests_for(
     return found, taken
 
 
-def apply_override(asked: Request, usual: Request, override: Override) -> Request:
-    """Return what is asked for a tensor after one more override."""
+def apply_override(request: Request, default: Request, override: Override) -> Request:
+    """Return the request for a tensor after one more override."""
     if override.keep:
-        return replace(asked, format=None)
+        return replace(request, format=None)
     if override.format is not None:
-        asked = request_in(usual, find_format(override.format))
-    rules = asked.rules
+        request = request_in(default, find_format(override.format))
+    rules = request.rules
     if override.rules.dialect is not None:
         rules = replace(rules, scale_rounding=None, rounding=None)
-    return replace(asked, rules=overlaid(rules, tensor_rules(override.rules)))
+    return replace(request, rules=overlaid(rules, tensor_rules(override.rules)))
 
 
-def request_in(usual: Request, row: BlockFormat) -> Request:
+def request_in(default: Request, fmt: BlockFormat) -> Request:
     """Return the request with another format; its scale rule is left to the dialect where it does not serve that."""
-    rules = usual.rules if supports_rule(usual, row) else replace(usual.rules, scale_rounding=None)
-    return Request(row, rules)
+    rules = default.rules if supports_rule(default, fmt) else replace(default.rules, scale_rounding=None)
+    return Request(fmt, rules)
 
 
-def supports_rule(usual: Request, row: BlockFormat) -> bool:
-    """Return whether a format can have the scale rule that is asked for all tensors."""
-    if usual.rules.scale_rounding is None or usual.format is None:
+def supports_rule(default: Request, fmt: BlockFormat) -> bool:
+    """Return whether the requested scale rule serves a format."""
+    if default.rules.scale_rounding is None or default.format is None:
         return True
-    named = Rules(usual.rules.scale_rounding, dialect=usual.rules.dialect)
-    rule = resolve(usual.format, named).scale_rule.name
-    return rule in scale_rules(row)
+    named = Rules(default.rules.scale_rounding, dialect=default.rules.dialect)
+    rule = resolve(default.format, named).scale_rule.name
+    return rule in scale_rules(fmt)
 
 
 def names_matching(
     selector: str, tensors: Mapping[str, TensorInfo], prefixes: frozenset[str] | None = None
 ) -> tuple[str, ...]:
-    """Return the names a selector takes, as an `--include` of it alone would; raises UsageError if it is none or takes
+    """Return the names that a selector matches, as `--include` would; raises UsageError if it is invalid or matches
     none.
 
-    A recipe may list thousands of names, so one that is just a name is not held against all others.
+    A recipe may list thousands of names, so a plain name is looked up, not compared with all others.
     """
     is_name = selector in tensors and _PATTERN.isdisjoint(selector)
     if is_name and selector not in (_prefixes(tensors) if prefixes is None else prefixes):
@@ -114,7 +114,7 @@ def names_matching(
 
 
 def _prefixes(names: Iterable[str]) -> frozenset[str]:
-    """Return every module path that holds something."""
+    """Return the paths of all modules."""
     found: set[str] = set()
     for name in names:
         path = name.rpartition(".")[0]

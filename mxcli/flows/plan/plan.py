@@ -1,4 +1,4 @@
-"""What happens to every tensor and why, decided from headers alone; printable before any work."""
+"""The plan for a source: what is done with every tensor and why, from headers alone, before any work."""
 
 from __future__ import annotations
 
@@ -36,13 +36,11 @@ BFLOAT16_RULE = "amax-bf16-scale"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for, by the names of the command line.
+    """Options of a plan, by the names of the command line.
 
-    `axis` None lets blocks run along the dimension that a layer sums over, whichever way it is stored; BOTH asks for a
-    plan along each (`make_plans`). `layout`
-    None is the preferred one that can hold the result. `fuse` names further sets that share a tensor scale
-    (`named_sets`). `analysis` says that nothing is written, so that no layout
-    has a say in the rules.
+    `axis` None: blocks run along the dimension that a layer sums over, however it is stored; BOTH: one plan along each
+    (`make_plans`). `layout` None: the preferred one that can hold the result. `fuse` names further sets that share a
+    tensor scale (`named_sets`). `analysis`: nothing is written, so rules do not depend on a layout.
     """
 
     format: str
@@ -57,18 +55,18 @@ class Options:
 
     @property
     def default_request(self) -> Request:
-        """What is asked for a tensor that no override takes."""
+        """The request for tensors that no override selects."""
         return Request(find_format(self.format), self.rules)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """One tensor: how it is quantized (`recipe` None: kept), and why in words.
+    """The decision on a tensor: its scheme (None: kept), and the reason in words.
 
-    `axis` COLUMN exchanges the last two dimensions before quantizing. `padded` says that the last block of rows
-    is completed with zeros. `group` names the set of tensors with which it shares a tensor scale. `tied_to` names
-    the stored tensor that this one is another name of; it is not stored again. `input_scale` is the scale of the
-    layer's inputs where they are quantized too.
+    `axis` COLUMN exchanges the last two dimensions before quantizing. `padded`: the last block of rows is completed
+    with zeros. `group` names the set of tensors that share a tensor scale. `tied_to` names the stored tensor that this
+    one is another name of; it is not stored again. `input_scale` is the scale of the layer's inputs, if they are
+    quantized too.
     """
 
     tensor: TensorInfo
@@ -89,9 +87,9 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step for every tensor of the source in its order, and what else there is to say.
+    """The decisions on all tensors of a source, in its order, and notes.
 
-    `axis` is the one asked for (None: the dimension that each layer sums over).
+    `axis` is the requested one (None: the dimension that each layer sums over).
     """
 
     options: Options
@@ -101,58 +99,61 @@ class Plan:
 
     @property
     def quantized(self) -> tuple[TensorPlan, ...]:
-        """The steps that quantize."""
-        return tuple(step for step in self.tensors if step.scheme is not None)
+        """The tensors that are quantized."""
+        return tuple(planned for planned in self.tensors if planned.scheme is not None)
 
     @property
     def groups(self) -> dict[str, tuple[TensorPlan, ...]]:
-        """The sets of steps that share a tensor scale."""
+        """The sets of tensors that share a tensor scale, by name."""
         found: dict[str, list[TensorPlan]] = {}
-        for step in self.tensors:
-            if step.group is not None:
-                found.setdefault(step.group, []).append(step)
-        return {name: tuple(steps) for name, steps in found.items()}
+        for planned in self.tensors:
+            if planned.group is not None:
+                found.setdefault(planned.group, []).append(planned)
+        return {name: tuple(decided) for name, decided in found.items()}
 
 
 def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
     """Return the plan for a source.
 
-    Raises UsageError for a name or selector that means nothing, and RefusedError with every refusal at once: a
-    source that is quantized already, lengths that blocks do not divide, nothing to quantize.
+    Raises UsageError for an unknown name or a selector without match, and RefusedError with all refusals at once: a
+    source that is already quantized, lengths that blocks do not divide, nothing to quantize.
     """
     _check_choice(options.axis or ROW, "--axis", AXES)
     return make_plans(checkpoint, options)[0]
 
 
 def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
-    """Return the plan along the axis asked for, or along BOTH one for each of AXES.
+    """Return the plan along the requested axis; for BOTH one for each of AXES.
 
-    Lengths are judged per axis. Raises like `make_plan`: the refusals of both axes at once, and nothing to quantize
-    where there is nothing along either.
+    Lengths are checked per axis. Raises like `make_plan`, with the refusals of both axes at once.
     """
     _check_names(options)
     if checkpoint.dialect is not None:
         raise RefusedError(already_quantized(checkpoint.where, checkpoint.dialect))
-    choices = select(checkpoint.tensors, options.selection).decisions
-    asked, taken = requests_for(checkpoint.tensors, options.default_request, options.overrides)
+    decisions = select(checkpoint.tensors, options.selection).decisions
+    requests, taken = requests_for(checkpoint.tensors, options.default_request, options.overrides)
     axes = axes_of(options.axis)
-    along = {axis: list(_steps(checkpoint, axis, choices, asked, options)) for axis in axes}
+    along = {axis: list(_tensor_plans(checkpoint, axis, decisions, requests, options)) for axis in axes}
     every = list(chain.from_iterable(along.values()))
-    problems = [refused_groups(step.tensor, cut) for step in every if (cut := split_transform(step)) is not None]
+    problems = [
+        refused_groups(planned.tensor, problem)
+        for planned in every
+        if (problem := split_transform(planned)) is not None
+    ]
     problems += [
-        refused_length(step.tensor, step.scheme.format, step.shape)
-        for step in every
-        if step.padded and step.scheme and options.on_indivisible == "error"
+        refused_length(planned.tensor, planned.scheme.format, planned.shape)
+        for planned in every
+        if planned.padded and planned.scheme and options.on_indivisible == "error"
     ]
     if problems:
         raise together(RefusedError, "Lengths that blocks do not divide", problems)
-    if not any(step.scheme for step in every):
+    if not any(planned.scheme for planned in every):
         first = along[axes[0]]
-        infos, reasons = [step.tensor for step in first], [step.reason for step in first]
+        infos, reasons = [planned.tensor for planned in first], [planned.reason for planned in first]
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
     plans = []
-    for axis, steps in along.items():
-        grouped, notes = _grouped(steps, options.fuse)
+    for axis, decided in along.items():
+        grouped, notes = _grouped(decided, options.fuse)
         if checkpoint.restored_from is not None:
             notes.append(requantized(checkpoint.restored_from))
         if options.rules.hadamard is not None:
@@ -162,16 +163,18 @@ def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
 
 
 def is_stochastic(plans: Iterable[Plan]) -> bool:
-    """Return whether chance decides anything in them."""
-    return any(step.scheme.rounding.is_random for plan in plans for step in plan.tensors if step.scheme is not None)
+    """Return whether some tensor is rounded stochastically."""
+    return any(
+        planned.scheme.rounding.is_random for plan in plans for planned in plan.tensors if planned.scheme is not None
+    )
 
 
-def split_transform(step: TensorPlan) -> str | None:
-    """Return why a transform cannot be applied to a tensor, if one is to be and it cannot."""
-    hadamard = step.scheme.hadamard if step.scheme is not None else None
-    if hadamard is None or step.shape[-1] % hadamard.size == 0:
+def split_transform(planned: TensorPlan) -> str | None:
+    """Return why the requested transform does not divide a tensor; None if it does, or none is requested."""
+    hadamard = planned.scheme.hadamard if planned.scheme is not None else None
+    if hadamard is None or planned.shape[-1] % hadamard.size == 0:
         return None
-    return f"its length {step.shape[-1]} along the blocks is not a multiple of {hadamard.size} (Hadamard transform)"
+    return f"its length {planned.shape[-1]} along the blocks is not a multiple of {hadamard.size} (Hadamard transform)"
 
 
 def _check_names(options: Options) -> None:
@@ -189,14 +192,14 @@ def _check_choice(value: str, flag: str, known: Sequence[str]) -> None:
         raise UsageError(f"unknown value '{printable(value)}': {flag} takes {', '.join(known)}")
 
 
-def _steps(
+def _tensor_plans(
     checkpoint: Checkpoint,
     axis: str | None,
-    choices: Mapping[str, Decision],
-    asked: Mapping[str, Request],
+    decisions: Mapping[str, Decision],
+    requests: Mapping[str, Request],
     options: Options,
 ) -> Iterator[TensorPlan]:
-    """Yield what becomes of each tensor along an axis (None: the dimension that its layer sums over)."""
+    """Yield the decision on each tensor along an axis (None: the dimension that its layer sums over)."""
     conv1d = stores_conv1d(checkpoint.tensors)
     for name, info in checkpoint.tensors.items():
         tied_to = _tied(checkpoint, info)
@@ -204,51 +207,50 @@ def _steps(
             yield TensorPlan(info, None, f"tied: the same as '{printable(tied_to)}', stored once", tied_to=tied_to)
             continue
         summed = ROW if reduction_axis(info, checkpoint.config, conv1d=conv1d) == LAST else COLUMN
-        yield _step(info, choices[name], asked[name], axis or summed, options)
+        yield _tensor_plan(info, decisions[name], requests[name], axis or summed, options)
 
 
-def _step(info: TensorInfo, choice: Decision, asked: Request, axis: str, options: Options) -> TensorPlan:
-    row = asked.format
-    kept = why_kept(info, choice, row)
-    if kept is not None or row is None:
+def _tensor_plan(info: TensorInfo, decision: Decision, request: Request, axis: str, options: Options) -> TensorPlan:
+    fmt = request.format
+    kept = why_kept(info, decision, fmt)
+    if kept is not None or fmt is None:
         return TensorPlan(info, None, f"kept: {kept}")
-    step = TensorPlan(info, _recipe(row, asked, info.dtype, options), f"quantized: {choice.reason}", axis)
-    if (cut := split_transform(step)) is not None and options.on_indivisible == "keep":
-        return TensorPlan(info, None, f"kept: {cut}")
-    if divides(row, step.shape):
-        return step
+    planned = TensorPlan(info, _scheme(fmt, request, info.dtype, options), f"quantized: {decision.reason}", axis)
+    if (problem := split_transform(planned)) is not None and options.on_indivisible == "keep":
+        return TensorPlan(info, None, f"kept: {problem}")
+    if divides(fmt, planned.shape):
+        return planned
     if options.on_indivisible == "keep":
-        return TensorPlan(info, None, f"kept: {misfit(row, step.shape)}")
-    return replace(step, padded=True, reason=f"{step.reason}; padded, as {misfit(row, step.shape)}")
+        return TensorPlan(info, None, f"kept: {misfit(fmt, planned.shape)}")
+    return replace(planned, padded=True, reason=f"{planned.reason}; padded, as {misfit(fmt, planned.shape)}")
 
 
-def _recipe(row: BlockFormat, asked: Request, dtype: str, options: Options) -> Scheme:
-    """Return the recipe of a tensor of that dtype.
+def _scheme(fmt: BlockFormat, request: Request, dtype: str, options: Options) -> Scheme:
+    """Return the scheme of a tensor of that dtype.
 
     Where loaders of the layout hold FP8 scales in the dtype of the model, the default rule for BF16 weights rounds
     them to BF16 first.
     """
     layout = PREFERRED if options.layout is None else find_layout(options.layout)
-    rules = asked.rules
+    rules = request.rules
     unnamed = rules.scale_rounding is None and rules.dialect is None and not options.analysis
-    if unnamed and dtype == "BF16" and row.scale is FP32 and layout.model_scales and row.name in layout.formats:
+    if unnamed and dtype == "BF16" and fmt.scale is FP32 and layout.model_scales and fmt.name in layout.formats:
         rules = replace(rules, scale_rounding=BFLOAT16_RULE)
-    return resolve(row, rules)
+    return resolve(fmt, rules)
 
 
-def _override_notes(options: Options, steps: Sequence[TensorPlan], taken: Sequence[Sequence[str]]) -> list[str]:
-    """Return overrides that change nothing, since what they take is not quantized, and rules that do not serve a
-    format."""
+def _override_notes(options: Options, decided: Sequence[TensorPlan], taken: Sequence[Sequence[str]]) -> list[str]:
+    """Return notes on overrides without effect (their tensors are kept), and on rules that do not serve a format."""
     notes = []
-    quantized = {step.tensor.name for step in steps if step.scheme is not None}
-    reasons = {step.tensor.name: step.reason for step in steps}
+    quantized = {planned.tensor.name for planned in decided if planned.scheme is not None}
+    reasons = {planned.tensor.name: planned.reason for planned in decided}
     for override, names in zip(options.overrides, taken, strict=True):
         if not override.keep and quantized.isdisjoint(names):
             name = printable(names[0]) if names else "none"
             why = f"'{name}' is {reasons[names[0]]}" if names else "it takes no weight"
             notes.append(f"The override of {printable(override.selector)} changes nothing: {why}. Use --include.")
-    rows = {find_format(each.format) for each in options.overrides if each.format and not each.rules.scale_rounding}
-    unserved = sorted(row.name for row in rows if not supports_rule(options.default_request, row))
+    formats = {find_format(each.format) for each in options.overrides if each.format and not each.rules.scale_rounding}
+    unserved = sorted(fmt.name for fmt in formats if not supports_rule(options.default_request, fmt))
     if unserved:
         notes.append(
             f"{', '.join(unserved)} {'takes' if len(unserved) == 1 else 'take'} no {options.rules.scale_rounding}: "
@@ -269,18 +271,18 @@ def _tied(checkpoint: Checkpoint, info: TensorInfo) -> str | None:
     return stored.name if is_tied_again else None
 
 
-def _grouped(steps: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorPlan, ...], list[str]]:
-    """Return the steps with their groups, and notes on fused sets: which share a scale, which are not quantized
+def _grouped(decided: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorPlan, ...], list[str]]:
+    """Return the decisions with their groups, and notes on fused sets: those that share a scale, those not quantized
     alike."""
-    by_name = {step.tensor.name: step for step in steps}
+    by_name = {planned.tensor.name: planned for planned in decided}
     group_of: dict[str, str] = {}
     shared, torn = 0, []
-    asked = named_sets(fuse) if fuse else ()
-    sets = fused_sets(by_name, asked)
-    idle = ["+".join(each) for each in asked if not any(_named_by(each, names) > 1 for names in sets.values())]
+    requested = named_sets(fuse) if fuse else ()
+    sets = fused_sets(by_name, requested)
+    idle = ["+".join(each) for each in requested if not any(_named_by(each, names) > 1 for names in sets.values())]
     if idle:
         raise UsageError(
-            f"--fuse: no two layers beside each other are called {', '.join(map(printable, idle))}; give the last "
+            f"--fuse: no two layers of one module are called {', '.join(map(printable, idle))}; give the last "
             "parts of their module paths."
         )
     for key, names in sets.items():
@@ -301,7 +303,8 @@ def _grouped(steps: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorPla
             "part or differently; loaders that fuse them, such as vLLM, refuse that."
         )
     grouped = (
-        replace(step, group=group_of[step.tensor.name]) if step.tensor.name in group_of else step for step in steps
+        replace(planned, group=group_of[planned.tensor.name]) if planned.tensor.name in group_of else planned
+        for planned in decided
     )
     return tuple(grouped), notes
 

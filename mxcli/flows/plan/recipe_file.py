@@ -1,4 +1,4 @@
-"""Recipes: TOML files that say of a model what the command line says, and more of single tensors.
+"""Recipe files: TOML with the options of the command line, and overrides for single tensors.
 
     format = "mxfp4"
     scale_rounding = "rceil"
@@ -13,7 +13,7 @@
     keep = true
 
 Keys are the names of the options, `as` included, and `seed`, `hadamard` and `hadamard_seed`, which are numbers.
-`include` and `exclude`, each a selector or a list, apply in the order in which they stand; `selection = [{exclude =
+`include` and `exclude`, each a selector or a list, apply in the order of the file; `selection = [{exclude =
 "..."}, {include = "..."}]` spells out any other order. Of overrides the later ones win.
 """
 
@@ -60,7 +60,7 @@ Named = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RecipeFile:
-    """What a recipe says, `named` by the fields of Options, and on which line each rule and override stands."""
+    """The content of a recipe, `named` by the fields of Options, and the line of each selector and override."""
 
     where: str
     named: Mapping[str, Any]
@@ -155,7 +155,7 @@ def check_selectors(recipe: RecipeFile, checkpoint: Checkpoint) -> None:
 
 
 class _Reading:
-    """One reading of a parsed recipe: problems are gathered, and raised together at the end."""
+    """A reader of a parsed recipe, which collects problems and raises them together."""
 
     def __init__(self, content: Mapping[str, object], lines: dict[Place, int], where: str) -> None:
         self.content, self.lines, self.where = content, lines, where
@@ -199,11 +199,11 @@ class _Reading:
         return found
 
     def usual(self, named: Mapping[str, str]) -> Request:
-        """Return what is asked for all tensors, so far as it makes sense."""
+        """Return the request for all tensors, if nothing is wrong so far."""
         usual = Request(None)
         if not self.problems:
-            row = find_format(named["format"]) if "format" in named else None
-            usual = Request(row, overlaid(Rules(), named))
+            fmt = find_format(named["format"]) if "format" in named else None
+            usual = Request(fmt, overlaid(Rules(), named))
             self.checked(("scale_rounding",) if "scale_rounding" in named else ("format",), Request.check, usual)
         return usual
 

@@ -68,7 +68,7 @@ def spelled_format(name: str) -> str:
 
 
 def quoted_selector(name: str) -> str:
-    """Return the selector that takes the tensor or module of that name, whatever characters are in it."""
+    """Return the selector that matches the tensor or module of that name, with any characters in it."""
     escaped = "".join(f"[{character}]" if character in "*?[" else character for character in name)
     return f"[{escaped[0]}]{escaped[1:]}" if escaped.startswith(("@", "re:")) else escaped
 

@@ -1,4 +1,4 @@
-"""On which line of a TOML file each value stands, which the standard library's parser does not tell."""
+"""The line of each value in a TOML file, which the standard library's parser does not report."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_batches_columns_and_edges(tmp_path: Path) -> None:
     x[1, 2, 4, 35:] = [957.0, 1.0, -2.0, 3.0, 0.3]
     save_file({"model.layers.0.experts.w": x, "v": x[1, 2, 4]}, tmp_path / "x.safetensors")
     blocks, _ = found(
-        tmp_path / "x.safetensors", "mxfp8_e4m3", scale_rounding="floor", selection=(Rule(True, "@other"),)
+        tmp_path / "x.safetensors", "mxfp8_e4m3", rules=Rules(scale_rounding="floor"), selection=(Rule(True, "@other"),)
     )
     stack = next(block for block in blocks if block.tensor.startswith("model"))
     assert (stack.index, stack.row, stack.column, stack.size) == (5, 4, 32, 8)

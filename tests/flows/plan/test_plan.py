@@ -266,7 +266,7 @@ def test_a_set_that_is_named_joins_the_known_one_it_shares_a_member_with(tmp_pat
         ("q+", "a set is the last parts"),
         ("attn.q+attn.k", "a set is the last parts"),
         ("q+k,k+v", "k is in two sets"),
-        ("foo+bar", r"no two layers beside each other are called foo\+bar"),
+        ("foo+bar", r"no two layers of one module are called foo\+bar"),
     ],
 )
 def test_sets_that_make_no_sense_are_refused(tmp_path: Path, text: str, words: str) -> None:
