@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 GPU_FLUSH_BYTES, CPU_FLUSH_BYTES = 256 << 20, 64 << 20
 """Written before every timed call: more than the caches hold."""
 STABLE = 0.03
-"""How far the medians of two neighbouring batches of calls may lie apart when a call counts as warmed up."""
+"""The relative difference of two neighbouring batches' medians below which a call counts as warmed up."""
 BATCH, MOST_BATCHES = 3, 8
 
 
 class Clock(Protocol):
-    """What takes the time of one call."""
+    """A clock for single calls."""
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Return seconds that a call takes with cold caches."""
@@ -43,7 +43,7 @@ class CpuClock:
         self._flush = torch.zeros(CPU_FLUSH_BYTES // 4)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Return see `Clock`."""
+        """Implement `Clock`."""
         self._flush.add_(1)
         start = time.perf_counter()
         call()
@@ -60,7 +60,7 @@ class GpuClock:
         self._flush = torch.empty(GPU_FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Return see `Clock`."""
+        """Implement `Clock`."""
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         start.record()
@@ -89,8 +89,8 @@ def warm_up(call: Callable[[], object], clock: Clock) -> None:
 def time_products(
     calls: Mapping[str, Callable[[], object]], clock: Clock, rounds: int, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Return seconds of every call, once per round, in an order shuffled anew each round, after warming each up: what
-    drifts reaches all alike, and none is always the one after another."""
+    """Return seconds of every call, once per round, in an order shuffled again each round, after warming each up:
+    drift affects all alike, and no call always follows the same other."""
     for call in calls.values():
         warm_up(call, clock)
     order, order_of = list(calls), random.Random(seed)
@@ -124,7 +124,7 @@ REFUSALS = (RuntimeError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class GemmRow:
-    """One product of one shape. `deviation` is the largest |D - exact| against what accumulation may make of it (at
+    """A product of a shape. `deviation` is the largest |D - exact| against what accumulation may make of it (at
     most 1), `sqnr_db` what quantization left against the unquantized product, `inexact` the elements that re-encoding
     rounded. Times are None where `problem` says why there are none. `drift_percent` is how much slower the second half
     of the rounds was, `quantize` the cost of making operand A; rates are from the median of the product, of both with
@@ -156,7 +156,7 @@ class GemmRow:
 
 @dataclass(frozen=True, slots=True)
 class GemmReport:
-    """All rows, with what they were measured on and how."""
+    """The rows, the device and the settings."""
 
     device: str
     description: str
@@ -171,7 +171,7 @@ class GemmReport:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What a GPU is stated to reach on dense operands, in TFLOP/s by arithmetic; `device` is the beginning of names."""
+    """The stated peak of a GPU on dense operands, in TFLOP/s by arithmetic; `device` is the beginning of names."""
 
     device: str
     tflops: Mapping[str, float]
@@ -186,14 +186,14 @@ PEAKS = (
 
 
 def find_peak(name: str) -> Peak | None:
-    """Return what is stated of a GPU by its name; None where nothing is known."""
+    """Return the stated peak of a GPU by its name, or None."""
     return next((peak for peak in PEAKS if name.startswith(peak.device)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class GemmSettings:
-    """What is asked for: rounds of timing (0: the products are only proven), which row speeds are compared with, and
-    whether making operand A counts."""
+    """Settings: rounds of timing (0: products are only proven), the row that speeds are compared with, and whether
+    quantizing operand A is timed."""
 
     rounds: int = 9
     reference: str = BASELINE
@@ -237,7 +237,7 @@ def _rows(
 
 
 def bytes_needed(shape: Shape) -> int:
-    """Return memory that a shape takes: both operands in BF16 and, to prove a product, in binary32 and binary64; D; and
+    """Return the memory of a shape: both operands in BF16 and, to prove a product, in binary32 and binary64; D; and
     the reference for the rows that are proven."""
     m, n, k = shape.sizes
     return (2 + 4 + 8) * (m + n) * k + 2 * m * n + 4 * 8 * min(m, PROOF_ROWS) * n
@@ -256,7 +256,7 @@ def check_memory(shapes: Sequence[Shape], engine: Engine) -> None:
 
 
 def refuse_unmet(engine: Engine, kernels: Sequence[GemmKernel]) -> None:
-    """Raise EnvironmentFailure naming every product that was asked for and cannot be computed on the device."""
+    """Raise EnvironmentFailure naming every requested product that cannot be computed on the device."""
     problems = [f"{kernel.name}: {unmet}" for kernel in kernels if (unmet := kernel.unmet(engine))]
     if problems:
         raise EnvironmentFailure("; ".join(problems) + ".")

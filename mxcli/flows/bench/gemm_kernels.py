@@ -26,8 +26,8 @@ ADA, HOPPER, BLACKWELL = (8, 9), (9, 0), (10, 0)
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product ready to be computed: `call` gives D in BF16, `quantize` makes operand A anew, as a layer must for each
-    new activation (None: there is nothing to make), `values` are both operands in binary32, and `inexact` counts the
+    """A product ready to be computed: `call` gives D in BF16, `quantize` quantizes operand A again, as a layer does for
+    each new activation (None: nothing to quantize), `values` are both operands in binary32, and `inexact` counts the
     elements of both that re-encoding rounded (None: nothing was re-encoded)."""
 
     call: Callable[[], Tensor]
@@ -38,7 +38,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class GemmKernel:
-    """One way to compute a product. `formats` of A and B (None: BF16); `arithmetic` is what is multiplied; m, n and k
+    """A way to compute a product. `formats` of A and B (None: BF16); `arithmetic` is what is multiplied; m, n and k
     must be of `multiples`; `capability` is what a GPU must have at least (None: a CPU will do); `reencoding` names what
     the codes become first."""
 
@@ -52,7 +52,7 @@ class GemmKernel:
     reencoding: str | None = None
 
     def unmet(self, engine: Engine) -> str | None:
-        """Return what of the row's needs the device does not meet; None: it may try."""
+        """Return the requirement that the device does not meet, or None."""
         if self.capability is None:
             return None
         needed = f"needs a GPU of compute capability {'.'.join(map(str, self.capability))} or later"
@@ -63,7 +63,7 @@ class GemmKernel:
         return None
 
     def misfit(self, shape: tuple[int, int, int]) -> str | None:
-        """Return which length of (m, n, k) is no multiple of what it must be; None: all are."""
+        """Return the length of (m, n, k) that is not a multiple of what it must be, or None."""
         for name, length, multiple in zip("mnk", shape, self.multiples, strict=True):
             if length % multiple:
                 return f"{name} {length} is not a multiple of {multiple}"
@@ -92,7 +92,7 @@ def _emulated(kernel: GemmKernel, engine: Engine, a: Tensor, b: Tensor) -> Produ
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """How `scaled_mm` is told of the scales of one operand: members of ScalingType, and its scales by recipe."""
+    """The arguments of `scaled_mm` for the scales of one operand: members of ScalingType, and scales by recipe."""
 
     types: tuple[str, ...]
     scales: Callable[[Engine, Operand], list[Tensor]]
@@ -131,7 +131,7 @@ def _scaled(scaling_a: _Scaling, scaling_b: _Scaling) -> Callable[[GemmKernel, E
 
 
 def _plain_values(engine: Engine, kernel: GemmKernel, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both operands in binary32, through codes whose scales lie row by row."""
+    """Return both operands in binary32, through codes whose scales are stored row by row."""
     recipe_a, recipe_b = _recipes(kernel)
     return engine.values(engine.quantize(a, recipe_a)), engine.values(engine.quantize(b, recipe_b))
 
@@ -171,7 +171,7 @@ def _swizzles(scaling: _Scaling) -> list[Any] | None:
         return None
     from torch.nn.functional import SwizzleType
 
-    # One per scale: that of a whole tensor lies as it is.
+    # One per scale: the scale of a whole tensor stays as it is.
     return [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE][: len(scaling.types)]
 
 

@@ -24,6 +24,7 @@ from mxcli.files.packing import swizzle
 from mxcli.files.roles import ACTIVATION, GRADIENT
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.doctor import memory_bytes
+from mxcli.flows.products.output_error import nonfinite_operand
 from mxcli.flows.products.shapes import DY, OPERANDS, WGRAD, Shape, W, X
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.scheme import Scheme
@@ -42,7 +43,7 @@ class Operand:
 
     @property
     def scheme(self) -> Scheme:
-        """How it was quantized."""
+        """The scheme it was quantized under."""
         return self.quantized.scheme
 
 
@@ -70,12 +71,12 @@ class Engine:
         return Operand(self.backend.quantize(bits.numpy(), "BF16", scheme, stats=False))
 
     def reencode(self, operand: Operand, scheme: Scheme) -> Operand:
-        """Return the same values under another recipe, as far as it can hold them."""
+        """Return the same values under another scheme, as far as it can hold them."""
         found = reencode(operand.quantized, scheme, self.backend)
         return Operand(found.quantized, found.inexact)
 
     def values(self, operand: Operand) -> Tensor:
-        """Return what the codes stand for, in binary32."""
+        """Return the dequantized values, in binary32."""
         return self.tensor(self.backend.dequantize(operand.quantized))
 
     def codes(self, operand: Operand) -> Tensor:
@@ -86,8 +87,8 @@ class Engine:
         return self.tensor(operand.quantized.packed).view(types[operand.scheme.format.element.name])
 
     def scales(self, operand: Operand, *, swizzled: bool = False) -> Tensor:
-        """Return the scales as the torch type that they are; in the 128x4 order where they were quantized so, or are
-        asked for so on a CPU."""
+        """Return the scales as the torch type that they are; in the 128x4 order if they were quantized so, or if that
+        is requested on a CPU."""
         import torch
 
         scales = operand.quantized.scales
@@ -105,7 +106,7 @@ class Engine:
         return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
     def free_bytes(self) -> int:
-        """Return memory that could be had: what is free on a GPU, what the machine has on a CPU."""
+        """Return the available memory: what is free on a GPU, what the machine has on a CPU."""
         if self.on_gpu:
             import torch
 
@@ -193,9 +194,10 @@ def find_distribution(name: str) -> Distribution:
 
 @dataclass(frozen=True)
 class Values:
-    """Where operands come from: a distribution and a seed; weights of a model and what was captured of its layers,
-    where shapes are its layers'. Of several steps and ranks the first that has both X and dY of a layer is taken, or
-    else the first that has what is asked for."""
+    """Values of operands: from a distribution and a seed, or the weights of a model and the captures of its layers,
+    where
+    shapes are its layers'. Of several steps and ranks the first that has both X and dY of a layer is taken, or
+    else the first with the requested operand."""
 
     distribution: Distribution
     seed: int = 0
@@ -203,7 +205,8 @@ class Values:
     captures: Checkpoint | None = None
 
     def operands(self, shape: Shape, engine: Engine) -> tuple[Tensor, Tensor]:
-        """Return A[m, k] and B[n, k] in BF16 on the device: the same for the same shape, whatever else is timed."""
+        """Return A[m, k] and B[n, k] in BF16 on the device: the same for the same shape, independent of what else is
+        timed."""
         import torch
 
         made = []
@@ -228,8 +231,8 @@ class Values:
                 found = found or stored is not None
                 if stored is not None and (not stored[1].shape or stored[1].shape[-1] != features):
                     problems.append(
-                        f"{printable(self.captures.where)}: {printable(stored[1].name)} {list(stored[1].shape)} is no "
-                        f"{name} of {printable(layer)}, which has {features} features there."
+                        f"{printable(self.captures.where)}: {printable(stored[1].name)} {list(stored[1].shape)} does "
+                        f"not fit as {name} of {printable(layer)}, which has {features} features there."
                     )
         where = printable(self.captures.where)
         if not found:
@@ -244,12 +247,13 @@ class Values:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that tensors were captured at, where they are told."""
+        """The recorded training steps of captures."""
         return steps_of(each for places in self._captured.values() for each in places)
 
     @cached_property
     def _captured(self) -> Mapping[str, Sequence[CapturedLayer]]:
-        """What was captured of each layer, gathered once: there may be thousands of tensors, and every product asks."""
+        """The captures of each layer, gathered once: there may be thousands of tensors, and every product needs
+        them."""
         return by_layer(captured_layers(self.captures.tensors, self.captures.captures)) if self.captures else {}
 
     def _own(self, source: tuple[str, bool], shape: Shape) -> Tensor | None:
@@ -284,9 +288,9 @@ def _bf16(source: Checkpoint, info: TensorInfo) -> Tensor:
     import torch
 
     if info.dtype not in ("BF16", "F16", "F32", "F64"):
-        raise InputError(f"{printable(info.name)}: {info.dtype} is no float that a product takes.")
+        raise InputError(f"{printable(info.name)}: {info.dtype} is not a float type that a product takes.")
     array = torch.from_numpy(np.array(read(source, info)))
     found = array.view(torch.bfloat16) if info.dtype == "BF16" else array.to(torch.bfloat16)
     if not torch.isfinite(found).all():
-        raise InputError(f"{printable(source.where)}: {printable(info.name)} is not finite, so no product of it is.")
+        raise InputError(nonfinite_operand(source.where, info))
     return found.reshape(-1, found.shape[-1])

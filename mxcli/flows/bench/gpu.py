@@ -1,4 +1,5 @@
-"""`bench quantize` on a GPU: checks what every kernel gives against the CPU, then times it beside the device's copy."""
+"""`bench quantize` on a GPU: checks what every kernel gives against the CPU, then times it next to the device's
+copy."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ FLUSH_BYTES = 256 << 20
 COPY, READ = "copy", "read"
 CODES, ERRORS, STATISTICS, BOTH = "codes", "errors", "statistics", "codes, statistics"
 WORK = (CODES, ERRORS, STATISTICS, BOTH)
-"""What is timed of a recipe: codes and scales; statistics without a histogram of codes; all statistics; both."""
+"""Kinds of work timed under a scheme: codes and scales; statistics without a histogram of codes; all statistics;
+both."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """One timed thing: the copy, the reading, ours, or another package's.
+    """A timed row: the copy, the reading, ours, or another package's.
 
     Rates are from the median; bytes are input read and output written, once each. `limit_seconds` is what the device's
     copy and reading at their measured rates would take: the output written while the input is read, plus, where the
@@ -53,7 +55,7 @@ class GpuRow:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """All rows with what they were measured on and how."""
+    """The rows, the device and the settings."""
 
     device: str
     description: str
@@ -67,7 +69,7 @@ class GpuReport:
 
 
 class Resident:
-    """A BF16 tensor [rows, columns] on the device, and room for what is made of it."""
+    """A BF16 tensor [rows, columns] on the device, and room for the outputs."""
 
     def __init__(self, device: TimedDevice, rows: int, columns: int) -> None:
         self.device, self.shape = device, (rows, columns)
@@ -93,7 +95,7 @@ class Resident:
         self.queue.fill(self._flush, 0, 0, FLUSH_BYTES)
 
     def copy(self) -> None:
-        """The device's own copy of the tensor."""
+        """Copy the tensor with the device's own copy."""
         self.queue.copy(self.x, self.other, self.nbytes)
 
     def read(self) -> None:
@@ -181,7 +183,7 @@ class Case:
 
 
 def _repeats(found: Stats, tile: Stats, repeats: int) -> bool:
-    """Return whether a tensor that repeats a tile has its counts so many times."""
+    """Return whether a tensor that repeats a tile has the tile's counts times the repeats."""
     counts = ("saturated", "saturated_blocks", "underflowed", "zero_blocks")
     bins = ("scale_bins", "code_bins", "block_code_bins", "sqnr_bins", "range_bins")
     return all(getattr(found, name) == repeats * getattr(tile, name) for name in counts) and all(
@@ -218,11 +220,11 @@ def run_gpu_bench(
     check: bool = True,
     on_round: Callable[[int, int], None] = lambda done, total: None,
 ) -> GpuReport:
-    """Time every recipe on a BF16 tensor [size, size] that stays on the device, beside its own copy and reading.
+    """Time every recipe on a BF16 tensor [size, size] that stays on the device, next to its own copy and reading.
 
-    Calls are timed on the device, in rounds, in an order shuffled anew each round, after one round that does not count
+    Calls are timed on the device, in rounds, in an order shuffled again each round, after one round that does not count
     and compiles; before every call the L2 cache is overwritten. Each recipe's bytes and counts are compared with the
-    CPU's first, unless `check` is false since whoever asks has compared them: LimitError says which differ. Peers that
+    CPU's first, unless `check` is false since the caller has compared them: LimitError says which differ. Peers that
     cannot be imported stay in the report with the reason.
     """
     if size < 256 or size % 128:

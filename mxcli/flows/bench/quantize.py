@@ -1,4 +1,4 @@
-"""`bench quantize`: checks what the kernel gives, then times it beside a memory copy and other packages."""
+"""`bench quantize`: checks what the kernel gives, then times it next to a memory copy and other packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def time_together(
     seed: int = 0,
     on_round: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Timing]:
-    """Time every call once per round, in an order shuffled anew each round, after one uncounted round.
+    """Time every call once per round, in an order shuffled again each round, after one uncounted round.
 
     What drifts (clocks, other processes) then reaches all calls alike. Raises nothing of its own.
     """
@@ -63,7 +63,7 @@ Codes = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One package's quantizer of one format and rule, on a BF16 tensor given as its bits.
+    """A package's quantizer of one format and rule, on a BF16 tensor given as its bits.
 
     `quantizer(torch)` is the function as users call it: a torch tensor to scales and packed codes; it raises
     ImportError where the package is missing.
@@ -167,10 +167,10 @@ DTYPE = "BF16"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One timed thing: ours, the copy, or another package's.
+    """A timed thing: ours, the copy, or another package's.
 
     `elements_per_second` and `bytes_per_second` (input read plus output written, once each) are from the median.
-    `copy_percent` is bytes_per_second against the copy's at the same thread count. `bytes_equal` tells of a peer
+    `copy_percent` is bytes_per_second against the copy's at the same thread count. `bytes_equal` says of a peer
     whether its bytes are ours under the rule it names; None where there was nothing to compare.
     """
 
@@ -189,7 +189,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """All rows with the settings they were measured under."""
+    """The rows with the settings they were measured under."""
 
     rows: tuple[Row, ...]
     shape: tuple[int, int]
@@ -297,7 +297,7 @@ def _our_case(bits: Bits, scheme: Scheme, threads: int, statistics: bool) -> _Ca
 
 
 def _copy_case(bits: Bits, threads: int) -> _Case:
-    """Return a copy of 256 MiB, in as many threads as the rows beside it: more than any cache holds."""
+    """Return a copy of 256 MiB, in as many threads as the rows compared with it: more than any cache holds."""
     from concurrent.futures import ThreadPoolExecutor
 
     source = np.ones(1 << 25, np.float64)

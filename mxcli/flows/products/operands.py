@@ -1,4 +1,4 @@
-"""The operands of a layer's products: its weight, and the tokens that are used of its captured input and gradient."""
+"""The operands of a layer's products: its weight, and the tokens used of its captured input and gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mxcli.files.captured_layers import CapturedLayer
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.reading import release_pages
 from mxcli.files.tensors import Array, TensorInfo
-from mxcli.flows.products.output_error import binary64
+from mxcli.flows.products.output_error import binary64, nonfinite_operand
 from mxcli.flows.products.shapes import DY, W, X
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.measures import cosine_between, decibels, relative
@@ -24,14 +24,14 @@ from mxcli.numerics.streams import stream_of
 from mxcli.numerics.training import TRAINING_RECIPES
 
 MOST_TOKENS = 1024
-"""Captured tokens that are used of a layer, the first ones: blocks and transforms of wgrad run along them."""
+"""The most captured tokens used of a layer, the first ones: blocks and transforms of wgrad run along them."""
 _TRANSFORMS = frozenset((1, *(recipe.transform for recipe in TRAINING_RECIPES.values())))
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight, the source that holds it, and the step it is of (None: not told); `turned` says that it is stored
-    [in, out]."""
+    """A weight, the source that holds it, and its training step (None: unknown); `turned`: it is stored as [in,
+    out]."""
 
     source: Checkpoint
     info: TensorInfo
@@ -45,9 +45,9 @@ class Weight:
 
 
 def used_tokens(tokens: int, transform: int = 1) -> int:
-    """Return how many of the captured tokens are used: MOST_TOKENS at most, and a multiple of the longest Hadamard
-    transform that they suffice for, be it of any recipe of training or `transform`. So figures hang neither on the
-    recipes beside them nor on which report they stand in."""
+    """Return the number of captured tokens used: at most MOST_TOKENS, and a multiple of the longest Hadamard transform
+    that they suffice for, of any training recipe or `transform`. So figures do not depend on the other recipes or the
+    kind of report."""
     most = min(tokens, MOST_TOKENS)
     return most - most % max(size for size in _TRANSFORMS | {transform} if size <= max(1, most))
 
@@ -64,7 +64,7 @@ def shortened(used: Sequence[tuple[CapturedLayer, int]]) -> Iterator[str]:
 
 
 def places_text(count: int) -> str:
-    """Return so many layers, steps and ranks."""
+    """Return a count of places (layer, step, rank) in words."""
     return f"{count:,} place{'' if count == 1 else 's'}"
 
 
@@ -77,7 +77,7 @@ def weight_of(weight: Weight) -> Array:
 
 
 def held_of(place: CapturedLayer) -> dict[str, TensorInfo]:
-    """Return what was captured of the operands of tokens, by letter."""
+    """Return the captured operands X and dY, by letter."""
     infos = {X: place.activation, DY: place.gradient}
     return {letter: info for letter, info in infos.items() if info is not None}
 
@@ -85,8 +85,8 @@ def held_of(place: CapturedLayer) -> dict[str, TensorInfo]:
 def tokens_of(
     captures: Checkpoint, place: CapturedLayer, tokens: int, letters: Collection[str] = (X, DY)
 ) -> dict[str, Array]:
-    """Return X [tokens, in] and dY [tokens, out] in binary64, as far as they are asked for and were captured: their
-    first tokens. Raises InputError where one is not finite."""
+    """Return X [tokens, in] and dY [tokens, out] in binary64, those that are requested and captured: their first
+    tokens. Raises InputError where one is not finite."""
     found = {}
     for letter, info in held_of(place).items():
         if letter in letters:
@@ -97,15 +97,15 @@ def tokens_of(
 
 
 def amaxes_of(captures: Checkpoint, place: CapturedLayer, weight: Weight, backend: Backend) -> dict[str, float]:
-    """Return the largest magnitude of each whole operand, by letter, of all tokens there are: what the next step's
-    delayed scales know of this one. Raises InputError where one is not finite."""
+    """Return the largest magnitude of each whole operand, by letter, over all tokens, for the delayed
+    scales of the next step. Raises InputError where one is not finite."""
     found = {}
     for letter, info in {W: weight.info, **held_of(place)}.items():
         stored = read(weight.source if letter == W else captures, info)
         amax = backend.amax(stored, info.dtype)
         release_pages(stored)
         if amax.nonfinite:
-            raise InputError(_not_finite(info))
+            raise InputError(nonfinite_operand(info.file, info))
         found[letter] = amax.value
     return found
 
@@ -116,14 +116,13 @@ def side_of(operand: Array, turned: bool) -> Array:
 
 
 def stream(place: CapturedLayer, letter: str, passes: str) -> int:
-    """Return the random stream of an operand: a tensor draws anew in each of its two products, at each step and
-    rank."""
+    """Return the random stream of an operand: another one in each of a tensor's two products, at each step and rank."""
     return stream_of(f"{place.layer}.{letter}.{passes}.{place.step}.{place.rank}")
 
 
 def scaled_back(quantized: Quantized, backend: Backend, what: str) -> Array:
-    """Return what codes stand for, in binary64, a transform undone; raises InputError naming `what` where that is
-    beyond binary32: the code above its largest values may be."""
+    """Return dequantized values in binary64, with a transform undone; raises InputError naming `what` for values beyond
+    binary32, which the code above the largest values may be."""
     values: Array = backend.dequantize(quantized).astype(np.float64)
     if not np.isfinite(values).all():
         raise InputError(
@@ -134,9 +133,9 @@ def scaled_back(quantized: Quantized, backend: Backend, what: str) -> Array:
 
 
 def _finite(values: Array, info: TensorInfo) -> Array:
-    """Return the values, if binary32 has them all, in which they are quantized."""
+    """Return the values if all are finite in binary32, in which they are quantized."""
     if not np.isfinite(values).all():
-        raise InputError(_not_finite(info))
+        raise InputError(nonfinite_operand(info.file, info))
     largest = max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))
     with np.errstate(over="ignore"):
         if not np.isfinite(np.float32(largest)):
@@ -147,15 +146,8 @@ def _finite(values: Array, info: TensorInfo) -> Array:
     return values
 
 
-def _not_finite(info: TensorInfo) -> str:
-    return (
-        f"{printable(info.file)}: {printable(info.name)} is not finite, so no product of it is: capture another step, "
-        "or leave its layer out (--exclude)."
-    )
-
-
 PIECE = 1 << 20
-"""Elements of a product that are summed at a time, or a row."""
+"""Elements of a product summed at a time, or a row."""
 _RUN = 128
 """Rows of a product that a thread computes at a time."""
 
@@ -189,8 +181,8 @@ class Energies:
 def product(a: Array, b: Array) -> Array:
     """Return a [m, k] @ b^T [k, n], the same bits with any number of threads.
 
-    A library splits sums over k among its threads where it likes to, so that each thread here has rows of its own, runs
-    of them as long whatever the number of threads, and the library one thread.
+    A library may split sums over k among its threads, so each thread here has runs of rows of its own, of the same
+    length for any number of threads, and the library uses one thread.
     """
     import torch
 
@@ -211,7 +203,7 @@ def product(a: Array, b: Array) -> Array:
 
 
 def energies(exact: Array, off: Array) -> Energies:
-    """Return the sums of a product and of its errors. They are numpy's, which hang on no number of threads."""
+    """Return the sums of a product and of its errors. numpy computes them, independent of the number of threads."""
     pieces = [
         Energies(d.size, *(float(each.sum()) for each in (np.square(d), np.square(e), d * e, e)))
         for d, e in ((exact[piece], off[piece]) for piece in _pieces(*exact.shape))

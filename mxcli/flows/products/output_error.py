@@ -1,4 +1,4 @@
-"""What quantized weights do to the output of their layers, for inputs that were captured from a running model."""
+"""Errors of layers' outputs with quantized weights, for inputs captured from a running model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from mxcli.flows.plan.plan import TensorPlan
 from mxcli.numerics.blocks import Quantized
 
 MOST_ROWS = 1024
-"""Captured rows that are used of a layer."""
+"""The most captured rows used of a layer."""
 _SEED = 0
 _PIECE = 1 << 22
-"""Elements of a weight that are held in binary64 at a time."""
+"""Elements of a weight held in binary64 at a time."""
 
 
 class CapturedInputs:
@@ -59,7 +59,7 @@ class CapturedInputs:
                 f"{where}: holds no activations of the layers to be quantized{others}. Capture the input of each."
             )
         problems = [
-            f"{where}: {printable(info.name)} {list(info.shape)} is no input of {printable(step.tensor.name)}, which "
+            f"{where}: {printable(info.name)} {list(info.shape)} does not fit {printable(step.tensor.name)}, which "
             f"takes {step.shape[-1]} features."
             for step in served
             for info in self._layers[_module(step.tensor)]
@@ -99,7 +99,7 @@ class CapturedInputs:
             found = backend.amax(x, info.dtype)
             release_pages(x)
             if found.nonfinite:
-                raise InputError(f"{printable(self._captures.where)}: {printable(info.name)} is not finite.")
+                raise InputError(nonfinite_operand(self._captures.where, info))
             largest = max(largest, found.value)
         return largest
 
@@ -113,14 +113,22 @@ class CapturedInputs:
         if len(rows) > MOST_ROWS:
             rows = rows[sorted(random.Random(_SEED).sample(range(len(rows)), MOST_ROWS))]
         if not np.isfinite(rows).all():
-            raise InputError(f"{printable(self._captures.where)}: {printable(infos[0].name)} is not finite.")
+            raise InputError(nonfinite_operand(self._captures.where, infos[0]))
         return rows
+
+
+def nonfinite_operand(where: object, info: TensorInfo) -> str:
+    """Return the refusal of a captured tensor or weight with NaN or infinities, which is an operand of a product."""
+    return (
+        f"{printable(where)}: {printable(info.name)} holds NaN or infinities, so its products do too: capture another "
+        "step, or leave its layer out (--exclude)."
+    )
 
 
 def binary64(x: Array, dtype: str) -> Array:
     """Return the values of an array as `read` returns it."""
     if dtype != "BF16" and DTYPES[dtype].is_raw:
-        raise InputError(f"{dtype} values are no captured activations: give BF16, F16, F32 or F64.")
+        raise InputError(f"{dtype} values cannot be captured activations: give BF16, F16, F32 or F64.")
     return as_floats(x, dtype).astype(np.float64)
 
 

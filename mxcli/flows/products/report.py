@@ -1,4 +1,4 @@
-"""What quantization does to the products of layers: Y = X W^T, dX = dY W and dW = dY^T X of captured tensors.
+"""Errors of layers' products under quantization: Y = X W^T, dX = dY W and dW = dY^T X of captured tensors.
 
 Both operands of a product are quantized along the dimension that it sums over, so a tensor has other codes in each of
 its two products (Recipes for Pre-training LLMs with MXFP8, section 3.1; Pretraining LLMs with NVFP4, section 3).
@@ -42,12 +42,12 @@ from mxcli.numerics.blocks import divides
 from mxcli.numerics.scheme import Scheme
 
 TORCH_BYTES = 1 << 28
-"""Memory of torch, which multiplies, about."""
+"""Approximate memory of torch, which multiplies."""
 _BINARY64 = 8
 _QUANTIZING = 10
 """Bytes an element takes while it is quantized: binary32 before and after, its code and its share of a scale."""
 _TEMPORARIES = 3
-"""Pieces of a product that there are while it is summed."""
+"""Pieces of a product held while it is summed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Extent:
 
 def memory_of_products(layers: Iterable[Extent], draws: int = 1) -> Need:
     """Return what the products of layers need that are worked on one after another: operands, one product's sides plain
-    and quantized, and D, its error and, of steps_and_ranks draws, the sum of their errors."""
+    and quantized, and D, its error and, of several draws, the sum of their errors."""
     return need_of((layer.name, _working_bytes(layer, draws)) for layer in layers)
 
 
@@ -81,8 +81,9 @@ def _pass_bytes(m: int, n: int, k: int, draws: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Multiplied:
-    """A layer whose products are computed: its weight, what becomes of that, and what was captured of the layer at each
-    place, with how many tokens of it are used."""
+    """A layer whose products are computed: the decision on its weight, the weight, and the captures of the layer at
+    each
+    step and rank, with the number of tokens used."""
 
     step: TensorPlan
     weight: Weight
@@ -98,14 +99,14 @@ class Multiplied:
         return all(letter == W or letter in held_of(place) for letter, _ in OPERANDS[passes])
 
     def sizes(self, passes: str, tokens: int) -> tuple[int, int, int]:
-        """Return m, n and k of a product of so many tokens."""
+        """Return m, n and k of a product of `tokens` tokens."""
         return PASSES[passes](tokens, *self.weight.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedProducts:
-    """The layers in the order of the source, the recipes by operand (W: of the first layer), and what there is to
-    note."""
+    """The layers in the order of the source, the recipes by operand (W: of the first layer), and
+    notes."""
 
     captures: Checkpoint
     layers: tuple[Multiplied, ...]
@@ -123,7 +124,7 @@ def plan_products(
     checkpoint: Checkpoint, captures: Checkpoint, plan: Plan, recipes: Mapping[str, Scheme]
 ) -> PlannedProducts:
     """Return every layer that the plan quantizes and that was captured; `recipes` are those of activations (X) and
-    gradients (dY), weights have their step's.
+    gradients (dY); weights have those of the plan.
 
     Raises InputError naming every capture that does not fit its layer, or where nothing fits, and RefusedError naming
     every length along which a transform, or blocks where the plan does not pad, cannot be applied.
@@ -192,7 +193,7 @@ def _check_lengths(planned: PlannedProducts, *, pads: bool) -> None:
 
 
 def _length_fault(recipe: Scheme, shape: tuple[int, int], *, pads: bool) -> str | None:
-    """Return why an operand [rows, k] cannot be quantized, and what to do; None: it can."""
+    """Return why an operand [rows, k] cannot be quantized, and what to do, or None."""
     if recipe.hadamard and shape[-1] % recipe.hadamard.size:
         return (
             f"the Hadamard transform takes multiples of {recipe.hadamard.size} along the sum; use a smaller "
@@ -209,7 +210,7 @@ def _layer(step: TensorPlan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayerProduct:
-    """One product of a layer: D[m, n] = A[m, k] @ B[n, k]^T of operands in these formats."""
+    """A product of a layer: D[m, n] = A[m, k] @ B[n, k]^T of operands in these formats."""
 
     layer: str
     passes: str
@@ -220,7 +221,7 @@ class LayerProduct:
 
 @dataclass(frozen=True, slots=True)
 class ProductReport:
-    """All products in the order of the source, their sums by pass, and what there is to note."""
+    """The products in the order of the source, their sums by pass, and notes."""
 
     source: str
     captures: str
@@ -245,8 +246,8 @@ def report_products(
     *,
     on_layer: Callable[[TensorInfo], object] = lambda info: None,
 ) -> ProductReport:
-    """Return the products of every layer that was planned. What was captured at steps_and_ranks steps or ranks is
-    multiplied by itself, and the sums added up.
+    """Return the products of every planned layer. Captures of several steps or ranks are multiplied one by one, and the
+    sums added up.
 
     Raises InputError where a tensor is not finite, or its codes stand for more than binary32 holds.
     """

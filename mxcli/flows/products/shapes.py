@@ -1,4 +1,4 @@
-"""Which products to compute: shapes as typed, from a file, or those of a model's linear layers in each pass."""
+"""The products to compute: shapes as typed, from a file, or those of a model's linear layers in each pass."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """D[m, n] = A[m, k] @ B[n, k]^T. `passes` tells which of a layer's products it is, `layer` whose (None: no one's),
-    and `layers` how many layers have such a one."""
+    """D[m, n] = A[m, k] @ B[n, k]^T. `passes` names the layer's product, `layer` the layer (None: typed by hand),
+    `layers` the number of layers of this shape."""
 
     m: int
     n: int
@@ -45,7 +45,7 @@ class Shape:
 
     @property
     def text(self) -> str:
-        """As it is typed."""
+        """The shape as typed."""
         return f"{self.m}x{self.n}x{self.k}"
 
 
@@ -62,11 +62,11 @@ OPERANDS: dict[str, tuple[tuple[str, bool], tuple[str, bool]]] = {
     DGRAD: ((DY, False), (W, True)),
     WGRAD: ((DY, True), (X, True)),
 }
-"""What A and B are in each pass, and whether with rows and columns exchanged."""
+"""The operands A and B of each pass, and whether rows and columns are exchanged."""
 
 
 def typed_shapes(text: str) -> list[Shape]:
-    """Return shapes written MxNxK and separated by commas; raises UsageError naming every one that is none."""
+    """Return shapes written MxNxK and separated by commas; raises UsageError naming every invalid one."""
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     shapes, problems = [], []
     for word in words:
@@ -82,7 +82,7 @@ def typed_shapes(text: str) -> list[Shape]:
 
 
 def read_shapes(path: Path) -> list[Shape]:
-    """Return shapes of a CSV file with columns m, n and k; raises InputError naming every line that is none."""
+    """Return shapes of a CSV file with columns m, n and k; raises InputError naming every invalid line."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -114,11 +114,11 @@ def linear_layers(checkpoint: Checkpoint) -> list[TensorInfo]:
 def layer_shapes(checkpoint: Checkpoint, tokens: Sequence[int], passes: Iterable[str]) -> list[Shape]:
     """Return the products of every linear layer of another shape, for every number of tokens, in every pass.
 
-    Raises UsageError for a pass that is none, and InputError for a source without linear layers.
+    Raises UsageError for an unknown pass, and InputError for a source without linear layers.
     """
-    asked = list(passes)
-    unknown = [name for name in asked if name not in PASSES]
-    if not asked:
+    requested = list(passes)
+    unknown = [name for name in requested if name not in PASSES]
+    if not requested:
         raise UsageError(f"--passes names none: it takes {', '.join(PASSES)}.")
     if unknown:
         raise UsageError(f"unknown pass {', '.join(map(printable, unknown))}: --passes takes {', '.join(PASSES)}.")
@@ -136,5 +136,5 @@ def layer_shapes(checkpoint: Checkpoint, tokens: Sequence[int], passes: Iterable
         Shape(*PASSES[name](m, *info.shape), name, info.name, count)
         for info, count in zip(layers, counts, strict=True)
         for m in tokens
-        for name in asked
+        for name in requested
     ]

@@ -1,5 +1,5 @@
-"""The layers whose training products can be computed: captured activations and gradients of the same step beside
-the weight, and the blocks of the model that they are in."""
+"""The layers whose training products can be computed: captured activations and gradients of one step with the weight,
+and the transformer blocks that they are in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mxcli.flows.products.report import Extent, memory_of_products
 from mxcli.numerics.training import TrainingRecipe, high_blocks
 
 Block = tuple[str, int]
-"""A stack of blocks, which is what stands before the number in the names of its layers, and the number of one."""
+"""A block: its stack (the text before the number in the names of its layers) and its number."""
 High = Mapping[str, frozenset[Block]]
 """The blocks that stay high, by the name of the recipe."""
 
@@ -30,8 +30,8 @@ _NUMBERED = (re.compile(r"(^|.*?\.)(\d+)\."), re.compile(r"(^|.*?[._])(\d+)[._]"
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The block of each layer that is in one, and the numbers of the blocks of each stack, in order; `is_whole` says
-    that all layers of the model were asked, and not captured ones alone."""
+    """The block of each layer that is in one, and the numbers of the blocks of each stack, in order; `is_whole`:
+    they come from all layers of the model, not from captured ones alone."""
 
     of: Mapping[str, Block]
     stacks: Mapping[str, tuple[int, ...]]
@@ -52,7 +52,7 @@ class Blocks:
 
 
 def blocks_of(layers: Iterable[str], *, is_whole: bool = True) -> Blocks:
-    """Return the blocks that the names of layers tell: their first number between dots; where none has one, between
+    """Return the blocks of layers by their names: the first number between dots; where none has one, between
     dots or underscores."""
     names = list(layers)
     found: dict[str, Block] = {}
@@ -67,19 +67,19 @@ def blocks_of(layers: Iterable[str], *, is_whole: bool = True) -> Blocks:
 
 
 def shown(blocks: Iterable[Block]) -> tuple[str, ...]:
-    """Return the blocks as their layers' names begin."""
+    """Return the blocks by the beginning of their layers' names."""
     return tuple(f"{stack}{number}" for stack, number in sorted(blocks))
 
 
 def high_notes(recipes: Sequence[TrainingRecipe], blocks: Blocks, layers: Sequence[str]) -> list[str]:
-    """Return what is to be said about blocks that recipes keep high, `layers` being those whose products are computed:
-    a sentence about each set of them, or that none can be told, or that others may be the model's last."""
-    asking: dict[tuple[frozenset[Block], str], list[str]] = {}
+    """Return notes on the blocks that recipes do not quantize, `layers` being those whose products are computed: a
+    sentence about each set of blocks, or that blocks are unknown, or that the model's last blocks may be others."""
+    recipes_by_blocks: dict[tuple[frozenset[Block], str], list[str]] = {}
     for recipe in recipes:
         if recipe.high.is_any:
-            asking.setdefault((blocks.high(recipe), recipe.high.words), []).append(recipe.name)
+            recipes_by_blocks.setdefault((blocks.high(recipe), recipe.high.words), []).append(recipe.name)
     notes = []
-    for (kept, words), names in asking.items():
+    for (kept, words), names in recipes_by_blocks.items():
         recipe_names = ", ".join(names)
         if not kept:
             notes.append(
@@ -94,7 +94,7 @@ def high_notes(recipes: Sequence[TrainingRecipe], blocks: Blocks, layers: Sequen
             f"{', …' if len(kept) > 3 else ''}); the products of {there:,} layer{'' if there == 1 else 's'} there are "
             "exact."
         )
-    if asking and blocks.count and not blocks.is_whole:
+    if recipes_by_blocks and blocks.count and not blocks.is_whole:
         notes.append(
             "Blocks were counted among the captured layers, as the captures do not say which others the model has: its "
             "first and last may be others."
@@ -104,7 +104,7 @@ def high_notes(recipes: Sequence[TrainingRecipe], blocks: Blocks, layers: Sequen
 
 @dataclass(frozen=True, slots=True)
 class TrainedLayer:
-    """What was captured of a layer at one step on one rank, of which the first `tokens` are used, and its weight."""
+    """The captures of a layer at one step on one rank, of which the first `tokens` are used, and its weight."""
 
     captured: CapturedLayer
     weight: Weight
@@ -117,7 +117,7 @@ class TrainedLayer:
 
     @property
     def nbytes(self) -> int:
-        """What was captured of it."""
+        """Bytes of its captured tensors."""
         return sum(info.nbytes for info in (self.captured.activation, self.captured.gradient) if info)
 
 
@@ -136,7 +136,7 @@ def trained_model(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> T
 
     A weight is that of the step where it was captured, else the one captured last before, else that of `checkpoint`.
     Tokens are cut to a multiple of the longest Hadamard transform of any recipe that they suffice for, so that figures
-    of a recipe do not hang on those beside it. Raises InputError naming everything that does not fit, or where
+    of a recipe do not depend on the other recipes. Raises InputError naming everything that does not fit, or where
     nothing is left.
     """
     found = captured_layers(_selected(checkpoint, captures, plan), captures.captures)
@@ -192,7 +192,7 @@ def _stored(checkpoint: Checkpoint, plan: Plan, found: Sequence[CapturedLayer]) 
 
 
 def _is_linear(layer: str, info: TensorInfo) -> bool:
-    """Return whether a captured weight is of a linear layer that recipes quantize: no output head, no router."""
+    """Return whether a captured weight is of a linear layer that recipes quantize: not an output head or router."""
     return len(info.shape) == 2 and role_of(f"{layer}.weight", info.shape, info.dtype) == WEIGHT
 
 

@@ -1,4 +1,4 @@
-"""What recipes of low-precision training do to the products of captured layers, summed over layers and by step."""
+"""Errors of captured layers' products under training recipes, summed over layers and by training step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of the statistics of quantized operands (`Stats`) those that are told, which add up over layers and draws."""
+    """The statistics of quantized operands (`Stats`) that are reported; they add up over layers and draws."""
 
     elements: int
     measured: int
@@ -58,7 +58,7 @@ class Counts:
 
     @classmethod
     def of(cls, stats: Stats) -> Counts:
-        """Return those of one tensor."""
+        """Return the counts of one tensor."""
         return cls(*(getattr(stats, name) for name in cls.__slots__))
 
     def __add__(self, other: Counts) -> Counts:
@@ -77,7 +77,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class TrainedProduct:
-    """One product of a layer at a step under a recipe.
+    """A product of a layer at a training step under a recipe.
 
     `energies` are of one draw, on average; `averaged` of the mean of the products of all draws, whose error is what
     does not average out. `operands` has the counts of each operand that was quantized, by its letter, summed over
@@ -98,7 +98,7 @@ class TrainedProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One operand of a product, [rows, k]: what to call it, how it is quantized, the stream of its draws, and the amax
+    """An operand of a product, [rows, k]: its name, how it is quantized, the stream of its draws, and the amax
     that its scale is made from where that is delayed."""
 
     letter: str
@@ -110,7 +110,7 @@ class _Side:
 
     @property
     def is_random(self) -> bool:
-        """True if other draws give other values."""
+        """True if its values depend on the seed."""
         return self.operand is not None and self.operand.is_random
 
 
@@ -156,8 +156,8 @@ def _of_pass(
     trial: Trial,
     earlier: Mapping[str, Sequence[float]],
 ) -> Iterator[tuple[Pair, _Measured]]:
-    """Yield one product with its operands quantized in each of several ways. It is done with before the next is begun,
-    so that one exact product is held at a time."""
+    """Yield one product with its operands quantized in each of several ways. Only one
+    exact product is held at a time."""
     plain = [side_of(operands[letter], turned) for letter, turned in OPERANDS[passes]]
     exact = product(*plain)
     for pair in pairs:
@@ -256,8 +256,8 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """All products, by layer, step and rank in the order of the source and then by recipe and pass; the blocks that
-    stay high under each recipe, as words; and what there is to note."""
+    """The products, by layer, step and rank in the order of the source, then by recipe and pass; the blocks that each
+    recipe does not quantize, in words; and notes."""
 
     source: str
     captures: str
@@ -348,7 +348,7 @@ def _check_tokens(model: TrainedModel, trial: Trial) -> None:
 
 
 def _history_notes(trial: Trial, model: TrainedModel) -> Iterator[str]:
-    """Yield a sentence about what delayed scales know of earlier steps."""
+    """Yield notes on the earlier steps that delayed scales depend on."""
     delayed = [recipe.name for recipe in trial.recipes if recipe.history]
     if not delayed:
         return

@@ -1,5 +1,5 @@
-"""What a recommendation chooses among: groups of tensors that loaders treat alike, and for each the formats it may have
-or that it is kept."""
+"""Candidates of a recommendation: groups of tensors that loaders treat alike, each with its possible formats or kept;
+and targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _EXPERTS = re.compile(r"(.+\.experts)\.(?:\d+\..+|gate_up_proj.*|down_proj.*)")
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What an option does to one tensor: stored bits, harm, and the SQNR in dB it is judged by (infinite: exact)."""
+    """The effect of an option on one tensor: stored bits, harm, and the SQNR in dB it is judged by (infinite:
+    exact)."""
 
     bits: int
     harm: float
@@ -67,7 +68,7 @@ class Group:
 
 
 def group_name(name: str, sets: Iterable[Sequence[str]] = FUSED) -> str:
-    """Return the set that a weight moves with: all experts of a module, a fused set, else itself."""
+    """Return the group of a weight: all experts of a module, a fused set, else itself."""
     experts = _EXPERTS.fullmatch(name)
     return experts[1] if experts else fused_set(name, sets) or name
 
@@ -90,7 +91,7 @@ def formats_of(group: Group, steps: Sequence[Mapping[str, TensorPlan]]) -> tuple
 
 
 def bits_of(step: TensorPlan) -> int:
-    """Return bits of a tensor as a step stores it: codes and scales, or the tensor itself."""
+    """Return the bits of a tensor as planned: codes and scales, or the tensor itself."""
     if step.scheme is None:
         return kept_bits(step.tensor)
     row = step.scheme.format
@@ -98,7 +99,7 @@ def bits_of(step: TensorPlan) -> int:
 
 
 def kept_bits(info: TensorInfo) -> int:
-    """Return bits of a tensor as it is."""
+    """Return the bits of a tensor as it is."""
     return info.elements * DTYPES[info.dtype].bits
 
 
@@ -108,8 +109,9 @@ Options = Sequence[Option]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked for: average BITS per element at most, a MIN_SQNR of every tensor in dB, or the percentage of
-    elements that may be kept."""
+    """A target: at most average BITS per element, a MIN_SQNR of every tensor in dB, or the percentage of elements that
+    may
+    be kept."""
 
     kind: str
     value: float
@@ -121,8 +123,7 @@ class Target:
 
 
 def stated_target(bits: float | None, min_sqnr: float | None, keep_percent: float | None, formats: int) -> Target:
-    """Return the one target that was stated; raises UsageError for none or several, and for values that mean
-    nothing."""
+    """Return the one target that was stated; raises UsageError for none or several, and for values out of range."""
     stated = [(BITS, bits), (MIN_SQNR, min_sqnr), (KEEP_PERCENT, keep_percent)]
     named = [Target(kind, value) for kind, value in stated if value is not None]
     if len(named) != 1:
@@ -142,8 +143,9 @@ def stated_target(bits: float | None, min_sqnr: float | None, keep_percent: floa
 
 
 def check_reachable(target: Target, groups: Sequence[Group], options: Sequence[Sequence[tuple[str, int]]]) -> None:
-    """Before anything is measured: raises RefusedError where no choice of options, given with their bits, is small
-    enough, or where nothing needs to be quantized."""
+    """Raise RefusedError, before anything is measured, if no choice of options, given with their bits, is small enough,
+    or
+    nothing needs to be quantized."""
     if target.kind != BITS:
         return
     elements = sum(group.elements for group in groups)

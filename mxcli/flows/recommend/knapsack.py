@@ -1,8 +1,8 @@
-"""One option for each of many groups, at least cost within a capacity: the multiple-choice knapsack, solved exactly.
+"""The multiple-choice knapsack, solved exactly: an option for each group, at least cost within a capacity.
 
 Options that another of their group beats in both weight and cost go first. The linear relaxation (each group on the
 lower convex hull of its options, steps taken by what they save per weight) gives a bound and a first solution; what
-lies between the two rules out most other options by their reduced cost. The rest is dynamic programming over pairs of
+is between the two rules out most other options by their reduced cost. The rest is dynamic programming over pairs of
 weight and cost, of which those are dropped that another beats or whose own relaxation is beyond the best solution
 known. Costs are compared as exact integers: equal ones are decided by the lower weight, then by the first group in
 which an earlier option is chosen. See Kellerer, Pferschy, Pisinger: Knapsack Problems, chapter 11.
@@ -20,10 +20,10 @@ Option = tuple[int, float]
 """Weight and cost, which is finite."""
 
 EFFORT = 2_000_000
-"""Pairs looked at before an exact answer is given up for one within a proven bound."""
+"""Pairs examined before an exact answer is given up for one within a proven bound."""
 _BEAM, _NARROW = 64, 256
 _MARGIN = 1e-11
-"""What sums of binary64 numbers may be off by, of all costs together; bounds are relaxed by it."""
+"""The relative error of sums in binary64; bounds are relaxed by it."""
 
 _State = tuple[int, int, float]
 """Weight, exact cost with its ties, cost as a float."""
@@ -88,7 +88,7 @@ class _Problem:
         self.groups = [_undominated(options) for options in self._exact(groups)]
         self.margin = _MARGIN * fsum(max(abs(o.cost) for o in options) for options in self.groups)
         self.slope = 0.0
-        """What weight is worth at the break of the relaxation: 0 where the capacity is no constraint."""
+        """The value of weight at the break of the relaxation: 0 if the capacity does not bind."""
         self.relaxed = [0] * len(self.groups)
 
     def greedy(self) -> _State:

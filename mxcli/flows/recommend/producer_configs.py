@@ -1,5 +1,5 @@
-"""A plan as the configuration of other producers, their names spelled as their loaders expect: which layers get which
-format, and which are left alone."""
+"""A plan as configuration files of other producers, with names as their loaders expect: the format of each layer, and
+the layers left alone."""
 
 from __future__ import annotations
 

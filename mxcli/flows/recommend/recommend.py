@@ -1,5 +1,4 @@
-"""Which layers to quantize to what and which to keep, for a target: measured, then chosen so that no choice is
-better."""
+"""Recommendations for a target: the format of each layer, or keeping it, measured and then chosen optimally."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ Progress = Callable[[TensorInfo], None]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What is to be chosen among, from headers alone: a plan for each format, the groups of tensors, and for each of
-    them the stored `bits` of every format it can have and of KEEP."""
+    """The candidates, from headers alone: a plan for each format, the groups of tensors, and for each group the stored
+    `bits` of every format it can have and of KEEP."""
 
     formats: tuple[str, ...]
     plans: tuple[Plan, ...]
@@ -57,7 +56,7 @@ class Candidates:
 
     @property
     def elements(self) -> int:
-        """Elements of all that is chosen for."""
+        """Elements of all groups."""
         return sum(group.elements for group in self.groups)
 
 
@@ -71,7 +70,7 @@ class GroupChoice:
 
     @property
     def option(self) -> Option:
-        """What it gets."""
+        """The chosen option."""
         return self.options[self.chosen]
 
     def of(self, name: str) -> Option | None:
@@ -81,7 +80,7 @@ class GroupChoice:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What is recommended for a source: a choice for each group in the order of the source.
+    """A recommendation for a source: a choice for each group in the order of the source.
 
     `harm` is the objective, `bound` a proven lower bound on it, and `exact` says that no choice is better;
     `smallest_harm` is the objective where every group has its smallest option. `recipe` are the options that
@@ -171,7 +170,7 @@ def _arranged(checkpoint: Checkpoint, names: Sequence[str], options: Options) ->
 
 
 def memory_to_recommend(candidates: Candidates, inputs: CapturedInputs | None) -> Need:
-    """Return what `recommend` needs; with captured inputs that is codes and values of a tensor, and the rows."""
+    """Return the memory of `recommend`; with captured inputs that is codes and values of a tensor, and the rows."""
     need = memory_to_measure(*candidates.plans)
     if inputs is None:
         return need
@@ -190,14 +189,14 @@ def recommend(
     inputs: CapturedInputs | None = None,
     on_tensor: Progress = lambda info: None,
 ) -> Recommendation:
-    """Measure every tensor under every format and chooses; each is read once, or twice where inputs were captured.
+    """Measure every tensor under every format and choose; each is read once, or twice where inputs were captured.
 
-    `on_tensor` is told of each as it is done. Raises RefusedError for values that are not finite, if the options
+    `on_tensor` is called with each as it is done. Raises RefusedError for values that are not finite, if the options
     refuse them, and for a target that cannot be reached.
     """
     if inputs is not None:
         import_extra("torch", "weighing errors with captured inputs")
-        inputs.check([step for steps in _by_name(candidates.plans)[:1] for step in steps.values()])
+        inputs.check([planned for steps in _by_name(candidates.plans)[:1] for planned in steps.values()])
     measured = _Measured(checkpoint, candidates, backend, inputs)
     measured.run(on_tensor)
     options = [measured.options(group) for group in candidates.groups]
@@ -228,12 +227,12 @@ def recommend(
 
 
 def objective_of(inputs: CapturedInputs | None) -> Objective:
-    """Return what is kept low: the error of weights, or where inputs were captured that of outputs."""
+    """Return the objective: the error of weights, or of outputs where inputs were captured."""
     return WEIGHT_ERROR if inputs is None else OUTPUT_ERROR
 
 
 class _Measured:
-    """What the formats do to the tensors: statistics, and with captured inputs the error of outputs."""
+    """The effects of formats on tensors: statistics, and with captured inputs the error of outputs."""
 
     def __init__(
         self, checkpoint: Checkpoint, candidates: Candidates, backend: Backend, inputs: CapturedInputs | None
@@ -277,16 +276,18 @@ class _Measured:
         return (*found, Option(KEEP, kept))
 
     def report(self, source: str, plan: Plan) -> Report | None:
-        """Return what quantizing as planned will report; None where nothing is quantized."""
+        """Return the report of quantizing as planned; None if nothing is quantized."""
         tally = Tally(source, self._checkpoint, plan)
-        for step in plan.quantized:
-            assert step.scheme is not None
-            at = next(at for at in range(len(self._steps)) if self._steps[at][step.tensor.name].scheme == step.scheme)
-            tally.add(step, self._stats[step.tensor.name, at])
+        for planned in plan.quantized:
+            assert planned.scheme is not None
+            at = next(
+                at for at in range(len(self._steps)) if self._steps[at][planned.tensor.name].scheme == planned.scheme
+            )
+            tally.add(planned, self._stats[planned.tensor.name, at])
         return tally.report() if plan.quantized else None
 
     def notes(self) -> Iterator[str]:
-        """Yield what there is to say about the measuring."""
+        """Yield notes on the measurement."""
         if self._inputs is not None and self._inputs.most_rows > MOST_ROWS:
             yield f"Of layers with more than {MOST_ROWS:,} captured rows {MOST_ROWS:,} were drawn, always the same."
         if self._inputs is not None and self._inputs.several:
@@ -298,7 +299,7 @@ class _Measured:
                 "captured input: the error of their weights counts, as if inputs were independent and equally large."
             )
         for name, count in self._unusable.items():
-            yield f"{name} is no option for {count:,} group(s): its error there is not finite."
+            yield f"{name} is not an option for {count:,} group(s): its error there is not finite."
 
     def _passes(self) -> Iterator[tuple[list[Plan], tuple[int, ...]]]:
         """Plan restricted to groups that can have the same formats, with the places of those formats."""
@@ -331,12 +332,15 @@ def _serves(name: str, format: str) -> bool:
 
 
 def _by_name(plans: Sequence[Plan]) -> list[dict[str, TensorPlan]]:
-    return [{step.tensor.name: step for step in plan.tensors} for plan in plans]
+    return [{planned.tensor.name: planned for planned in plan.tensors} for plan in plans]
 
 
 def _restricted(plan: Plan, names: set[str]) -> Plan:
     """Return the plan for some tensors; the others are not quantized."""
-    steps = (step if step.tensor.name in names else replace(step, scheme=None, group=None) for step in plan.tensors)
+    steps = (
+        planned if planned.tensor.name in names else replace(planned, scheme=None, group=None)
+        for planned in plan.tensors
+    )
     return replace(plan, tensors=tuple(steps))
 
 
@@ -358,8 +362,8 @@ def _recipe(checkpoint: Checkpoint, candidates: Candidates, choices: Sequence[Gr
         if choice.option.name == name
         for selector in _selectors(checkpoint, choice.group)
     ]
-    asked = formats[usual].options
-    options = replace(asked, overrides=(*asked.overrides, *overrides))
+    base = formats[usual].options
+    options = replace(base, overrides=(*base.overrides, *overrides))
     if not any(elements[name] for name in formats):
         plan = candidates.plans[0]
         kept = tuple(replace(s, scheme=None, reason="kept: recommended") if s.scheme else s for s in plan.tensors)
@@ -379,7 +383,7 @@ def _stack_notes(plan: Plan) -> Iterator[str]:
 
 
 def _selectors(checkpoint: Checkpoint, group: Group) -> list[str]:
-    """Return what names a group: its module where that holds nothing else that is quantized, else each tensor."""
+    """Return the selectors of a group: its module where that holds nothing else that is quantized, else each tensor."""
     names = [info.name for info in group.tensors]
     if group.name.endswith(".experts"):
         selector = quoted_selector(group.name)

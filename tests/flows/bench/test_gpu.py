@@ -12,7 +12,7 @@ from mxcli.flows.bench import gpu as bench_gpu
 from mxcli.flows.bench.gpu import CODES, COPY, READ, WORK, GpuReport, recipes_to_time, run_gpu_bench
 from mxcli.flows.bench.quantize import named_peers
 from mxcli.numerics.scheme import Rules, resolve
-from mxcli.output.bench_gpu import RECORD_NAMES, bench_record, bench_text, row_records
+from mxcli.output.bench import GPU_RECORD_NAMES, bench_record, bench_text, row_records
 from mxcli.output.export import json_text
 from mxcli.output.screen import Screen
 
@@ -110,8 +110,8 @@ def test_the_forms_of_a_report() -> None:
     record = strict_json(json_text("bench.quantize", bench_record(found)))
     assert record["schema"] == "mxcli.bench.quantize/1"
     assert (record["device"], record["clocks"]) == ("cuda:0", ["not known", "not known"])
-    assert [tuple(row) for row in row_records(found)] == [RECORD_NAMES] * 3
+    assert [tuple(row) for row in row_records(found)] == [GPU_RECORD_NAMES] * 3
     lines = bench_text(found, Screen(width=120, unicode=True, color=False)).splitlines()
     assert lines[0].startswith("cuda:0: this processor, in place of a GPU; BF16 256x256")
-    assert lines[4] == "checked: bytes and counts of 1 recipes are the CPU's"
+    assert lines[4] == "checked: bytes and counts of 1 schemes equal the CPU's"
     assert [line.split()[0] for line in lines[-3:]] == ["copy", "read", "mxcli"]

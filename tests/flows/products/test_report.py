@@ -47,7 +47,7 @@ def products(
     **more: Any,
 ) -> ProductReport:
     checkpoint = open_checkpoint(model)
-    options = Options(format, on_indivisible=on_indivisible, selection=selection, analysis=True, **more)
+    options = Options(format, Rules(**{"nonfinite": "error", **more}), on_indivisible, selection, analysis=True)
     plan = make_plan(checkpoint, options)
     recipe = resolve(format, Rules(**more))
     planned = plan_products(checkpoint, open_checkpoint(captures), plan, {X: recipe, DY: recipe})
@@ -147,8 +147,8 @@ def test_products_without_a_gradient_are_left_out_and_said(tmp_path: Path) -> No
             {"c__activation": (8, 64)},
             "no activations or gradients of the layers to be quantized; it holds those of c",
         ),
-        ({"a__activation": (8, 63)}, r"a.activation \[8, 63\] is no input of a, which has 64 features there"),
-        ({"a__gradient": (8, 64)}, r"a.gradient \[8, 64\] is no output gradient of a, which has 32 features there"),
+        ({"a__activation": (8, 63)}, r"a.activation \[8, 63\] is not an input of a, which has 64 features there"),
+        ({"a__gradient": (8, 64)}, r"a.gradient \[8, 64\] is not an output gradient of a, which has 32 features there"),
         ({"a__activation": (8, 64), "a__gradient": (7, 32)}, "8 tokens of activations and 7 of gradients"),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", {"a.weight": noise(32, 64)})
     dy = values(8, 32)
     dy[3, 4] = np.nan
-    with pytest.raises(InputError, match=r"a\.gradient is not finite, so no product of it is"):
+    with pytest.raises(InputError, match=r"a\.gradient holds NaN or infinities, so its products do too"):
         products(model, captured(tmp_path / "x", a__gradient=dy), "mxfp8")
 
 
@@ -280,7 +280,7 @@ def test_the_same_tokens_give_the_figures_of_a_training_recipe() -> None:
     [
         (1e39, r"a\.activation reaches 1e\+39, and operands are quantized as binary32, which ends at 3\.4e38"),
         (3.4e38, r"X of a: under mxfp8_e4m3 the codes of its largest values stand for more than binary32 holds"),
-        (math.inf, r"a\.activation is not finite, so no product of it is"),
+        (math.inf, r"a\.activation holds NaN or infinities, so its products do too"),
     ],
 )
 def test_what_binary32_does_not_hold_is_named(tmp_path: Path, largest: float, words: str) -> None:
@@ -295,7 +295,7 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
     w = values(32, 64)
     w[3, 4] = np.inf
     model = write_model(tmp_path / "m", {"a.weight": bf16(w)})
-    with pytest.raises(InputError, match=r"a\.weight is not finite"):
+    with pytest.raises(InputError, match=r"a\.weight holds NaN or infinities"):
         products(model, captured(tmp_path / "x", a__activation=values(8, 64)), "mxfp8")
 
 

@@ -302,7 +302,7 @@ def test_captures_that_do_not_fit_are_refused(tmp_path: Path, checkpoint: Checkp
     empty = captured(tmp_path / "e", {name: noise(0, 128)})
     with pytest.raises(InputError, match=r"holds no activations of the layers to be quantized\. Capture the input"):
         recommended(checkpoint, ["mxfp4"], Target(BITS, 8.0), captures=empty)
-    with pytest.raises(InputError, match=r"down_proj\.activation \[4, 64\] is no input .* takes 128 features"):
+    with pytest.raises(InputError, match=r"down_proj\.activation \[4, 64\] does not fit .* takes 128 features"):
         recommended(checkpoint, ["mxfp4"], Target(BITS, 8.0), captures=captured(tmp_path / "b", {name: noise(4, 64)}))
     broken = captured(tmp_path / "c", {name: bf16(np.full((4, 128), np.inf))})
     with pytest.raises(InputError, match="is not finite"):
