@@ -91,7 +91,7 @@ IMPORTS = {module: list(imports_in(module, tree)) for module, tree in TREES.item
 
 
 def layer(module: str) -> str:
-    """Return the layer of a module: `files/layouts/own.py` is in `files`, `flows/plan/plan.py` in `flows/plan`,
+    """Return the layer of a module: `files/layouts/fp8.py` is in `files`, `flows/plan/plan.py` in `flows/plan`,
     `__init__.py` in ``."""
     parts = module.removesuffix(".py").removesuffix("__init__").strip("/").split("/")
     return "/".join(parts[:2] if parts[0] == "flows" else parts[:1])

@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -17,9 +19,10 @@ import mxcli
 from mxcli.backends import abi as library
 from mxcli.backends.nvrtc import FILES, HEADERS
 from mxcli.errors import EnvironmentFailure
+from mxcli.output.schema import RECORDS, schema
 
 ROOT = Path(__file__).parents[1]
-BUILT = {"__pycache__", "kernels"}
+BUILT = {"__pycache__", "kernels", "schemas"}
 MODULES = {
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "mxcli").rglob("*")
@@ -27,6 +30,7 @@ MODULES = {
 }
 """The modules, and what lies beside them to be read."""
 KERNEL = "libmxcli_cpu.dylib" if sys.platform == "darwin" else "libmxcli_cpu.so"
+MANYLINUX = "manylinux_2_27_x86_64"
 COMPILERS = (os.environ.get("CXX", "c++"), "c++", "g++", "clang++")
 
 
@@ -94,7 +98,8 @@ def test_wheel_holds_one_package(wheel: Path) -> None:
     info = f"mxcli-{mxcli.__version__}.dist-info"
     assert {name.split("/")[0] for name in files} == {"mxcli", info}
     gpu = {f"mxcli/kernels/{name}" for name in (*FILES, *HEADERS)}
-    assert {name for name in files if name.startswith("mxcli/")} == MODULES | gpu | {f"mxcli/kernels/{KERNEL}"}
+    built = gpu | {f"mxcli/kernels/{KERNEL}"} | {f"mxcli/output/schemas/{verb}.json" for verb in RECORDS}
+    assert {name for name in files if name.startswith("mxcli/")} == MODULES | built
     assert {name.removeprefix(f"{info}/") for name in files if name.startswith(info)} == {
         "METADATA",
         "RECORD",
@@ -105,8 +110,27 @@ def test_wheel_holds_one_package(wheel: Path) -> None:
 
 
 @needs_build
+def test_wheel_holds_the_schemas_of_what_is_printed(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        found = {verb: json.loads(archive.read(f"mxcli/output/schemas/{verb}.json")) for verb in RECORDS}
+    assert found == {verb: schema(verb) for verb in RECORDS}
+
+
+@needs_build
 def test_wheel_serves_every_python_3(wheel: Path) -> None:
     assert wheel.name.startswith(f"mxcli-{mxcli.__version__}-py3-none-")
+
+
+@needs_build
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="the tag is of Linux on x86-64")
+def test_wheel_is_portable(wheel: Path) -> None:
+    """auditwheel finds no newer symbols than the tag allows."""
+    assert wheel.name == f"mxcli-{mxcli.__version__}-py3-none-{MANYLINUX}.whl"
+    pytest.importorskip("auditwheel")
+    done = subprocess.run(
+        [sys.executable, "-m", "auditwheel", "show", wheel], capture_output=True, text=True, check=True
+    )
+    assert f'platform tag: "{MANYLINUX}"' in " ".join(done.stdout.split())
 
 
 @needs_build
@@ -115,7 +139,7 @@ def test_unpacked_wheel_runs(wheel: Path, tmp_path: Path) -> None:
         archive.extractall(tmp_path)
     # -S: without the .pth files of an editable installation, which would come before PYTHONPATH.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), sysconfig.get_path("purelib")])}
-    code = "from mxcli.backends import library; library.load(); print(library.kernel_folder())"
+    code = "from mxcli.backends import abi as library; library.load(); print(library.kernel_folder())"
     for command, printed in (
         (["-c", code], str(tmp_path / "mxcli" / "kernels")),
         (["-m", "mxcli", "--version"], f"mxcli {mxcli.__version__}"),
@@ -138,7 +162,8 @@ def test_without_a_compiler_the_build_ends_with_one_sentence(content: str | None
     assert done.returncode != 0
     assert lines[lines.index("[end of output]") - 1] == (
         "mxcli was not built. Its CPU kernel needs a working C++17 compiler: install g++ or clang++ "
-        "(Debian, Ubuntu: apt-get install g++), or name one in the environment variable CXX."
+        "(Debian, Ubuntu: apt-get install g++), name one in the environment variable CXX, or install a wheel that "
+        "`pip wheel .` made on a similar machine (such as mxcli-VERSION-py3-none-manylinux_2_27_x86_64.whl)."
     )
 
 

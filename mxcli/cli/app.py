@@ -1,4 +1,4 @@
-"""The console entry point, and the one place where an error becomes a line and an exit code."""
+"""Console entry point, and the only place where an error becomes a line and an exit code."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from mxcli.cli import (
     formats,
     inspect,
     merge,
+    products,
     quantize,
     recommend,
     report,
+    training,
     verify,
 )
 from mxcli.cli.arguments import normalized
-from mxcli.cli.streams import INTERRUPTED, silence, tell
+from mxcli.cli.groups import GroupedHelp
+from mxcli.cli.streams import INTERRUPTED, say, silence
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, UsageError, printable
 
 _EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS}
@@ -48,6 +51,8 @@ for verb in (
     report.report,
     compare.compare,
     recommend.recommend,
+    training.training,
+    products.products,
     dequantize.dequantize,
     capture.capture,
     verify.verify,
@@ -56,8 +61,8 @@ for verb in (
     explain.explain,
     doctor.doctor,
 ):
-    app.command()(verb)
-bench.bench.command()(bench_gemm.gemm)
+    app.command(cls=GroupedHelp)(verb)
+bench.bench.command(cls=GroupedHelp)(bench_gemm.gemm)
 app.add_typer(bench.bench, name="bench")
 
 
@@ -87,67 +92,67 @@ def root(
         doctor.print_version(json)
         raise typer.Exit
     if context.invoked_subcommand is None:
-        tell(context.get_help())
+        say(context.get_help())
         raise typer.Exit(UsageError.exit_code)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line (of this process by default) and exits with its code."""
+    """Run a command line (that of this process by default) and exit with its code."""
     _open_closed_streams()
     code = run(sys.argv[1:] if arguments is None else arguments)
-    # All is said and done: a signal that still comes need not be told of in Python's words.
+    # Default SIGINT again: no traceback while exiting.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code of a command line, after its error, if any, is told on stderr."""
+    """Run a command line, print its error on stderr, and return its exit code."""
     try:
         code = app(args=normalized(arguments), prog_name="mxcli", standalone_mode=False, obj=tuple(arguments))
         sys.stdout.flush()
-        return _told_interruption(code) if isinstance(code, int) else 0
+        return _report_interruption(code) if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort) as interruption:
-        _tell_notes(interruption)
-        return _told_interruption(INTERRUPTED)
+        _print_notes(interruption)
+        return _report_interruption(INTERRUPTED)
     except Exception as error:
         failure = _failure(error)
         if "--debug" in arguments or os.environ.get("MXCLI_DEBUG", "0") not in ("", "0"):
             traceback.print_exception(error)
-        tell(f"error: {failure}")
-        _tell_notes(error)
+        say(f"error: {failure}")
+        _print_notes(error)
         _flush_or_silence()
         return failure.exit_code
 
 
 def _open_closed_streams() -> None:
-    """A shell's `>&-` leaves no stream at all: what is said there goes nowhere, and is not an error."""
+    """Open the null device as a stream that a shell closed with `>&-`."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
 def _flush_or_silence() -> None:
-    """What a full or closed stdout still holds would otherwise fail once more, and unseen, at the very end."""
+    """Write stdout out now, since a full or closed one would fail again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
         silence(sys.stdout.fileno())
 
 
-def _tell_notes(error: BaseException) -> None:
-    """What was noted on an error on its way, such as what it left behind."""
+def _print_notes(error: BaseException) -> None:
+    """Print the notes that an error carries, such as what it left behind."""
     for note in getattr(error, "__notes__", ()):
-        tell(f"note: {note}")
+        say(f"note: {note}")
 
 
-def _told_interruption(code: int) -> int:
+def _report_interruption(code: int) -> int:
     if code == INTERRUPTED:
-        tell("interrupted")
+        say("interrupted")
     return code
 
 
 def _failure(error: Exception) -> MxcliError:
-    """What any exception means to the user."""
+    """Return the error that an exception is to the user."""
     if isinstance(error, MxcliError):
         return error
     if usage := getattr(error, "format_message", None):
@@ -165,11 +170,11 @@ def _failure(error: Exception) -> MxcliError:
 
 
 def _usage_sentence(error: Exception, message: str) -> str:
-    """Typer's sentence with its capital lowered, suggestions as a question, and the help that applies."""
+    """Return typer's message with its capital lowered, suggestions as a question, and the help to read."""
     possible = getattr(error, "possibilities", None)
     if possible:
         message = f"{getattr(error, 'message', message)}. Did you mean {' or '.join(sorted(possible))}?"
     context = getattr(error, "ctx", None)
     verb = context.command_path if context is not None else "mxcli"
     end = "" if message.endswith((".", "?")) else "."
-    return f"{message[:1].lower()}{message[1:]}{end} `{verb} --help` lists what there is."
+    return f"{message[:1].lower()}{message[1:]}{end} See `{verb} --help`."

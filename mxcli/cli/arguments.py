@@ -12,14 +12,14 @@ _ENDINGS = {"--json": ".json", "--jsonl": ".jsonl"}
 _MARKS = {"--include": INCLUDE, "--exclude": EXCLUDE}
 _INDEX = ".index.json"
 _MACHINE = {"--device", "--threads", "--max-memory", "--shard-range"}
-_MANNER = {"--resume"}
+_RUNS = {"--resume"}
 
 
 def normalized(arguments: Sequence[str]) -> list[str]:
-    """The arguments with `--json [FILE]` and `--jsonl [FILE]` joined to their file, `-` where none follows.
+    """Return the arguments with `--json [FILE]` and `--jsonl [FILE]` joined to their file, `-` if none follows.
 
-    A following word is the file when it is `-` or has the option's ending, and is no shard index. `--include`
-    and `--exclude` are one parameter, so that their common order is kept: each value is marked `+` or `-`.
+    The next word is the file if it is `-`, or has the option's ending and is not a shard index. `--include` and
+    `--exclude` are one parameter, to keep their common order: each value is marked `+` or `-`.
     """
     result: list[str] = []
     waiting = list(arguments)
@@ -39,8 +39,8 @@ def normalized(arguments: Sequence[str]) -> list[str]:
 
 
 def repeatable(arguments: Sequence[str]) -> list[str]:
-    """The arguments without what says where to compute, within what and in how many runs: outputs do not depend on it,
-    and neither does the command that they record."""
+    """Return the arguments without device, threads, memory, resuming and shares, on which outputs, and the command
+    that they record, do not depend."""
     result: list[str] = []
     waiting = list(arguments)
     while waiting:
@@ -49,14 +49,14 @@ def repeatable(arguments: Sequence[str]) -> list[str]:
             return [*result, word, *waiting]
         option, equals, _ = word.partition("=")
         if option not in _MACHINE:
-            result += [word] if word not in _MANNER else []
+            result += [word] if word not in _RUNS else []
         elif not equals and waiting:
             waiting.pop(0)
     return result
 
 
 def listed(text: str | None, option: str) -> list[str]:
-    """The words that commas separate; none without `text`. Raises UsageError for a comma with nothing beside it."""
+    """Return the words of a comma-separated list; none without `text`. Raises UsageError for an empty word."""
     if text is None:
         return []
     words = [word.strip() for word in text.split(",")]

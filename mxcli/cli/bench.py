@@ -1,78 +1,81 @@
-"""`mxcli bench`."""
+"""`mxcli bench`, and `mxcli bench quantize`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from mxcli.backends import CPU, check_device, find_device, open_timed_device
-from mxcli.cli import options
-from mxcli.cli.arguments import STDOUT
-from mxcli.cli.streams import deliver, refuse_existing, stdout_screen, talk_on_stderr
+from mxcli.backends import CPU, find_device, open_timed_device
+from mxcli.cli.groups import GroupedHelp, vary, verb
+from mxcli.cli.machine import Machine
+from mxcli.cli.options import FORMAT_NAMES, SchemeOptions, completes
+from mxcli.cli.outputs import Results, deliver_forms
+from mxcli.cli.streams import Messages
 from mxcli.errors import UsageError
 
 if TYPE_CHECKING:
     from mxcli.output.screen import Screen
 
-bench = typer.Typer(help="Measure this machine honestly.", rich_markup_mode=None)
+bench = typer.Typer(help="Measure the speed of this machine.", rich_markup_mode=None)
 
-Formats = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="FORMAT[,FORMAT...]",
-        help="Formats to time, separated by commas.  [default: mxfp8_e4m3,mxfp4_e2m1,nvfp4; on a GPU, all]",
-    ),
-]
-ThreadCounts = Annotated[
-    str, typer.Option("--threads", metavar="N[,N...]", help="Thread counts to time, separated by commas.")
-]
-Size = Annotated[
-    int | None,
-    typer.Option(
-        "--size",
-        metavar="N",
-        help="Rows and columns of the tensor, a multiple of 128.  [default: 4096; on a GPU, 16384]",
-    ),
-]
 Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="Timed rounds; the median is reported.")]
-Peers = Annotated[
-    str,
-    typer.Option(
-        "--peers",
-        metavar="NAME[,NAME...]",
-        help="Other packages to time in the same run, where installed: torchao, torchao-compiled.",
-    ),
-]
 
 
-@bench.command()
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The formats and threads to time, and the tensor."""
+
+    heading: ClassVar[str] = "Benchmark"
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT[,FORMAT...]",
+            autocompletion=completes(FORMAT_NAMES, listed=True),
+            help="Formats to time, separated by commas.  [default: mxfp8_e4m3,mxfp4_e2m1,nvfp4; on a GPU, all]",
+        ),
+    ] = None
+    threads: Annotated[
+        str, typer.Option("--threads", metavar="N[,N...]", help="Thread counts to time, separated by commas.")
+    ] = "1"
+    size: Annotated[
+        int | None,
+        typer.Option(
+            "--size",
+            metavar="N",
+            help="Rows and columns of the tensor, a multiple of 128.  [default: 4096; on a GPU, 16384]",
+        ),
+    ] = None
+    rounds: Rounds = 9
+    peers: Annotated[
+        str,
+        typer.Option(
+            "--peers",
+            metavar="NAME[,NAME...]",
+            help="Other packages to time in the same run, if installed: torchao, torchao-compiled.",
+        ),
+    ] = ""
+
+
+@bench.command(cls=GroupedHelp)
+@verb
 def quantize(
-    format: Formats = None,
-    scale_rounding: options.ScaleRounding = None,
-    dialect: options.Dialect = None,
-    size: Size = None,
-    rounds: Rounds = 9,
-    peers: Peers = "",
-    json: options.Json = None,
-    csv: options.Csv = None,
-    device: options.Device = CPU,
-    threads: ThreadCounts = "1",
-    force: options.Force = False,
-    quiet: options.Quiet = False,
-    no_color: options.NoColor = False,
-    debug: options.Debug = False,
+    timed: BenchOptions,
+    scheme: Annotated[SchemeOptions, vary(only=("scale_rounding", "dialect"))],
+    results: Annotated[Results, vary(only=("json", "csv", "force"))],
+    machine: Annotated[Machine, vary(only=("device",), device=CPU)],
+    messages: Annotated[Messages, vary(without=("verbose",))],
 ) -> None:
-    """Time quantization of a BF16 tensor, with and without statistics, beside a copy of memory.
+    """Time quantization of a BF16 tensor, with and without statistics, next to a memory copy.
 
-    What is timed is checked first: the same bytes at one and two threads (on a GPU: as on the CPU), and a measured
-    error that is the error of the bytes. NVFP4 includes finding the tensor's amax. A peer's row says whether its
-    bytes equal ours. On a GPU (--device cuda) the tensor lies in its memory, and every format is timed under every
-    scale rounding that serves it unless one is named.
+    Checks the work first: the same bytes with one and two threads (on a GPU: as on the CPU), and a measured error
+    that is the error of the bytes. NVFP4 includes finding the amax of the tensor. A peer's row reports whether its
+    bytes equal ours. With --device cuda the tensor is in GPU memory, and every format is timed under every scale
+    rounding that serves it, unless one is named.
 
     \b
     Examples:
@@ -82,31 +85,17 @@ def quantize(
     """
     from mxcli.output.export import csv_text, json_text
 
-    check_device(device)
-    if json == csv == STDOUT:
-        raise UsageError("--json and --csv both ask for stdout: give one of them a FILE.")
-    refuse_existing([json, csv], force=force, sources=[])
-    talk = talk_on_stderr(quiet=quiet, no_color=no_color)
-    found = find_device(device, lambda note: talk.notes([note]))
-    asked = _Asked(listed_words(format or ""), scale_rounding, dialect, size, rounds, listed_words(peers))
-    result = _on_cpu(asked, _counts(threads)) if found == CPU else _on_gpu(asked, found)
-    if json is not None:
-        deliver(json_text("bench.quantize", result.record), json)
-    if csv is not None:
-        deliver(csv_text(result.rows, result.names), csv)
-    if STDOUT not in (json, csv):
-        deliver(result.text(stdout_screen(no_color=no_color)))
-    talk.notes(result.problems)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    formats: list[str]
-    scale_rounding: str | None
-    dialect: str | None
-    size: int | None
-    rounds: int
-    peers: list[str]
+    results.check()
+    found = find_device(machine.device, lambda note: messages.notes([note]))
+    result = _on_cpu(timed, scheme) if found == CPU else _on_gpu(timed, scheme, found)
+    deliver_forms(
+        results,
+        messages.stdout(),
+        json=lambda: json_text("bench.quantize", result.record),
+        csv=lambda: csv_text(result.rows, result.names),
+        text=result.text,
+    )
+    messages.notes(result.problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,43 +109,42 @@ class _Result:
     problems: list[str]
 
 
-def _on_cpu(asked: _Asked, threads: list[int]) -> _Result:
+def _on_cpu(timed: BenchOptions, scheme: SchemeOptions) -> _Result:
     from mxcli.flows.bench.quantize import run_quantize_bench
     from mxcli.output.bench import RECORD_NAMES, bench_record, bench_text, row_records
 
     report = run_quantize_bench(
-        asked.formats or ["mxfp8_e4m3", "mxfp4_e2m1", "nvfp4"],
-        scale_rounding=asked.scale_rounding,
-        dialect=asked.dialect,
-        size=4096 if asked.size is None else asked.size,
-        threads=threads,
-        rounds=asked.rounds,
-        peers=asked.peers,
+        listed_words(timed.format or "") or ["mxfp8_e4m3", "mxfp4_e2m1", "nvfp4"],
+        scale_rounding=scheme.scale_rounding,
+        dialect=scheme.dialect,
+        size=4096 if timed.size is None else timed.size,
+        threads=_counts(timed.threads),
+        rounds=timed.rounds,
+        peers=listed_words(timed.peers),
     )
     problems = [row.problem for row in report.rows if row.problem]
     return _Result(bench_record(report), row_records(report), RECORD_NAMES, partial(bench_text, report), problems)
 
 
-def _on_gpu(asked: _Asked, device: str) -> _Result:
+def _on_gpu(timed: BenchOptions, scheme: SchemeOptions, device: str) -> _Result:
     from mxcli.flows.bench.gpu import recipes_to_time, run_gpu_bench
     from mxcli.flows.bench.quantize import named_peers
-    from mxcli.output.bench_gpu import RECORD_NAMES, bench_record, bench_text, row_records
+    from mxcli.output.bench import GPU_RECORD_NAMES, bench_record, bench_text, row_records
 
-    recipes = recipes_to_time(asked.formats, asked.scale_rounding, asked.dialect)
-    peers = named_peers(asked.peers)
+    schemes = recipes_to_time(listed_words(timed.format or ""), scheme.scale_rounding, scheme.dialect)
     report = run_gpu_bench(
         open_timed_device(device),
-        recipes,
-        size=16384 if asked.size is None else asked.size,
-        rounds=asked.rounds,
-        peers=peers,
+        schemes,
+        size=16384 if timed.size is None else timed.size,
+        rounds=timed.rounds,
+        peers=named_peers(listed_words(timed.peers)),
     )
     problems = [row.problem for row in report.rows if row.problem]
-    return _Result(bench_record(report), row_records(report), RECORD_NAMES, partial(bench_text, report), problems)
+    return _Result(bench_record(report), row_records(report), GPU_RECORD_NAMES, partial(bench_text, report), problems)
 
 
 def listed_words(text: str) -> list[str]:
-    """The words between commas."""
+    """Return the words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

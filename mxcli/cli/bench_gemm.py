@@ -2,111 +2,121 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from mxcli.backends import CPU, check_device, find_device, open_timed_device
-from mxcli.cli import options
-from mxcli.cli.arguments import STDOUT
+from mxcli.backends import CPU, find_device, open_timed_device
 from mxcli.cli.bench import Rounds, listed_words
-from mxcli.cli.streams import deliver, on_disk, refuse_existing, stdout_screen, talk_on_stderr
-from mxcli.errors import UsageError, printable
+from mxcli.cli.groups import vary, verb
+from mxcli.cli.machine import Machine
+from mxcli.cli.options import Captures
+from mxcli.cli.outputs import Results, deliver_forms
+from mxcli.cli.streams import Messages, on_disk
+from mxcli.errors import UsageError, import_extra, printable
 
 if TYPE_CHECKING:
     from mxcli.flows.bench.gemm import GemmReport
+    from mxcli.flows.bench.gemm_kernels import GemmKernel
     from mxcli.flows.bench.gemm_operands import Values
     from mxcli.flows.products.shapes import Shape
 
 MOST_DRIFT_PERCENT = 5.0
-"""Between the halves of the rounds; more is told of."""
+"""Drift between the halves of the rounds from which a note warns."""
 SMALL, LARGE = "256x1024x1024", "4096x4096x4096,8192x8192x8192"
 
-Products = Annotated[
-    str,
-    typer.Option(
-        "--kernel",
-        metavar="NAME[,NAME...]",
-        help="Products to compute, beside bf16: as listed in the table without it.  [default: all]",
-    ),
-]
-Shapes = Annotated[
-    str | None,
-    typer.Option(
-        "--shape",
-        metavar="MxNxK[,...]",
-        help=f"Shapes of D[m, n] = A[m, k] @ B[n, k]^T.  [default: {SMALL}; on a GPU {LARGE}]",
-    ),
-]
-ShapeFile = Annotated[
-    str | None, typer.Option("--shapes", metavar="FILE.csv", help="A CSV file of shapes, with columns m, n and k.")
-]
-From = Annotated[
-    str | None,
-    typer.Option("--from", metavar="SOURCE", help="A model: the shapes of its linear layers, and its weights for B."),
-]
-Tokens = Annotated[
-    str, typer.Option("--tokens", metavar="N[,N...]", help="Tokens that a layer of --from is computed for.")
-]
-Passes = Annotated[
-    str,
-    typer.Option("--passes", metavar="PASS[,...]", help="Products of a layer of --from: fprop, dgrad, wgrad."),
-]
-Data = Annotated[
-    str,
-    typer.Option("--data", metavar="NAME", help="Values of operands: normal, heavy, uniform, ones or zeros."),
-]
-Seed = Annotated[int, options.SEED]
-Reference = Annotated[
-    str, typer.Option("--vs", metavar="NAME", help="The product that speeds are compared with; above 1 is faster.")
-]
-IncludeQuantize = Annotated[
-    bool,
-    typer.Option("--include-quantize", help="Count the time of quantizing operand A, which every call needs anew."),
-]
-Compare = Annotated[
-    str | None,
-    typer.Option(
-        "--compare", metavar="FILE.json", help="An earlier --json: end with exit code 5 if a product got slower."
-    ),
-]
-Threshold = Annotated[
-    float, typer.Option("--threshold", min=0.0, metavar="PERCENT", help="How much slower --compare lets pass.")
-]
-Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Also TFLOP/s against size, as .png or .svg.")]
+
+@dataclass(frozen=True, slots=True)
+class OperandOptions:
+    """The shapes of products, and the values of their operands."""
+
+    heading: ClassVar[str] = "Operands"
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape",
+            metavar="MxNxK[,...]",
+            help=f"Shapes of D[m, n] = A[m, k] @ B[n, k]^T.  [default: {SMALL}; on a GPU {LARGE}]",
+        ),
+    ] = None
+    shapes: Annotated[
+        str | None,
+        typer.Option("--shapes", metavar="FILE.csv", help="A CSV file of shapes, with columns m, n and k."),
+    ] = None
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="SOURCE", help="A model: the shapes of its linear layers, and its weights as B."
+        ),
+    ] = None
+    captures: Captures = None
+    tokens: Annotated[
+        str, typer.Option("--tokens", metavar="N[,N...]", help="Tokens in the products of the layers of --from.")
+    ] = "16,4096"
+    passes: Annotated[
+        str,
+        typer.Option("--passes", metavar="PASS[,...]", help="Products of the layers of --from: fprop, dgrad, wgrad."),
+    ] = "fprop"
+    data: Annotated[
+        str, typer.Option("--data", metavar="NAME", help="Values of operands: normal, heavy, uniform, ones or zeros.")
+    ] = "normal"
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of the random values.")] = 0
 
 
+@dataclass(frozen=True, slots=True)
+class GemmOptions:
+    """The products to time, their reference, and an earlier result to compare with."""
+
+    heading: ClassVar[str] = "Benchmark"
+    kernel: Annotated[
+        str,
+        typer.Option(
+            "--kernel",
+            metavar="NAME[,NAME...]",
+            help="Products to compute in addition to bf16, by the names in the table.  [default: all]",
+        ),
+    ] = ""
+    vs: Annotated[
+        str, typer.Option("--vs", metavar="NAME", help="Product that speeds are relative to; above 1 is faster.")
+    ] = "bf16"
+    rounds: Rounds = 9
+    include_quantize: Annotated[
+        bool,
+        typer.Option("--include-quantize", help="Add the time to quantize operand A, which every call needs."),
+    ] = False
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare", metavar="FILE.json", help="An earlier --json: exit with code 5 if a product got slower."
+        ),
+    ] = None
+    threshold: Annotated[
+        float, typer.Option("--threshold", min=0.0, metavar="PERCENT", help="Slowdown that --compare tolerates.")
+    ] = 5.0
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Plot TFLOP/s against size, as .png or .svg.")
+    ] = None
+
+
+_OPERANDS = vary(help={"captures": "Captured inputs and gradients of the layers of --from, as operands."})
+
+
+@verb
 def gemm(
-    kernel: Products = "",
-    shape: Shapes = None,
-    shapes: ShapeFile = None,
-    source: From = None,
-    captures: options.Captures = None,
-    tokens: Tokens = "16,4096",
-    passes: Passes = "fprop",
-    data: Data = "normal",
-    seed: Seed = 0,
-    rounds: Rounds = 9,
-    vs: Reference = "bf16",
-    include_quantize: IncludeQuantize = False,
-    compare: Compare = None,
-    threshold: Threshold = 5.0,
-    json: options.Json = None,
-    csv: options.Csv = None,
-    plot: Plot = None,
-    device: options.Device = "auto",
-    force: options.Force = False,
-    quiet: options.Quiet = False,
-    no_color: options.NoColor = False,
-    debug: options.Debug = False,
+    operands: Annotated[OperandOptions, _OPERANDS],
+    timed: GemmOptions,
+    results: Annotated[Results, vary(only=("json", "csv", "force"))],
+    machine: Annotated[Machine, vary(only=("device",))],
+    messages: Annotated[Messages, vary(without=("verbose",))],
 ) -> None:
-    """Time block-scaled matrix products, each proven first.
+    """Time block-scaled matrix products, after checking each one.
 
     Operands are codes quantized from random normal values, or from a model's own weights and captures. Every product
-    is compared with the exact one of its own operands, which must agree but for accumulation, and with that of the
-    unquantized ones, which tells the error (SQNR). Products that this device cannot compute are listed with the
-    reason. Rows `-as-fp8-…` fold MX codes into FP8 for GPUs without MX hardware, and count what was not exact.
+    is compared with the exact product of the same operands, from which only accumulation may differ, and with that of
+    the unquantized operands, which gives the error (SQNR). Products that this device cannot compute are listed with
+    the reason. Rows `-as-fp8-…` fold MX codes into FP8 for GPUs without MX hardware, and count inexact values.
 
     \b
     Examples:
@@ -114,9 +124,6 @@ def gemm(
       mxcli bench gemm --from samples/tiny-llama --tokens 16 --passes fprop,dgrad,wgrad --rounds 3
       mxcli bench gemm --device cuda --kernel fp8-row,mxfp4-as-fp8-row --json gemm.json
     """
-    from mxcli.flows.bench.gemm import GemmReport, GemmSettings, clock_of, find_peak, refuse_unmet, run_gemm_bench
-    from mxcli.flows.bench.gemm_kernels import named_kernels
-    from mxcli.flows.bench.gemm_operands import open_engine
     from mxcli.output.bench_gemm import (
         RECORD_NAMES,
         compare_with,
@@ -128,86 +135,71 @@ def gemm(
     )
     from mxcli.output.export import csv_text, json_text
 
-    check_device(device)
-    if json == csv == STDOUT:
-        raise UsageError("--json and --csv both ask for stdout: give one of them a FILE.")
-    if plot is not None and Path(plot).suffix not in (".png", ".svg"):
-        raise UsageError(f"--plot '{printable(plot)}': its name must end in .png or .svg.")
-    if rounds < 1:
-        raise UsageError(f"--rounds {rounds} is not a positive number.")
-    refuse_existing([json, csv, plot], force=force, sources=[source, captures])
-    talk = talk_on_stderr(quiet=quiet, no_color=no_color)
-    names = listed_words(kernel)
-    kernels = named_kernels(names)
-    if vs not in {row.name for row in kernels}:
-        raise UsageError(f"--vs '{printable(vs)}' is none of the products: {', '.join(row.name for row in kernels)}.")
-    earlier = None if compare is None else read_earlier(Path(compare))
-    wanted, values = _asked(shape, shapes, source, captures, tokens, passes, data, seed)
-    found = find_device(device, lambda note: talk.notes([note]))
-    wanted = wanted or _default_shapes(found)
-    values.check(wanted)
-    engine = open_engine(found)
-    refuse_unmet(engine, [row for row in kernels if row.name in names])
-    timed = None if found == CPU else open_timed_device(found)
-    peak = None if timed is None else find_peak(timed.describe())
-    before = None if timed is None else timed.clocks()
-    settings = GemmSettings(rounds, vs, include_quantize, peak)
-    rows = run_gemm_bench(engine, kernels, wanted, values, settings, clock_of(engine))
-    own = sorted({name for each in wanted for name in values.own_data(each)})
-    report = GemmReport(
-        device=found,
-        description=timed.describe() if timed else _processor(),
-        data=f"{values.distribution.meaning}, seed {seed}",
-        rounds=rounds,
-        reference=vs,
-        rows=tuple(rows),
-        own_data=f"{', '.join(own)} are the model's own" if own else "none are a model's",
-        peaks=peak.source if peak else None,
-        clocks=(before, timed.clocks()) if timed and before else None,
+    _check(timed)
+    results.check([operands.source, operands.captures], also=[timed.plot])
+    kernels = _kernels(timed)
+    earlier = None if timed.compare is None else read_earlier(Path(timed.compare))
+    shapes, values = _operands(operands)
+    found = find_device(machine.device, lambda note: messages.notes([note]))
+    shapes = shapes or _default_shapes(found)
+    values.check(shapes)
+    report = _run(found, kernels, shapes, values, timed)
+    if timed.plot is not None:
+        with on_disk(Path(timed.plot)):
+            plot_rates(report, Path(timed.plot))
+    deliver_forms(
+        results,
+        messages.stdout(),
+        json=lambda: json_text("bench.gemm", gemm_record(report)),
+        csv=lambda: csv_text(row_records(report), RECORD_NAMES),
+        text=lambda screen: gemm_text(report, screen),
     )
-    if json is not None:
-        deliver(json_text("bench.gemm", gemm_record(report)), json)
-    if csv is not None:
-        deliver(csv_text(row_records(report), RECORD_NAMES), csv)
-    if plot is not None:
-        with on_disk(Path(plot)):
-            plot_rates(report, Path(plot))
-    if STDOUT not in (json, csv):
-        deliver(gemm_text(report, stdout_screen(no_color=no_color)))
-    talk.notes(_notes(report, values))
-    if earlier is not None and compare is not None:
-        talk.notes(compare_with(report, earlier, compare, threshold))
+    messages.notes(_notes(report, values))
+    if earlier is not None and timed.compare is not None:
+        messages.notes(compare_with(report, earlier, timed.compare, timed.threshold))
 
 
-def _asked(
-    shape: str | None,
-    shapes: str | None,
-    source: str | None,
-    captures: str | None,
-    tokens: str,
-    passes: str,
-    data: str,
-    seed: int,
-) -> tuple[list[Shape], Values]:
-    """The shapes that are asked for (none: the default ones) and where operands come from."""
+def _check(timed: GemmOptions) -> None:
+    """Raise UsageError for a plot of unknown type and for no rounds."""
+    if timed.plot is not None and Path(timed.plot).suffix not in (".png", ".svg"):
+        raise UsageError(f"--plot '{printable(timed.plot)}': its name must end in .png or .svg.")
+    if timed.plot is not None:
+        import_extra("matplotlib", "--plot")
+    if timed.rounds < 1:
+        raise UsageError(f"--rounds {timed.rounds} is not a positive number.")
+
+
+def _kernels(timed: GemmOptions) -> list[GemmKernel]:
+    """Return the products to time; raises UsageError if the reference is not one of them."""
+    from mxcli.flows.bench.gemm_kernels import named_kernels
+
+    kernels = named_kernels(listed_words(timed.kernel))
+    if timed.vs not in {row.name for row in kernels}:
+        known = ", ".join(row.name for row in kernels)
+        raise UsageError(f"--vs '{printable(timed.vs)}' is not one of the products: {known}.")
+    return kernels
+
+
+def _operands(operands: OperandOptions) -> tuple[list[Shape], Values]:
+    """Return the requested shapes (none: the default ones) and the values of operands."""
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.bench.gemm_operands import Values, find_distribution
     from mxcli.flows.products.shapes import layer_shapes, read_shapes, typed_shapes
 
-    if captures is not None and source is None:
-        raise UsageError("--captures are of a model's layers: name the model with --from.")
-    distribution = find_distribution(data)
-    found = typed_shapes(shape) if shape is not None else []
-    found += read_shapes(Path(shapes)) if shapes is not None else []
-    if source is None:
-        return found, Values(distribution, seed)
-    words = listed_words(tokens)
+    if operands.captures is not None and operands.source is None:
+        raise UsageError("--captures needs a model: name it with --from.")
+    distribution = find_distribution(operands.data)
+    found = typed_shapes(operands.shape) if operands.shape is not None else []
+    found += read_shapes(Path(operands.shapes)) if operands.shapes is not None else []
+    if operands.source is None:
+        return found, Values(distribution, operands.seed)
+    words = listed_words(operands.tokens)
     if not words or not all(word.isdecimal() and 0 < int(word) <= 1 << 20 for word in words):
-        raise UsageError(f"--tokens {printable(tokens)} is not a list of positive numbers, such as 16,4096.")
-    model = open_checkpoint(source)
-    found += layer_shapes(model, [int(word) for word in words], listed_words(passes))
-    held = None if captures is None else open_checkpoint(captures)
-    return found, Values(distribution, seed, model, held)
+        raise UsageError(f"--tokens {printable(operands.tokens)} is not a list of positive numbers, such as 16,4096.")
+    model = open_checkpoint(operands.source)
+    found += layer_shapes(model, [int(word) for word in words], listed_words(operands.passes))
+    captured = None if operands.captures is None else open_checkpoint(operands.captures)
+    return found, Values(distribution, operands.seed, model, captured)
 
 
 def _default_shapes(device: str) -> list[Shape]:
@@ -216,17 +208,38 @@ def _default_shapes(device: str) -> list[Shape]:
     return typed_shapes(SMALL if device == CPU else LARGE)
 
 
-def _processor() -> str:
+def _run(device: str, kernels: list[GemmKernel], shapes: list[Shape], values: Values, timed: GemmOptions) -> GemmReport:
+    from mxcli.flows.bench.gemm import GemmReport, GemmSettings, clock_of, find_peak, refuse_unmet, run_gemm_bench
+    from mxcli.flows.bench.gemm_operands import open_engine
     from mxcli.flows.bench.quantize import processor_name
 
-    return processor_name()
+    engine = open_engine(device)
+    names = listed_words(timed.kernel)
+    refuse_unmet(engine, [row for row in kernels if row.name in names])
+    gpu = None if device == CPU else open_timed_device(device)
+    peak = None if gpu is None else find_peak(gpu.describe())
+    before = None if gpu is None else gpu.clocks()
+    settings = GemmSettings(timed.rounds, timed.vs, timed.include_quantize, peak)
+    rows = run_gemm_bench(engine, kernels, shapes, values, settings, clock_of(engine))
+    own = sorted({name for shape in shapes for name in values.own_data(shape)})
+    return GemmReport(
+        device=device,
+        description=gpu.describe() if gpu else processor_name(),
+        data=f"{values.distribution.meaning}, seed {values.seed}",
+        rounds=timed.rounds,
+        reference=timed.vs,
+        rows=tuple(rows),
+        own_data=f"{', '.join(own)} are the model's own" if own else "none are a model's",
+        peaks=peak.source if peak else None,
+        clocks=(before, gpu.clocks()) if gpu and before else None,
+    )
 
 
 def _notes(report: GemmReport, values: Values) -> list[str]:
     notes = []
     if report.device == CPU:
         notes.append(
-            "A CPU shows the errors; how fast block-scaled products are, a GPU tells (--device cuda): FP8 from compute "
+            "A CPU shows the errors; the speed of block-scaled products needs a GPU (--device cuda): FP8 from compute "
             "capability 8.9 on, 1x128 blocks from 9.0, MXFP8, MXFP4 and NVFP4 from 10.0."
         )
     slowed = [row for row in report.rows if row.drift_percent is not None and row.drift_percent > MOST_DRIFT_PERCENT]

@@ -5,127 +5,154 @@ from __future__ import annotations
 import math
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from mxcli.cli import options, writing
-from mxcli.cli.arguments import STDOUT, listed
-from mxcli.cli.machine import machine, memory_size
+from mxcli.cli.arguments import listed
+from mxcli.cli.groups import vary, verb
+from mxcli.cli.machine import Machine, memory_size
+from mxcli.cli.options import DryRun, Dtype
+from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.progress import progress
-from mxcli.cli.streams import INTERRUPTED, deliver, refuse_existing, stdout_screen, talk_on_stderr, tell
-from mxcli.errors import EnvironmentFailure, InputError, UsageError, printable
+from mxcli.cli.streams import INTERRUPTED, Messages, say
+from mxcli.cli.writing import Writing, stopping
+from mxcli.errors import EnvironmentFailure, InputError, UsageError, import_extra, printable
 
 if TYPE_CHECKING:
     from mxcli.flows.capture.model import Text
+    from mxcli.flows.capture.plan import CapturePlan, CaptureRequest
+    from mxcli.flows.capture.run import CaptureRun
 
 _STDIN = "-"
 _THREADS_A_PROCESSOR = 16
 
-ModelDirectory = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL_DIR",
-        show_default=False,
-        help="A directory with a causal language model that transformers loads.",
-    ),
-]
-TextFile = Annotated[
-    str | None, typer.Option("--text", metavar="FILE", help="The text that the model reads, UTF-8; - is stdin.")
-]
-ForwardOnly = Annotated[
-    bool, typer.Option("--forward-only", help="Inputs and weights only: nothing is computed backward.")
-]
-Layers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--layers",
-        metavar="SELECTOR",
-        help="Linear layers to record, as --include takes them: '*layers.1.*', '*.q_proj', re:REGEX. May be repeated; "
-        "a layer that any of them matches is taken.  [default: all]",
-    ),
-]
-Roles = Annotated[
-    str | None,
-    typer.Option(
-        "--roles",
-        metavar="ROLE[,ROLE...]",
-        help="What to record: activation, gradient, weight.  [default: all three]",
-    ),
-]
-SampleRows = Annotated[
-    int | None,
-    typer.Option(
-        "--sample-rows",
-        min=1,
-        metavar="N",
-        help="Keep N tokens of each step, the same in all layers, chosen by --seed.  [default: all]",
-    ),
-]
-Steps = Annotated[
-    int, typer.Option("--steps", min=1, metavar="N", help="Steps to record, a file each: the text is read on and on.")
-]
-Tokens = Annotated[
-    int | None,
-    typer.Option(
-        "--tokens",
-        min=1,
-        metavar="N",
-        help="Tokens in a window, which the model reads at a time.  [default: 256, or what the model can]",
-    ),
-]
-Batch = Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Windows in a step, one after another.")]
-LearningRate = Annotated[
-    float,
-    typer.Option(
-        "--learning-rate",
-        min=0.0,
-        metavar="X",
-        help="Change the weights after each step by X times their gradient (plain SGD); 0 leaves them as they are.",
-    ),
-]
-MaxDisk = Annotated[
-    str | None,
-    typer.Option("--max-disk", metavar="SIZE", help="Most disk for all files, such as 8G; more is refused beforehand."),
-]
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """The layers to record and the text that the model reads."""
+
+    heading: ClassVar[str] = "Recording"
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="FILE", help="The text that the model reads, UTF-8; - is stdin.")
+    ] = None
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layers",
+            metavar="SELECTOR",
+            help="Linear layers to record: a glob over whole dotted segments such as '*layers.1.*' or '*.q_proj', or "
+            "re:REGEX. May be repeated.  [default: all]",
+        ),
+    ] = None
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            "--roles",
+            metavar="ROLE[,ROLE...]",
+            help="Tensors to record: activation, gradient, weight.  [default: all three]",
+        ),
+    ] = None
+    forward_only: Annotated[
+        bool, typer.Option("--forward-only", help="Record inputs and weights only, without a backward pass.")
+    ] = False
+    sample_rows: Annotated[
+        int | None,
+        typer.Option(
+            "--sample-rows",
+            min=1,
+            metavar="N",
+            help="Keep N tokens of each step, the same in all layers, drawn by --seed.  [default: all]",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, metavar="N", help="Seed of --sample-rows.  [default: 0]")
+    ] = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """The steps to run."""
+
+    heading: ClassVar[str] = "Steps"
+    steps: Annotated[
+        int,
+        typer.Option(
+            "--steps", min=1, metavar="N", help="Steps to record, a file each; the text repeats when it ends."
+        ),
+    ] = 1
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens", min=1, metavar="N", help="Tokens in a window.  [default: 256, or the most the model supports]"
+        ),
+    ] = None
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, metavar="N", help="Windows in a step, computed one after another.")
+    ] = 1
+    learning_rate: Annotated[
+        float,
+        typer.Option(
+            "--learning-rate",
+            min=0.0,
+            metavar="X",
+            help="Update the weights after each step by X times their gradient (plain SGD); 0 leaves them unchanged.",
+        ),
+    ] = 0.0
+    dtype: Dtype = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureWriting(Writing):
+    """The directory to write and the disk space to use."""
+
+    max_disk: Annotated[
+        str | None,
+        typer.Option(
+            "--max-disk", metavar="SIZE", help="Disk limit for all files, such as 8G; more is refused beforehand."
+        ),
+    ] = None
+    dry_run: DryRun = False
+
+
+_WRITING = vary(
+    only=("output", "resume", "max_disk", "dry_run"),
+    help={
+        "resume": "Continue an interrupted run. With --learning-rate, finished steps are recomputed (not rewritten) to "
+        "restore the weights."
+    },
+)
+
+_DEVICE_HELP = {"device": "Device to compute on: auto is the first usable NVIDIA GPU, else the CPU."}
+
+
+@verb
 def capture(
-    model: ModelDirectory,
-    output: options.Output = None,
-    text: TextFile = None,
-    forward_only: ForwardOnly = False,
-    layers: Layers = None,
-    roles: Roles = None,
-    sample_rows: SampleRows = None,
-    steps: Steps = 1,
-    tokens: Tokens = None,
-    batch: Batch = 1,
-    learning_rate: LearningRate = 0.0,
-    seed: options.Seed = None,
-    dtype: options.Dtype = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    max_memory: options.MaxMemory = None,
-    max_disk: MaxDisk = None,
-    dry_run: options.DryRun = False,
-    resume: writing.Resume = False,
-    force: options.Force = False,
-    json: options.Json = None,
-    wide: options.Wide = False,
-    quiet: options.Quiet = False,
-    no_color: options.NoColor = False,
-    debug: options.Debug = False,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_DIR",
+            show_default=False,
+            help="A directory with a causal language model that transformers loads.",
+        ),
+    ],
+    record: RecordOptions,
+    schedule: StepOptions,
+    writing: Annotated[CaptureWriting, _WRITING],
+    results: Annotated[Results, vary(only=("wide", "json", "force"))],
+    machine: Annotated[Machine, vary(help=_DEVICE_HELP)],
+    messages: Annotated[Messages, vary(without=("verbose",))],
 ) -> None:
     """Record activations, gradients and weights of a model.
 
-    The model reads a text in windows, forward and backward, to predict each next token. Of every linear layer its
-    input, the gradient of the mean loss with respect to its output, and its weight go to a file per step, in a
-    directory that is a source for the other verbs; its path is printed on stdout. Dropout is off. Values are what the
-    device and number of threads compute. A run that was cut short is gone on with by --resume: with a learning rate it
-    computes the steps that are there once more. --force replaces the files of another run one by one, and removes those
-    of later steps at the end. `mxcli.capture` does the same in a training loop of your own.
+    The model reads a text in windows, forward and backward, predicting each next token. For every linear layer, its
+    input, the gradient of the mean loss with respect to its output, and its weight are written to a file per step, in
+    a directory that is a source for the other verbs; its path is printed on stdout. Dropout is off. Values depend on
+    the device and the number of threads. --resume continues an interrupted run. --force replaces the files of another
+    run one by one, and removes those of later steps at the end. `mxcli.capture` does the same in your own training
+    loop.
 
     \b
     Examples:
@@ -134,96 +161,114 @@ def capture(
       mxcli capture samples/tiny-llama -o inputs --text samples/README.md --forward-only --sample-rows 16
       mxcli capture samples/tiny-llama -o more --text samples/README.md --steps 2 --batch 4 --dry-run
     """
-    where = machine(device, threads, max_memory)
-    disk = None if max_disk is None else memory_size(max_disk, "--max-disk")
-    refuse_existing([json], force=force, sources=[model, None if text == _STDIN else text])
-    if output is None:
-        raise UsageError("missing option '-o/--output DIR': name the directory to write.")
-    if text is None:
-        raise UsageError("missing option '--text FILE': name the text that the model is to read, or - for stdin.")
-    if not text:
-        raise UsageError("--text '': names no file; give one, or - for stdin.")
-    if forward_only and learning_rate:
-        raise UsageError("--learning-rate with --forward-only: without gradients nothing is learned; leave one out.")
-    if not math.isfinite(learning_rate):
-        raise UsageError(
-            f"--learning-rate {learning_rate}: give a finite number, or 0 to leave the weights as they are."
-        )
-    from mxcli.flows.capture.arguments import known_roles
-    from mxcli.flows.capture.model import compute_device, stated_dtype
-    from mxcli.flows.capture.plan import CaptureFolder, CaptureRequest, plan_capture
-    from mxcli.flows.capture.run import capture_model
-    from mxcli.output.capture import capture_json, capture_plan_json, capture_plan_text
-
-    asked = CaptureRequest(
-        steps=steps,
-        batch=batch,
-        tokens=tokens,
-        layers=layers,
-        roles=known_roles(listed(roles, "--roles") or None),
-        forward_only=forward_only,
-        sample_rows=sample_rows,
-        seed=seed or 0,
-        learning_rate=learning_rate,
-        dtype=stated_dtype(dtype),
-    )
-    if not asked.recorded:
-        raise UsageError("--roles gradient with --forward-only: there would be nothing to record; leave one out.")
-    _check_threads(where.threads)
-    talk = talk_on_stderr(quiet=quiet, no_color=no_color)
-    read = _read_text(text)
+    max_disk = None if writing.max_disk is None else memory_size(writing.max_disk, "--max-disk")
+    results.check([model, None if record.text == _STDIN else record.text])
+    output = writing.folder
+    _check(record, schedule)
+    request = _request(record, schedule)
+    _check_threads(machine.threads)
+    text = _read_text(record.text)
     if not Path(model).is_dir():
         raise InputError(f"{printable(model)}: no such directory; give one with a model that transformers loads.")
     from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.capture.plan import CaptureFolder, plan_capture
 
     checkpoint = open_checkpoint(model)
-    _use_threads(where.threads)
-    place = CaptureFolder(Path(output), force, resume, disk, where.max_memory)
-    plan = plan_capture(model, checkpoint, read, asked, place)
-    talk.notes(plan.notes)
-    if dry_run:
-        if json is not None:
-            deliver(capture_plan_json(plan), json)
-        if json != STDOUT:
-            deliver(capture_plan_text(plan, stdout_screen(no_color=no_color, wide=wide)))
+    _use_threads(machine.threads)
+    folder = CaptureFolder(Path(output), results.force, writing.resume, max_disk, machine.max_bytes)
+    plan = plan_capture(model, checkpoint, text, request, folder)
+    messages.notes(plan.notes)
+    if writing.dry_run:
+        _deliver_plan(plan, results, messages)
         return
-    with progress("capture", talk) as show, writing.stopping("step") as stop:
-        captured = capture_model(plan, device=compute_device(where.device), stop=stop, on_step=show)
-    talk.notes(captured.notes)
-    if plan.kept:
-        talk.notes([f"Resumed: {len(plan.kept):,} of {steps:,} steps were there before."])
+    captured = _capture(plan, machine, messages)
     if not captured.complete:
-        tell(
-            f"{printable(output)}: {len(captured.losses):,} of {steps:,} steps are there; the same command with "
-            "--resume goes on from there."
+        say(
+            f"{printable(output)}: {len(captured.losses):,} of {schedule.steps:,} steps are written; the same command "
+            "with --resume continues from there."
         )
         raise typer.Exit(INTERRUPTED)
-    if json is not None:
-        deliver(capture_json(captured), json)
-    if json != STDOUT:
-        deliver(output)
+    from mxcli.output.capture import capture_json
+
+    deliver_forms(results, messages.stdout(), json=lambda: capture_json(captured), text=lambda screen: output)
 
 
-def _read_text(file: str) -> Text:
-    from mxcli.flows.capture.model import stated_text
+def _check(record: RecordOptions, schedule: StepOptions) -> None:
+    """Raise UsageError for a missing text and for options that exclude each other."""
+    if record.text is None:
+        raise UsageError("missing option '--text FILE': name the text that the model reads, or - for stdin.")
+    if not record.text:
+        raise UsageError("--text '': an empty name; give a file, or - for stdin.")
+    if record.forward_only and schedule.learning_rate:
+        raise UsageError("--learning-rate needs gradients, which --forward-only omits: leave one of them out.")
+    if not math.isfinite(schedule.learning_rate):
+        raise UsageError(
+            f"--learning-rate {schedule.learning_rate}: give a finite number, or 0 to leave the weights unchanged."
+        )
+
+
+def _request(record: RecordOptions, schedule: StepOptions) -> CaptureRequest:
+    from mxcli.flows.capture.arguments import parse_roles
+    from mxcli.flows.capture.model import parse_dtype
+    from mxcli.flows.capture.plan import CaptureRequest
+
+    request = CaptureRequest(
+        steps=schedule.steps,
+        batch=schedule.batch,
+        tokens=schedule.tokens,
+        layers=record.layers,
+        roles=parse_roles(listed(record.roles, "--roles") or None),
+        forward_only=record.forward_only,
+        sample_rows=record.sample_rows,
+        seed=record.seed or 0,
+        learning_rate=schedule.learning_rate,
+        dtype=parse_dtype(schedule.dtype),
+    )
+    if not request.recorded:
+        raise UsageError("--roles gradient with --forward-only leaves nothing to record: leave one of them out.")
+    return request
+
+
+def _deliver_plan(plan: CapturePlan, results: Results, messages: Messages) -> None:
+    from mxcli.output.plans import capture_plan_json, capture_plan_text
+
+    deliver_forms(
+        results,
+        messages.stdout(wide=results.wide),
+        json=lambda: capture_plan_json(plan),
+        text=lambda screen: capture_plan_text(plan, screen),
+    )
+
+
+def _capture(plan: CapturePlan, machine: Machine, messages: Messages) -> CaptureRun:
+    from mxcli.flows.capture.model import compute_device
+    from mxcli.flows.capture.run import capture_model
+
+    with progress("capture", messages) as show, stopping("step") as stop:
+        captured = capture_model(plan, device=compute_device(machine.device), stop=stop, on_step=show)
+    messages.notes(captured.notes)
+    if plan.earlier:
+        messages.notes([f"Resumed: {len(plan.earlier):,} of {plan.request.steps:,} steps were there before."])
+    return captured
+
+
+def _read_text(file: str | None) -> Text:
+    from mxcli.flows.capture.model import parse_text
 
     if file == _STDIN:
-        return stated_text("stdin", sys.stdin.buffer.read())
-    return stated_text(file, Path(file).read_bytes())
+        return parse_text("stdin", sys.stdin.buffer.read())
+    return parse_text(str(file), Path(str(file)).read_bytes())
 
 
 def _check_threads(threads: int | None) -> None:
-    """Raises EnvironmentFailure for more threads than the machine can start: torch dies of it without a word."""
+    """Raise EnvironmentFailure for more threads than the machine can start: torch would end without a message."""
     most = _THREADS_A_PROCESSOR * (os.cpu_count() or 1)
     if threads is not None and threads > most:
         raise EnvironmentFailure(
-            f"--threads {threads}: more than {most}, {_THREADS_A_PROCESSOR} for each processor of this machine; ask "
-            "for fewer."
+            f"--threads {threads}: more than {most}, {_THREADS_A_PROCESSOR} per processor of this machine; use fewer."
         )
 
 
 def _use_threads(threads: int | None) -> None:
     if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+        import_extra("torch", "capturing a model", "capture").set_num_threads(threads)

@@ -2,85 +2,123 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from mxcli.cli import options, recipes
 from mxcli.cli.arguments import STDOUT, listed
-from mxcli.cli.forms import (
-    Forms,
-    Pages,
-    check_dry_run,
-    check_forms,
-    check_pages,
-    deliver_forms,
-    deliver_pages,
-    deliver_plan,
-    enforce_limits,
-    stated_limits,
-    study_of_compared,
+from mxcli.cli.groups import vary, verb
+from mxcli.cli.machine import Machine, open_backend, planned_site
+from mxcli.cli.options import (
+    ROUNDING_NAMES,
+    SCALE_RULE_NAMES,
+    Formats,
+    Measuring,
+    SchemeOptions,
+    Selection,
+    Source,
+    completes,
 )
-from mxcli.cli.machine import found_device, machine, open_backend
-from mxcli.cli.progress import progress
-from mxcli.cli.streams import INTERRUPTED, deliver, talk_on_stderr
+from mxcli.cli.outputs import Results, deliver_forms, deliver_pages, enforce_limits, stated_limits
+from mxcli.cli.progress import advancing
+from mxcli.cli.recipes import Requested, requested_options
+from mxcli.cli.streams import INTERRUPTED, Messages, deliver
 from mxcli.errors import UsageError, printable
 from mxcli.numerics.blocks import axes_of
 from mxcli.numerics.streams import check_seed, stated_sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from mxcli.files.checkpoint import Checkpoint
+    from mxcli.flows.measure.compare import Compared, Comparison, ComparisonPlan, Metrics
+    from mxcli.flows.plan.memory import Need
+    from mxcli.numerics.combinations import Combinations
+    from mxcli.numerics.streams import Sampling
+    from mxcli.output.study import Study
 
-    from mxcli.flows.measure.compare import Compared, Comparison, Metrics
+
+@dataclass(frozen=True)
+class _Combined:
+    """Formats, rules and transforms to combine."""
+
+    heading: ClassVar[str] = "Combinations"
+    formats: Formats
+    scale_roundings: Annotated[
+        str | None,
+        typer.Option(
+            "--scale-roundings",
+            metavar="RULE[,RULE...]",
+            autocompletion=completes(*SCALE_RULE_NAMES, listed=True),
+            help="Scale rules to compare, separated by commas, each with every format it serves.  [default: for "
+            "several formats the dialect's rule for each; for one format floor, ceil, rceil and even, or every rule "
+            "for its kind of scale]",
+        ),
+    ] = None
+    roundings: Annotated[
+        str | None,
+        typer.Option(
+            "--roundings",
+            metavar="RULE[,RULE...]",
+            autocompletion=completes(ROUNDING_NAMES, listed=True),
+            help="Element roundings to compare, separated by commas.  [default: the dialect's, usually nearest-even]",
+        ),
+    ] = None
+    hadamards: Annotated[
+        str | None,
+        typer.Option(
+            "--hadamards",
+            metavar="none|16|32|64|128[,...]",
+            help="Random Hadamard transforms to compare, by the size of their groups.  [default: none]",
+        ),
+    ] = None
+    hadamard_seed: Annotated[
+        int | None,
+        typer.Option(
+            "--hadamard-seed",
+            metavar="N",
+            help="Seed of the transforms' signs.  [default: Transformer Engine's signs for 16, else seed 0]",
+        ),
+    ] = None
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            metavar="layer|role|kind",
+            help="Grouping of the totals: by layer, by role, or by kind of tensor, such as mlp.down_proj.",
+        ),
+    ] = "role"
 
 
+@dataclass(frozen=True)
+class CompareOptions(Measuring, _Combined):
+    """Combinations to measure, and the extent of the measurement."""
+
+
+_RULES = vary(
+    only=("recipe", "dialect", "axis", "nonfinite", "on_indivisible", "seed"),
+    help={"seed": "Seed of stochastic rounding and of --sample.  [default: 0]"},
+)
+
+
+@verb
 def compare(
     context: typer.Context,
-    source: options.Source,
-    formats: options.Formats,
-    scale_roundings: options.ScaleRoundings = None,
-    roundings: options.Roundings = None,
-    hadamards: options.Hadamards = None,
-    hadamard_seed: options.HadamardSeed = None,
-    dialect: options.Dialect = None,
-    selectors: options.Selectors = None,
-    recipe: options.Recipe = None,
-    requantize: options.Requantize = False,
-    nonfinite: options.Nonfinite = "saturate",
-    on_indivisible: options.OnIndivisible = "pad",
-    axis: options.Axis = None,
-    by: options.By = "role",
-    sort: options.Sort = "sqnr_db",
-    top: options.Top = None,
-    wide: options.Wide = False,
-    json: options.Json = None,
-    jsonl: options.Jsonl = None,
-    csv: options.Csv = None,
-    markdown: options.Markdown = None,
-    html: options.Html = None,
-    plots: options.Plots = None,
-    sample: options.Sample = None,
-    seed: options.Seed = None,
-    fail_on: options.FailOn = None,
-    dry_run: options.DryRun = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    max_memory: options.MaxMemory = None,
-    force: options.Force = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
-    debug: options.Debug = False,
+    source: Source,
+    compared: CompareOptions,
+    scheme: Annotated[SchemeOptions, _RULES],
+    selection: Selection,
+    results: Results,
+    machine: Machine,
+    messages: Messages,
 ) -> None:
-    """Measure several formats and rules side by side.
+    """Compare formats and rules on the same tensors.
 
-    Every format is combined with every scale rule that serves it, every rounding and every transform, along every
-    axis; the first combination is what the others are held against. Each tensor is read once. The best SQNR of a
-    tensor is marked; of several as good to within 0.01 dB the one with the fewest bits, then the one named first.
-    Totals add up the tensors' statistics, and a few sentences say what follows from them; those of roundings,
-    transforms and axes have bias, binades and block ranges too. JSON has the metrics that are one number, by
-    combination; CSV has a row per tensor and combination. With --sample all combinations measure the same rows, so
-    that their differences are surer than the uncertainty of each.
+    Combines every format with every scale rule that serves it, every rounding and every transform, along every axis;
+    the first combination is the baseline. Each tensor is read once. The best SQNR of a tensor is marked; ties within
+    0.01 dB: fewest bits, then first named. A few sentences report what follows from the totals. JSON has the
+    single-number metrics by combination; CSV has a row per tensor and combination. With --sample all combinations
+    measure the same rows, so their differences are more certain than each value.
 
     \b
     Examples:
@@ -94,98 +132,157 @@ def compare(
       mxcli compare samples/tiny-llama-captures.safetensors --formats nvfp4 --roundings nearest-even,stochastic
       mxcli compare samples/tiny-llama --formats nvfp4 --scale-roundings te,ct --json | jq -r '.conclusion[]'
     """
-    forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
-    where = machine(device, threads, max_memory)
-    pages = Pages(html, plots)
-    check_dry_run(forms, dry_run=dry_run, limits=bool(fail_on))
-    check_forms(forms, force=force, sources=[source, recipe])
-    check_pages(pages, force=force, sources=[source, recipe], dry_run=dry_run)
-    limits = stated_limits(fail_on)
-    sampling = stated_sampling(sample, seed)
-    talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
-    if hadamard_seed is not None and hadamards is None:
-        raise UsageError(f"--hadamard-seed {hadamard_seed} chooses the signs of a transform: add --hadamards none,16.")
-    from mxcli.numerics.combinations import combine
-
-    names = listed(formats, "--formats")
-    rules, content = recipes.rules_for_formats(
-        context, recipe, dialect=dialect, nonfinite=nonfinite, on_indivisible=on_indivisible, axis=axis, seed=seed
-    )
-    usual = rules.get("hadamard") if hadamards is None else None
-    combinations = combine(
-        names,
-        listed(scale_roundings or rules.get("scale_rounding"), "--scale-roundings"),
-        listed(roundings or rules.get("rounding"), "--roundings"),
-        listed(hadamards, "--hadamards") if usual is None else [str(usual)],
-        axes=axes_of(rules["axis"]),
-        dialect=rules["dialect"],
-        nonfinite=rules["nonfinite"],
-        seed=rules["seed"] or 0,
-        hadamard_seed=hadamard_seed if usual is None else rules.get("hadamard_seed"),
-    )
-    check_seed(seed, is_drawn=sampling is not None or any(recipe.rounding.is_random for recipe in combinations.schemes))
-    asked = recipes.options_for_formats(names[0], rules, content, selectors, analysis=True)
+    results.check_dry_run(compared.dry_run)
+    results.check([source, scheme.recipe])
+    limits = stated_limits(compared.fail_on, dry_run=compared.dry_run)
+    sampling = stated_sampling(compared.sample, scheme.seed)
+    names = listed(compared.formats, "--formats")
+    requested = requested_options(context, scheme, names)
+    combinations = _combinations(names, compared, requested)
+    is_drawn = any(each.rounding.is_random for each in combinations.schemes)
+    check_seed(scheme.seed, is_drawn=sampling is not None or is_drawn)
+    options = requested.options(selection.selectors, analysis=True)
+    from mxcli.flows.measure.compare import plan_comparison
     from mxcli.flows.measure.totals import check_grouping
-
-    check_grouping(by)
-    from mxcli.flows.measure.compare import make_comparison, plan_comparison
-    from mxcli.flows.measure.measure import memory_to_measure
-    from mxcli.flows.measure.sampled import bytes_to_read, memory_to_sample
-    from mxcli.flows.plan.memory import check_memory
     from mxcli.flows.write.restore import open_floats
-    from mxcli.output.comparison import compared_line, comparison_csv, comparison_json, comparison_text
-    from mxcli.output.comparison_plan import PlannedComparison, comparison_plan_json, comparison_plan_text
-    from mxcli.output.plan import Site
 
-    checkpoint = open_floats(source, requantize=requantize)
-    recipes.check_recipe(content, checkpoint)
-    planned = plan_comparison(checkpoint, combinations, asked)
+    check_grouping(compared.by)
+    checkpoint = open_floats(source, requantize=selection.requantize)
+    requested.check_selectors(checkpoint)
+    planned = plan_comparison(checkpoint, combinations, options)
     for layer in planned.decided:
-        talk.detail(f"{printable(layer.name)}: {layer.reason}")
-    need = memory_to_sample(sampling, *planned.plans) if sampling else memory_to_measure(*planned.plans)
-    sizes = {steps[0].tensor.name: bytes_to_read(sampling, steps) for steps in planned.compared}
-    if dry_run:
-        talk.notes([*checkpoint.notes, *planned.notes])
-        site = Site(None, None, found_device(where, talk), where.max_memory)
-        check_memory(need, site.max_memory, site.device)
-        plan = PlannedComparison(source, checkpoint, planned, need, site, sum(sizes.values()))
-        deliver_plan(
-            forms, json=lambda: comparison_plan_json(plan), text=lambda screen: comparison_plan_text(plan, screen)
-        )
+        messages.detail(f"{printable(layer.name)}: {layer.reason}")
+    work = _Work(source, checkpoint, planned, sampling, compared.by)
+    if compared.dry_run:
+        _deliver_plan(work, results, machine, messages)
         return
-    backend = open_backend(where, talk)
-    check_memory(need, where.max_memory, backend.name)
-    total, done = sum(sizes.values()), 0
-    with progress("compare", talk) as show:
-
-        def on_layer(layer: Compared) -> None:
-            nonlocal done
-            done += sizes[layer.name]
-            show(done, total, layer.name)
-            if forms.jsonl == STDOUT:
-                deliver(compared_line(layer, combinations))
-
-        result = make_comparison(
-            source, checkpoint, planned, backend=backend, by=by, on_layer=on_layer, sampling=sampling
-        )
-    talk.notes(result.notes)
-    deliver_forms(
-        forms,
-        json=lambda: comparison_json(result),
-        csv=lambda: comparison_csv(result),
-        lines=lambda streamed: (
-            compared_line(layer, combinations)
-            for layer in (result.kept if streamed else (*result.layers, *result.kept))
-        ),
-        text=lambda screen: comparison_text(result, screen, sort, top),
-    )
-    deliver_pages(pages, lambda: study_of_compared(result, checkpoint, planned), checkpoint, context.obj)
+    result = _measure(work, results, machine, messages)
+    _deliver(result, results, messages)
+    deliver_pages(results, lambda: _study(result, work), checkpoint, context.obj)
     if result.unfinished:
         raise typer.Exit(INTERRUPTED)
     enforce_limits(limits, _measured(result))
 
 
+def _combinations(names: Sequence[str], compared: CompareOptions, requested: Requested) -> Combinations:
+    """Return what to compare; a recipe's rules and transform stand for those that are not named."""
+    from mxcli.numerics.combinations import combine
+
+    if compared.hadamard_seed is not None and compared.hadamards is None:
+        raise UsageError(
+            f"--hadamard-seed {compared.hadamard_seed} has no effect without a transform: add --hadamards none,16."
+        )
+    rules = requested.rules
+    default = rules.hadamard if compared.hadamards is None else None
+    return combine(
+        names,
+        listed(compared.scale_roundings or rules.scale_rounding, "--scale-roundings"),
+        listed(compared.roundings or rules.rounding, "--roundings"),
+        listed(compared.hadamards, "--hadamards") if default is None else [str(default.size)],
+        axes=axes_of(requested["axis"]),
+        dialect=rules.dialect,
+        nonfinite=rules.nonfinite,
+        seed=rules.seed or 0,
+        hadamard_seed=compared.hadamard_seed if default is None else default.seed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The combinations to measure on a source, and how much of it."""
+
+    source: str
+    checkpoint: Checkpoint
+    planned: ComparisonPlan
+    sampling: Sampling | None
+    by: str
+
+    @property
+    def need(self) -> Need:
+        from mxcli.flows.measure.measure import memory_to_measure
+        from mxcli.flows.measure.sampled import memory_to_sample
+
+        plans = self.planned.plans
+        return memory_to_sample(self.sampling, *plans) if self.sampling else memory_to_measure(*plans)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes to read by tensor."""
+        from mxcli.flows.measure.sampled import bytes_to_read
+
+        return {plans[0].tensor.name: bytes_to_read(self.sampling, plans) for plans in self.planned.compared}
+
+
+def _deliver_plan(work: _Work, results: Results, machine: Machine, messages: Messages) -> None:
+    from mxcli.output.plans import PlannedComparison, comparison_plan_json, comparison_plan_text
+
+    messages.notes([*work.checkpoint.notes, *work.planned.notes])
+    site = planned_site(machine, messages, work.need)
+    plan = PlannedComparison(work.source, work.checkpoint, work.planned, work.need, site, sum(work.sizes.values()))
+    deliver_forms(
+        results,
+        messages.stdout(wide=results.wide),
+        json=lambda: comparison_plan_json(plan),
+        text=lambda screen: comparison_plan_text(plan, screen),
+    )
+
+
+def _measure(work: _Work, results: Results, machine: Machine, messages: Messages) -> Comparison:
+    from mxcli.flows.measure.compare import make_comparison
+    from mxcli.output.comparison import compared_line
+
+    backend = open_backend(machine, messages, work.need)
+    sizes = work.sizes
+    with advancing("compare", messages, sum(sizes.values())) as advance:
+
+        def on_layer(layer: Compared) -> None:
+            advance(sizes[layer.name], layer.name)
+            if results.jsonl == STDOUT:
+                deliver(compared_line(layer, work.planned.combinations))
+
+        result = make_comparison(
+            work.source,
+            work.checkpoint,
+            work.planned,
+            backend=backend,
+            by=work.by,
+            on_layer=on_layer,
+            sampling=work.sampling,
+        )
+    messages.notes(result.notes)
+    return result
+
+
+def _deliver(result: Comparison, results: Results, messages: Messages) -> None:
+    from mxcli.output.comparison import compared_line, comparison_csv, comparison_json, comparison_text
+
+    deliver_forms(
+        results,
+        messages.stdout(wide=results.wide),
+        json=lambda: comparison_json(result),
+        csv=lambda: comparison_csv(result),
+        lines=lambda streamed: (
+            compared_line(layer, result.combinations)
+            for layer in (result.kept if streamed else (*result.layers, *result.kept))
+        ),
+        text=lambda screen: comparison_text(result, screen, results.sort, results.top),
+    )
+
+
+def _study(result: Comparison, work: _Work) -> Study:
+    """Return a comparison with its worst blocks, whose tensors are read again; without them for a sample."""
+    from mxcli.flows.measure.worst_blocks import worst_blocks_compared
+    from mxcli.output.study import study_of_comparison
+
+    if result.sample is not None:
+        return study_of_comparison(result)
+    plans = work.planned.plans
+    measured = [{layer.name: layer.metrics[at] for layer in result.layers} for at in range(len(plans))]
+    return study_of_comparison(result, worst_blocks_compared(work.checkpoint, plans, measured))
+
+
 def _measured(result: Comparison) -> Iterator[tuple[str, Metrics]]:
+    """Yield the name and the metrics of each measurement."""
     for layer in result.layers:
         for name, metrics in zip(result.combinations.names, layer.metrics, strict=True):
             yield f"{printable(layer.name)} under {name}", metrics

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from mxcli.cli import options, writing
-from mxcli.cli.arguments import STDOUT, repeatable
-from mxcli.cli.machine import machine, open_backend
-from mxcli.cli.streams import INTERRUPTED, deliver, refuse_existing, talk_on_stderr
-from mxcli.errors import UsageError
+from mxcli.cli.arguments import repeatable
+from mxcli.cli.groups import vary, verb
+from mxcli.cli.machine import Machine, open_backend
+from mxcli.cli.options import Dtype, Source
+from mxcli.cli.outputs import Results, deliver_forms
+from mxcli.cli.streams import INTERRUPTED, Messages
+from mxcli.cli.writing import Writing, report_unfinished, resumed_notes, write_options
 
 
+@verb
 def dequantize(
     context: typer.Context,
-    source: options.Source,
-    output: options.Output = None,
-    dtype: options.Dtype = None,
-    json: options.Json = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    max_memory: options.MaxMemory = None,
-    max_shard_size: writing.MaxShardSize = None,
-    shard_range: writing.ShardRange = None,
-    resume: writing.Resume = False,
-    force: options.Force = False,
-    quiet: options.Quiet = False,
-    no_color: options.NoColor = False,
-    debug: options.Debug = False,
+    source: Source,
+    writing: Writing,
+    results: Annotated[Results, vary(only=("json", "force"))],
+    machine: Machine,
+    messages: Annotated[Messages, vary(without=("verbose",))],
+    dtype: Dtype = None,
 ) -> None:
     """Write a quantized checkpoint back as plain floats.
 
-    The weights are scaled back under the names they had, everything else is copied. The output appears whole or
-    not at all; its path is printed on stdout. A run that was cut short is gone on with by --resume.
+    Dequantizes the weights under their original names and copies everything else. The output appears whole or not at
+    all; its path is printed on stdout. --resume continues an interrupted run.
 
     \b
     Examples:
@@ -39,44 +36,29 @@ def dequantize(
       mxcli dequantize tiny-llama-nvfp4 -o tiny-llama-back
       mxcli dequantize tiny-llama-nvfp4 -o tiny-llama-f32 --dtype f32
     """
-    where = machine(device, threads, max_memory)
-    how = writing.asked(force=force, resume=resume, max_shard_size=max_shard_size, shard_range=shard_range)
-    refuse_existing([json], force=force, sources=[source])
-    if output is None:
-        raise UsageError("missing option '-o/--output DIR': name the directory to write.")
-    talk = talk_on_stderr(quiet=quiet, no_color=no_color)
+    results.check([source])
+    output = writing.folder
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.plan.memory import check_memory
     from mxcli.flows.write.dequantize import dequantize_checkpoint, memory_to_dequantize
     from mxcli.output.export import json_text
 
     checkpoint = open_checkpoint(source)
     named = None if dtype is None else dtype.upper()
-    need = memory_to_dequantize(checkpoint, named)
-    backend = open_backend(where, talk)
-    check_memory(need, where.max_memory, backend.name)
-    with writing.manner("dequantize", how, talk) as manner:
+    backend = open_backend(machine, messages, memory_to_dequantize(checkpoint, named))
+    with write_options("dequantize", writing, messages, force=results.force) as manner:
         restored = dequantize_checkpoint(
             checkpoint,
             output,
             backend=backend,
             dtype=named,
-            max_shard_bytes=how.max_shard_bytes,
+            max_shard_bytes=writing.max_shard_bytes,
             manner=manner,
             command=repeatable(context.obj or ()),
         )
-    talk.notes((*checkpoint.notes, *restored.notes, *writing.resumed_notes(restored.outcome)))
+    notes = [*checkpoint.notes, *restored.notes]
+    messages.notes((*notes, *resumed_notes(restored.outcome)))
     if not restored.outcome.complete:
-        writing.tell_unfinished(restored.outcome, output)
+        report_unfinished(restored.outcome, output)
         raise typer.Exit(INTERRUPTED)
-    if json is not None:
-        content = {
-            "source": source,
-            "output": output,
-            "layout": restored.layout,
-            "dtypes": restored.dtypes,
-            "notes": [*checkpoint.notes, *restored.notes],
-        }
-        deliver(json_text("dequantize", content), json)
-    if json != STDOUT:
-        deliver(output)
+    record = {"source": source, "output": output, "layout": restored.layout, "dtypes": restored.dtypes, "notes": notes}
+    deliver_forms(results, messages.stdout(), json=lambda: json_text("dequantize", record), text=lambda screen: output)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from mxcli.cli import options
-from mxcli.cli.arguments import STDOUT
-from mxcli.cli.streams import deliver, refuse_existing, stdout_screen
+from typing import Annotated
+
+from mxcli.cli.groups import vary, verb
+from mxcli.cli.outputs import Results, deliver_forms
+from mxcli.cli.streams import Messages
 
 
+@verb
 def doctor(
-    json: options.Json = None,
-    force: options.Force = False,
-    debug: options.Debug = False,
+    results: Annotated[Results, vary(only=("json", "force"))],
+    messages: Annotated[Messages, vary(only=("debug",))],
 ) -> None:
-    """Say what this installation and machine can do, and why not.
+    """Report what this installation and machine can do, and why not.
 
-    The text is made for pasting into an issue.
+    The text is ready to paste into an issue.
 
     \b
     Examples:
@@ -25,26 +27,29 @@ def doctor(
     from mxcli.output.doctor import doctor_record, doctor_text
     from mxcli.output.export import json_text
 
-    refuse_existing([json], force=force, sources=[])
+    results.check()
     diagnosis = examine()
-    if json is not None:
-        deliver(json_text("doctor", doctor_record(diagnosis)), json)
-    if json != STDOUT:
-        deliver(doctor_text(diagnosis, stdout_screen()))
+    deliver_forms(
+        results,
+        messages.stdout(),
+        json=lambda: json_text("doctor", doctor_record(diagnosis)),
+        text=lambda screen: doctor_text(diagnosis, screen),
+    )
 
 
 def print_version(json: str | None) -> None:
-    """The version as a line; with `json` also those of Python and the packages that matter."""
+    """Print the version; with `json` also those of Python and of the packages that matter."""
     from mxcli.flows.doctor import PACKAGES, own_version, package_version
     from mxcli.output.export import json_text
 
-    refuse_existing([json], force=False, sources=[])
+    results = Results(json=json)
+    results.check()
     version = own_version()
-    if json is not None:
+
+    def record() -> str:
         import platform
 
         packages = {name: package_version(name) for name in PACKAGES}
-        content = {"version": version, "python": platform.python_version(), "packages": packages}
-        deliver(json_text("version", content), json)
-    if json != STDOUT:
-        deliver(f"mxcli {version}")
+        return json_text("version", {"version": version, "python": platform.python_version(), "packages": packages})
+
+    deliver_forms(results, Messages().stdout(), json=record, text=lambda screen: f"mxcli {version}")

@@ -33,11 +33,11 @@ _NARROW_BLOCK, _NARROW_TENSOR_AMAX = (5.0, -3.1, 0.7, 0.02), 12.0
 
 
 def worked_example(row: Row) -> list[str]:
-    """Lines that show the row at work; none for rows that need no example."""
+    """Return lines that show the row at work; none for rows without an example."""
     if isinstance(row, PowerOfTwoScaleRule):
         return _scale_rules(row)
     if isinstance(row, MantissaScaleRule):
-        return _binary32_recipes(row) if row.scale == "fp32" else _narrow_recipes(row)
+        return _binary32_rules(row) if row.scale == "fp32" else _narrow_rules(row)
     if isinstance(row, ElementRounding):
         return _roundings(row)
     if isinstance(row, Transform):
@@ -47,18 +47,18 @@ def worked_example(row: Row) -> list[str]:
     return _block(row) if isinstance(row, BlockFormat) else []
 
 
-def _scale_rules(asked: PowerOfTwoScaleRule) -> list[str]:
-    row = FORMATS["mxfp8_e4m3"]
+def _scale_rules(shown: PowerOfTwoScaleRule) -> list[str]:
+    fmt = FORMATS["mxfp8_e4m3"]
     lines: list[str] = []
     for amax in _AMAXES:
         rows = []
-        for name in scale_rules(row):
-            q, values = _quantized((amax,), row, scale_rounding=name)
+        for name in scale_rules(fmt):
+            q, values = _quantized((amax,), fmt, scale_rounding=name)
             byte = int(q.scales[0, 0])
             saturated = "yes" if q.stats and q.stats.saturated else "no"
             rows.append(
                 [
-                    _marked(name, asked.name),
+                    _marked(name, shown.name),
                     f"{byte}",
                     power_of_two(E8M0.value(byte)),
                     decimal(values[0]),
@@ -72,19 +72,19 @@ def _scale_rules(asked: PowerOfTwoScaleRule) -> list[str]:
             Column("amax becomes"),
             Column("saturated"),
         ]
-        headline = f"Example: a block of {row.name} (element max {decimal(row.element.max)}) with amax {decimal(amax)}"
+        headline = f"Example: a block of {fmt.name} (element max {decimal(fmt.element.max)}) with amax {decimal(amax)}"
         lines += ["", *_titled(headline, columns, rows)]
     return lines[1:]
 
 
-def _narrow_recipes(asked: MantissaScaleRule) -> list[str]:
-    row = FORMATS["nvfp4"]
+def _narrow_rules(shown: MantissaScaleRule) -> list[str]:
+    fmt = FORMATS["nvfp4"]
     rows = []
-    for name in _recipes(asked):
-        q, values = _quantized(_NARROW_BLOCK, row, scale_rounding=name, tensor_amax=_NARROW_TENSOR_AMAX)
+    for name in _mantissa_rules(shown):
+        q, values = _quantized(_NARROW_BLOCK, fmt, scale_rounding=name, tensor_amax=_NARROW_TENSOR_AMAX)
         code = int(q.scales[0, 0])
-        scale = f"0x{code:02x} = {decimal(row.scale.value(code))}"
-        rows.append([_marked(name, asked.name), decimal(q.tensor_scale or 1.0), scale, *map(decimal, values)])
+        scale = f"0x{code:02x} = {decimal(fmt.scale.value(code))}"
+        rows.append([_marked(name, shown.name), decimal(q.tensor_scale or 1.0), scale, *map(decimal, values)])
     columns = [
         Column("recipe", right=False),
         Column("tensor scale"),
@@ -92,45 +92,45 @@ def _narrow_recipes(asked: MantissaScaleRule) -> list[str]:
         *map(_value_column, _NARROW_BLOCK),
     ]
     return _titled(
-        f"Example: a block of {row.name} in a tensor with amax {decimal(_NARROW_TENSOR_AMAX)}", columns, rows
+        f"Example: a block of {fmt.name} in a tensor with amax {decimal(_NARROW_TENSOR_AMAX)}", columns, rows
     )
 
 
-def _binary32_recipes(asked: MantissaScaleRule) -> list[str]:
-    row = FORMATS["fp8_e4m3"]
+def _binary32_rules(shown: MantissaScaleRule) -> list[str]:
+    fmt = FORMATS["fp8_e4m3"]
     rows = []
-    for name in _recipes(asked):
-        q, values = _quantized(_MIXED, row, scale_rounding=name)
-        rows.append([_marked(name, asked.name), decimal(float(q.scales[0, 0])), *map(decimal, values)])
+    for name in _mantissa_rules(shown):
+        q, values = _quantized(_MIXED, fmt, scale_rounding=name)
+        rows.append([_marked(name, shown.name), decimal(float(q.scales[0, 0])), *map(decimal, values)])
     columns = [Column("recipe", right=False), Column("scale"), *map(_value_column, _MIXED)]
-    return _titled(f"Example: a tensor in {row.name}", columns, rows)
+    return _titled(f"Example: a tensor in {fmt.name}", columns, rows)
 
 
-def _roundings(asked: ElementRounding) -> list[str]:
-    row = FORMATS["mxfp4_e2m1"]
+def _roundings(shown: ElementRounding) -> list[str]:
+    fmt = FORMATS["mxfp4_e2m1"]
     rows = []
     for name in ELEMENT_ROUNDINGS:
-        _, values = _quantized((*_TIES, row.element.max), row, rounding=name)
-        rows.append([_marked(name, asked.name), *map(decimal, values[: len(_TIES)])])
+        _, values = _quantized((*_TIES, fmt.element.max), fmt, rounding=name)
+        rows.append([_marked(name, shown.name), *map(decimal, values[: len(_TIES)])])
     columns = [Column("rounding", right=False), *map(_value_column, _TIES)]
-    return _titled(f"Example: values halfway between two codes of {row.element.name}, with scale 1", columns, rows)
+    return _titled(f"Example: values halfway between two codes of {fmt.element.name}, with scale 1", columns, rows)
 
 
 def _transform() -> list[str]:
-    """One large value among small ones, with the transform and without."""
-    row, rows = FORMATS["nvfp4"], []
+    """Show one large value among small ones, with and without the transform."""
+    fmt, rows = FORMATS["nvfp4"], []
     for what, hadamard in (("no transform", None), ("hadamard-16", find_hadamard(16))):
         x = np.array([[*_OUTLIER]], np.float32)
-        q = cpu.quantize(x, "F32", resolve(row, Rules(hadamard=hadamard)), threads=1)
+        q = cpu.quantize(x, "F32", resolve(fmt, Rules(hadamard=hadamard)), threads=1)
         assert q.stats is not None
         rows.append([what, *map(decimal, cpu.dequantize(q)[0, :5].tolist()), str(q.stats.underflowed)])
     columns = [Column("", right=False), *map(_value_column, _OUTLIER[:5]), Column("underflowed\nof 16")]
-    return _titled(f"Example: a block of {row.name}, its first five values", columns, rows)
+    return _titled(f"Example: a block of {fmt.name}, its first five values", columns, rows)
 
 
-def _block(row: BlockFormat) -> list[str]:
-    q, values = _quantized(_MIXED, row)
-    scale = float(q.scales[0, 0]) if row.scale.bits == 32 else row.scale.value(int(q.scales[0, 0]))
+def _block(fmt: BlockFormat) -> list[str]:
+    q, values = _quantized(_MIXED, fmt)
+    scale = float(q.scales[0, 0]) if fmt.scale.bits == 32 else fmt.scale.value(int(q.scales[0, 0]))
     tensor = f", tensor scale {decimal(q.tensor_scale)}" if q.tensor_scale is not None else ""
     lines = _titled(
         f"Example: a block with {q.scheme.scale_rule.name}",
@@ -141,40 +141,40 @@ def _block(row: BlockFormat) -> list[str]:
 
 
 def _metric(metric: Metric) -> list[str]:
-    row = FORMATS["mxfp8_e4m3"]
-    q, _ = _quantized(_MIXED, row, scale_rounding="floor")
+    fmt = FORMATS["mxfp8_e4m3"]
+    q, _ = _quantized(_MIXED, fmt, scale_rounding="floor")
     assert q.stats is not None
-    value = metric.of(Measurement(q.stats, row, q.shape))
+    value = metric.of(Measurement(q.stats, fmt, q.shape))
     shown = ", ".join(decimal(x) for x in _MIXED)
     return [
-        f"Example: a block of {row.name} holding {shown} and {q.shape[1] - len(_MIXED)} zeros, scale rounding floor:",
+        f"Example: a block of {fmt.name} holding {shown} and {q.shape[1] - len(_MIXED)} zeros, scale rounding floor:",
         f"  {metric.name} = {'absent' if value is None else decimal(value) if isinstance(value, float) else value}",
     ]
 
 
 def _quantized(
     values: tuple[float, ...],
-    row: BlockFormat,
+    fmt: BlockFormat,
     *,
     tensor_amax: float | None = None,
     scale_rounding: str | None = None,
     rounding: str | None = None,
 ) -> tuple[Quantized, list[float]]:
-    """A block of the values followed by zeros, quantized, and what the values decode to."""
-    rows, columns = row.block
+    """Quantize a block of the values followed by zeros; return it and the decoded values."""
+    rows, columns = fmt.block
     x = np.zeros((rows or 1, columns or 32), np.float32)
     x[0, : len(values)] = values
-    recipe = resolve(row, Rules(scale_rounding=scale_rounding, rounding=rounding))
-    q = cpu.quantize(x, "F32", recipe, tensor_amax=tensor_amax, threads=1)
+    scheme = resolve(fmt, Rules(scale_rounding=scale_rounding, rounding=rounding))
+    q = cpu.quantize(x, "F32", scheme, tensor_amax=tensor_amax, threads=1)
     return q, [float(y) for y in cpu.dequantize(q, threads=1)[0, : len(values)]]
 
 
-def _recipes(asked: MantissaScaleRule) -> list[str]:
-    return [recipe.name for recipe in MANTISSA_SCALE_RULES.values() if recipe.scale == asked.scale]
+def _mantissa_rules(shown: MantissaScaleRule) -> list[str]:
+    return [rule.name for rule in MANTISSA_SCALE_RULES.values() if rule.scale == shown.scale]
 
 
-def _marked(name: str, asked: str) -> str:
-    return f"{'>' if name == asked else ' '} {name}"
+def _marked(name: str, shown: str) -> str:
+    return f"{'>' if name == shown else ' '} {name}"
 
 
 def _value_column(value: float) -> Column:

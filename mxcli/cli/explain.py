@@ -6,27 +6,28 @@ from typing import Annotated
 
 import typer
 
-from mxcli.cli import completion, options
-from mxcli.cli.streams import deliver, stdout_screen
+from mxcli.cli.groups import vary, verb
+from mxcli.cli.options import completes
+from mxcli.cli.streams import Messages, deliver
 
 
+@verb
 def explain(
+    messages: Annotated[Messages, vary(only=("no_color", "debug"))],
     name: Annotated[
         str | None,
         typer.Argument(
             metavar="[NAME]",
             show_default=False,
-            autocompletion=completion.topics,
-            help="A format, scale rule or recipe, element rounding, dialect, training recipe or metric; lists all "
-            "without it.",
+            autocompletion=completes("mxcli.output.explanation:TOPICS"),
+            help="A format, scale rule, element rounding, dialect, layout, training recipe or metric; without it, "
+            "lists all.",
         ),
     ] = None,
-    no_color: options.NoColor = False,
-    debug: options.Debug = False,
 ) -> None:
     """Explain a format, rule, dialect, training recipe or metric.
 
-    Words, formula, source, and an example that the kernel computes while you wait.
+    Shows its definition, formula, source, and an example that the kernel computes on the spot.
 
     \b
     Examples:
@@ -41,7 +42,7 @@ def explain(
     from mxcli.output.explanation import TRAINING, find_topics, names_page, topic_page
     from mxcli.output.training import training_table
 
-    screen = stdout_screen(no_color=no_color)
+    screen = messages.stdout()
     if name is None:
         deliver(names_page(screen))
         return

@@ -6,33 +6,38 @@ from typing import Annotated
 
 import typer
 
-from mxcli.cli import completion, options
-from mxcli.cli.arguments import STDOUT
-from mxcli.cli.streams import deliver, refuse_existing, stdout_screen
-from mxcli.errors import UsageError
+from mxcli.cli.groups import vary, verb
+from mxcli.cli.options import FORMAT_NAMES, completes
+from mxcli.cli.outputs import Results
+from mxcli.cli.streams import Messages, deliver
+
+_RESULTS = vary(
+    only=("wide", "json", "markdown", "force"),
+    help={
+        "wide": "All columns, for any width of the terminal.",
+        "markdown": "The formats as a Markdown table in FILE (- is stdout).",
+    },
+)
 
 
+@verb
 def formats(
+    results: Annotated[Results, _RESULTS],
+    messages: Annotated[Messages, vary(only=("no_color", "debug"))],
     name: Annotated[
         str | None,
         typer.Argument(
             metavar="[FORMAT]",
             show_default=False,
-            autocompletion=completion.formats,
-            help="One format, named or spelled ELEMENT:SCALE:BLOCK[:TENSOR_SCALE]; lists all without it.",
+            autocompletion=completes(FORMAT_NAMES),
+            help="A name, or ELEMENT:SCALE:BLOCK[:TENSOR_SCALE]; without it, lists all formats.",
         ),
     ] = None,
-    markdown: options.Markdown = None,
-    json: options.Json = None,
-    wide: options.Wide = False,
-    force: options.Force = False,
-    no_color: options.NoColor = False,
-    debug: options.Debug = False,
 ) -> None:
     """List the formats with their derived numbers, or one in full.
 
-    The binades are log2 of the largest over the smallest positive value of the element; bits per element
-    count the stored code with its share of the block's scale.
+    Binades are log2 of the largest over the smallest positive value of the element; bits per element are those of a
+    code and its part of the block's scale.
 
     \b
     Examples:
@@ -45,14 +50,12 @@ def formats(
     from mxcli.output.export import json_text
     from mxcli.output.formats import format_markdown, format_page, format_record, format_table
 
-    if markdown == json == STDOUT:
-        raise UsageError("--markdown and --json both ask for stdout: give one of them a FILE.")
-    refuse_existing([json, markdown], force=force, sources=[])
-    rows = [find_format(name)] if name else list(FORMATS.values())
-    screen = stdout_screen(no_color=no_color, wide=wide)
-    if json is not None:
-        deliver(json_text("formats", {"formats": [format_record(row) for row in rows]}), json)
-    if markdown is not None:
-        deliver(format_markdown(rows), markdown)
-    if STDOUT not in (json, markdown):
-        deliver("\n".join(format_page(rows[0], screen)) if name else format_table(rows, screen))
+    results.check()
+    found = [find_format(name)] if name else list(FORMATS.values())
+    screen = messages.stdout(wide=results.wide)
+    if results.json is not None:
+        deliver(json_text("formats", {"formats": [format_record(fmt) for fmt in found]}), results.json)
+    if results.markdown is not None:
+        deliver(format_markdown(found), results.markdown)
+    if not results.takes_stdout:
+        deliver("\n".join(format_page(found[0], screen)) if name else format_table(found, screen))

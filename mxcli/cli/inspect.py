@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from mxcli.cli import options
-from mxcli.cli.arguments import STDOUT
-from mxcli.cli.streams import deliver, refuse_existing, stdout_screen
+from typing import Annotated
+
+from mxcli.cli.groups import vary, verb
+from mxcli.cli.options import Source
+from mxcli.cli.outputs import Results, deliver_forms
+from mxcli.cli.streams import Messages
 
 
+@verb
 def inspect(
-    source: options.Source,
-    json: options.Json = None,
-    wide: options.Wide = False,
-    force: options.Force = False,
-    no_color: options.NoColor = False,
-    debug: options.Debug = False,
+    source: Source,
+    results: Annotated[Results, vary(only=("json", "wide", "force"))],
+    messages: Annotated[Messages, vary(only=("no_color", "debug"))],
 ) -> None:
-    """List what a checkpoint holds, from its headers only.
+    """List the tensors of a checkpoint, from its headers only.
 
-    Shows each tensor's dtype, shape and role, totals by dtype and role, tied weights, the layout if it is
-    already quantized, and notes on everything odd about it; of captures also layers, steps and ranks.
+    Shows dtype, shape and role of each tensor, totals by dtype and role, tied weights, the layout of an already
+    quantized checkpoint, and notes on everything odd about it; for captures also layers, steps and ranks.
 
     \b
     Examples:
@@ -26,14 +27,16 @@ def inspect(
       mxcli inspect samples/tiny-llama-captures.safetensors
       mxcli inspect samples/tiny-llama --json | jq '.by_role'
     """
-    refuse_existing([json], force=force, sources=[source])
+    results.check([source])
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.measure.inspect import inspect_checkpoint
     from mxcli.output.export import json_text
     from mxcli.output.inspection import inspection_record, inspection_text
 
     inspection = inspect_checkpoint(source, open_checkpoint(source))
-    if json is not None:
-        deliver(json_text("inspect", inspection_record(inspection)), json)
-    if json != STDOUT:
-        deliver(inspection_text(inspection, stdout_screen(no_color=no_color, wide=wide)))
+    deliver_forms(
+        results,
+        messages.stdout(wide=results.wide),
+        json=lambda: json_text("inspect", inspection_record(inspection)),
+        text=lambda screen: inspection_text(inspection, screen),
+    )

@@ -1,15 +1,15 @@
-"""How far a long run has come, on stderr: a bar on a terminal, else a plain line every few seconds."""
+"""Progress of a long run on stderr: a bar on a terminal, else a plain line every few seconds."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from mxcli.cli.streams import Talk, tell
+from mxcli.cli.streams import Messages, say
 from mxcli.errors import printable
 from mxcli.output.numbers import byte_size, duration
 from mxcli.output.screen import shortened
@@ -19,52 +19,68 @@ _NAME_WIDTH = 40
 
 
 class Progress(Protocol):
-    """Takes bytes of the source done, bytes in all, and the tensor just done."""
+    """A display of bytes done, bytes in total, and the tensor just done."""
 
     def __call__(self, done: int, total: int, name: str) -> None:
-        """Shows it."""
+        """Show the progress."""
 
 
 @contextmanager
-def progress(what: str, talk: Talk) -> Iterator[Progress]:
-    """A progress display for the `with` block; nothing is shown with `quiet`."""
-    if talk.quiet:
+def progress(what: str, messages: Messages) -> Iterator[Progress]:
+    """Yield a progress display for the `with` block; it shows nothing if messages are quiet."""
+    if messages.quiet:
         yield lambda done, total, name: None
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        with _bar(what, talk) as shown:
+        with _bar(what, messages) as shown:
             yield shown
     else:
         yield _lines(what)
 
 
+@contextmanager
+def advancing(what: str, messages: Messages, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Yield a function that adds bytes to a progress display of `total` bytes, with the name of the tensor just
+    done."""
+    done = 0
+    with progress(what, messages) as show:
+
+        def advance(nbytes: int, name: str) -> None:
+            nonlocal done
+            done += nbytes
+            show(done, total, name)
+
+        yield advance
+
+
 def _lines(what: str) -> Progress:
-    began = told = time.monotonic()
+    began = shown = time.monotonic()
 
     def show(done: int, total: int, name: str) -> None:
-        nonlocal told
+        nonlocal shown
         now = time.monotonic()
-        if now - told < SECONDS_BETWEEN_LINES or done >= total:
+        if now - shown < SECONDS_BETWEEN_LINES or done >= total:
             return
-        told = now
-        tell(f"{what}: {progress_words(done, total, now - began)}, {printable(name)}")
+        shown = now
+        say(f"{what}: {progress_words(done, total, now - began)}, {printable(name)}")
 
     return show
 
 
 def progress_words(done: int, total: int, seconds: float) -> str:
-    """Bytes done of all, rate, and, once there is something to judge by, how long the rest will take at it."""
+    """Return bytes done of the total, the rate, and from 1 % on the time that is left."""
     rate = done / seconds if seconds > 0 else 0.0
     left = f", {duration((total - done) / rate)} left" if done * 100 > total else ""
     return f"{byte_size(done)} of {byte_size(total)}, {byte_size(rate)}/s{left}"
 
 
 @contextmanager
-def _bar(what: str, talk: Talk) -> Iterator[Progress]:
+def _bar(what: str, messages: Messages) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True, no_color=not talk.screen.color)
+    screen = messages.stderr()
+    console = Console(stderr=True, no_color=not screen.color)
     columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[words]}", markup=False))
     began = time.monotonic()
     with Bar(*columns, console=console, transient=True) as bar:
@@ -72,7 +88,7 @@ def _bar(what: str, talk: Talk) -> Iterator[Progress]:
 
         def show(done: int, total: int, name: str) -> None:
             words = progress_words(done, total, time.monotonic() - began)
-            shown = shortened(printable(name), _NAME_WIDTH, talk.screen)
+            shown = shortened(printable(name), _NAME_WIDTH, screen)
             bar.update(task, completed=done, total=total, words=f"{words} {shown}")
 
         yield show

@@ -2,85 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mxcli.cli import options, recipes
-from mxcli.cli.forms import (
-    Forms,
-    Pages,
-    check_dry_run,
-    check_forms,
-    check_pages,
+from mxcli.cli.former import Former, ran_as_other_verb
+from mxcli.cli.groups import vary, verb
+from mxcli.cli.machine import Machine, open_backend, planned_site
+from mxcli.cli.options import SchemeOptions, Selection, Source
+from mxcli.cli.outputs import (
+    Results,
+    deliver_forms,
     deliver_pages,
-    deliver_plan,
     deliver_report,
     enforce_limits,
     stated_limits,
     stream_layer,
-    study_of,
 )
-from mxcli.cli.machine import found_device, machine, open_backend
-from mxcli.cli.products import deliver_products, sorts_of, stated_products
-from mxcli.cli.progress import progress
-from mxcli.cli.streams import INTERRUPTED, talk_on_stderr
-from mxcli.cli.training import Draws, Training, TrainingOf, deliver_training, stated_training
+from mxcli.cli.progress import advancing
+from mxcli.cli.recipes import report_decisions, requested_options
+from mxcli.cli.streams import INTERRUPTED, Messages
 from mxcli.errors import UsageError, printable
 from mxcli.numerics.streams import check_seed, stated_sampling
 
+if TYPE_CHECKING:
+    from mxcli.files.checkpoint import Checkpoint
+    from mxcli.flows.measure.limits import Metrics
+    from mxcli.flows.measure.report import LayerReport, Report
+    from mxcli.flows.plan.memory import Need
+    from mxcli.flows.plan.plan import Plan
+    from mxcli.numerics.streams import Sampling
+    from mxcli.output.study import Study
 
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions(Former):
+    """The extent of a report, arrays per block, and former options."""
+
+    per_block: Annotated[
+        str | None,
+        typer.Option(
+            "--per-block",
+            metavar="FILE.safetensors",
+            help="Also store arrays with a value per block: NAME.amax, .decode (the scale), .saturated, .underflowed "
+            "and .noise; with --axis both NAME.row.amax, NAME.column.amax and so on.",
+        ),
+    ] = None
+
+
+_SEED_HELP = {"seed": "Seed of stochastic rounding and of --sample.  [default: 0]"}
+
+
+@verb
 def report(
     context: typer.Context,
-    source: options.Source,
-    format: options.Format = "mxfp8_e4m3",
-    scale_rounding: options.ScaleRounding = None,
-    rounding: options.Rounding = None,
-    hadamard: options.Hadamard = None,
-    hadamard_seed: options.HadamardSeed = None,
-    dialect: options.Dialect = None,
-    selectors: options.Selectors = None,
-    recipe: options.Recipe = None,
-    requantize: options.Requantize = False,
-    nonfinite: options.Nonfinite = "saturate",
-    on_indivisible: options.OnIndivisible = "pad",
-    axis: options.Axis = None,
-    sort: options.Sort = "sqnr_db",
-    top: options.Top = None,
-    wide: options.Wide = False,
-    json: options.Json = None,
-    jsonl: options.Jsonl = None,
-    csv: options.Csv = None,
-    markdown: options.Markdown = None,
-    html: options.Html = None,
-    plots: options.Plots = None,
-    per_block: options.PerBlock = None,
-    products: options.ProductsOf = None,
-    activation_format: options.ActivationFormat = None,
-    gradient_format: options.GradientFormat = None,
-    training: TrainingOf = None,
-    draws: Draws = None,
-    sample: options.Sample = None,
-    seed: options.Seed = None,
-    fail_on: options.FailOn = None,
-    dry_run: options.DryRun = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    max_memory: options.MaxMemory = None,
-    force: options.Force = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
-    debug: options.Debug = False,
+    source: Source,
+    scheme: Annotated[SchemeOptions, vary(without=("layout", "fuse"), format="mxfp8_e4m3", help=_SEED_HELP)],
+    selection: Selection,
+    measuring: ReportOptions,
+    results: Results,
+    machine: Machine,
+    messages: Messages,
 ) -> None:
-    """Measure what a format costs, tensor by tensor.
+    """Report the error of a format, tensor by tensor.
 
-    Nothing is written but the files asked for. Weights, captured activations and gradients are measured;
-    layers that loaders fuse (q, k, v; gate, up) share their NVFP4 tensor scale. With --axis both every tensor is
-    measured along rows and along columns; captures of several steps are told step by step. --sort and --top order and
-    shorten the table only: JSON and CSV hold every tensor, in the order of the source. In CSV, histograms and
-    quantiles are JSON in one cell. `mxcli explain METRIC` says what a column means. --sample is for a quick look
-    at what would take long: rows are chosen by --seed and the tensor's name alone.
+    Measures weights, captured activations and gradients. Layers that loaders fuse (q, k, v; gate, up) share their
+    NVFP4 tensor scale. --axis both measures every tensor along rows and along columns; captures with several steps
+    are reported per step. --sort and --top affect the table only: JSON and CSV have every tensor in source order. In
+    CSV, histograms and quantiles are JSON in one cell. --sample estimates from a fraction of the rows, drawn by
+    --seed and the tensor's name. `mxcli explain METRIC` explains a column.
 
     \b
     Examples:
@@ -91,118 +84,126 @@ def report(
       mxcli report samples/tiny-llama --format nvfp4 --fail-on 'sqnr_db<15 or saturated_percent>5'
       mxcli report samples/tiny-llama-captures.safetensors --format nvfp4 --include @gradient
       mxcli report samples/tiny-llama-captures.safetensors --format nvfp4 --axis both --top 6
-      mxcli report samples/tiny-llama --format nvfp4 --products samples/tiny-llama-captures.safetensors --top 9
-      mxcli report samples/tiny-llama --training all --products samples/tiny-llama-captures.safetensors
       mxcli report samples/tiny-llama --format e3m2:e8m0:1x16 --json | jq '.totals.sqnr_db'
     """
-    forms = Forms(json, jsonl, csv, sort, top, wide, no_color, markdown)
-    where = machine(device, threads, max_memory)
-    trained = stated_training(context, Training(training, source, selectors, requantize, products, seed, draws))
-    if trained is not None:
-        talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
-        deliver_training(trained, where, forms, talk, force=force)
+    if ran_as_other_verb(context, source, scheme, selection, measuring, (results, machine, messages)):
         return
-    check_dry_run(forms, dry_run=dry_run, limits=bool(fail_on), beside={"--per-block": per_block})
-    read = [source, recipe, products]
-    check_forms(forms, force=force, sources=read, beside=[per_block], sorts=sorts_of(products))
-    pages = Pages(html, plots)
-    check_pages(pages, force=force, sources=read, dry_run=dry_run)
-    limits = stated_limits(fail_on)
-    sampling = stated_sampling(sample, seed)
-    if sampling is not None and per_block is not None:
-        raise UsageError("--per-block stores every block, and --sample reads some of them only: leave one of them out.")
-    wanted = stated_products(
-        products,
-        activation_format,
-        gradient_format,
-        forms,
-        {
-            "--per-block": per_block,
-            "--axis": axis,
-            "--html": html,
-            "--plots": plots,
-            "--fail-on": fail_on,
-            "--sample": sample,
-            "--dry-run": dry_run,
-        },
-    )
-    talk = talk_on_stderr(quiet=quiet, verbose=verbose, no_color=no_color)
-    asked, content = recipes.merged_options(
-        context,
-        recipe,
-        selectors,
-        format=format,
-        scale_rounding=scale_rounding,
-        rounding=rounding,
-        dialect=dialect,
-        nonfinite=nonfinite,
-        on_indivisible=on_indivisible,
-        axis=axis,
-        seed=seed,
-        hadamard=hadamard,
-        hadamard_seed=hadamard_seed,
-        analysis=True,
-    )
-    from mxcli.flows.measure.measure import measured_tensors, memory_to_measure
-    from mxcli.flows.measure.report import LayerReport, Tally, make_report, planned_layers
-    from mxcli.flows.measure.sampled import bytes_to_read, memory_to_sample
-    from mxcli.flows.plan.memory import check_memory
+    results.check_dry_run(measuring.dry_run, {"--per-block": measuring.per_block})
+    results.check([source, scheme.recipe], also=[measuring.per_block])
+    limits = stated_limits(measuring.fail_on, dry_run=measuring.dry_run)
+    sampling = _sampling(measuring, scheme.seed)
+    requested = requested_options(context, scheme)
+    options = requested.options(selection.selectors, analysis=True)
     from mxcli.flows.plan.plan import is_stochastic, make_plans
     from mxcli.flows.write.restore import open_floats
-    from mxcli.output.measuring_plan import Effort
-    from mxcli.output.plan import Site
-    from mxcli.output.report_plan import PlannedReport, report_plan_json, report_plan_text
 
-    checkpoint = open_floats(source, requantize=requantize)
-    recipes.check_recipe(content, checkpoint)
-    plans = make_plans(checkpoint, asked)
-    check_seed(seed, is_drawn=sampling is not None or is_stochastic(plans))
-    for decided in planned_layers(*plans):
-        talk.detail(f"{printable(decided.name)}: {decided.reason}")
-    blocks = per_block is not None
-    need = memory_to_sample(sampling, *plans) if sampling else memory_to_measure(*plans, per_block=blocks)
-    sizes = {steps[0].tensor.name: bytes_to_read(sampling, steps) for steps in measured_tensors(plans)}
-    if dry_run:
-        site = Site(None, None, found_device(where, talk), where.max_memory)
-        check_memory(need, site.max_memory, site.device)
-        tensors = [steps[0].tensor for steps in measured_tensors(plans)]
-        unmeasured = Tally(source, checkpoint, *plans).report()
-        talk.notes(unmeasured.notes)
-        ways = "both axes" if len(plans) > 1 else ""
-        effort = Effort(tensors, unmeasured.unfinished, ways, need, site, sum(sizes.values()))
-        planned = PlannedReport(unmeasured, checkpoint, plans, effort)
-        deliver_plan(
-            forms, json=lambda: report_plan_json(planned), text=lambda screen: report_plan_text(planned, screen)
-        )
+    checkpoint = open_floats(source, requantize=selection.requantize)
+    requested.check_selectors(checkpoint)
+    plans = make_plans(checkpoint, options)
+    check_seed(scheme.seed, is_drawn=sampling is not None or is_stochastic(plans))
+    report_decisions(plans, messages)
+    work = _Work(source, checkpoint, plans, sampling, measuring.per_block)
+    if measuring.dry_run:
+        _deliver_plan(work, results, machine, messages)
         return
-    if wanted is not None:
-        deliver_products(wanted, source, checkpoint, plans[0], where, forms, talk)
-        return
-    backend = open_backend(where, talk)
-    check_memory(need, where.max_memory, backend.name)
-    total, done = sum(sizes.values()), 0
-    with progress("report", talk) as show:
-
-        def on_layer(layer: LayerReport) -> None:
-            nonlocal done
-            done += sizes.pop(layer.name, 0)
-            show(done, total, layer.name)
-            stream_layer(layer, forms)
-
-        arrays = None if per_block is None else Path(per_block)
-        result = make_report(
-            source, checkpoint, *plans, backend=backend, on_layer=on_layer, per_block=arrays, sampling=sampling
-        )
-    talk.notes(result.notes)
-    deliver_report(result, forms, verb="report")
-    deliver_pages(pages, lambda: study_of(result, checkpoint, plans), checkpoint, context.obj)
+    result = _measure(work, results, machine, messages)
+    deliver_report(result, results, messages.stdout(wide=results.wide), verb="report")
+    deliver_pages(results, lambda: _study(result, work), checkpoint, context.obj)
     if result.unfinished:
         raise typer.Exit(INTERRUPTED)
-    along = bool(result.by_axis)
-    enforce_limits(
-        limits,
-        (
-            (printable(layer.name) + (f" along {layer.axis}s" if along else ""), layer.metrics)
-            for layer in result.layers
-        ),
+    enforce_limits(limits, _measured(result))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The tensors to measure, by plan, and how much of them."""
+
+    source: str
+    checkpoint: Checkpoint
+    plans: tuple[Plan, ...]
+    sampling: Sampling | None
+    per_block: str | None
+
+    @property
+    def need(self) -> Need:
+        from mxcli.flows.measure.measure import memory_to_measure
+        from mxcli.flows.measure.sampled import memory_to_sample
+
+        if self.sampling:
+            return memory_to_sample(self.sampling, *self.plans)
+        return memory_to_measure(*self.plans, per_block=self.per_block is not None)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes to read by tensor."""
+        from mxcli.flows.measure.measure import measured_tensors
+        from mxcli.flows.measure.sampled import bytes_to_read
+
+        return {
+            planned[0].tensor.name: bytes_to_read(self.sampling, planned) for planned in measured_tensors(self.plans)
+        }
+
+
+def _sampling(measuring: ReportOptions, seed: int | None) -> Sampling | None:
+    sampling = stated_sampling(measuring.sample, seed)
+    if sampling is not None and measuring.per_block is not None:
+        raise UsageError("--per-block stores every block, but --sample reads only some: leave one of them out.")
+    return sampling
+
+
+def _deliver_plan(work: _Work, results: Results, machine: Machine, messages: Messages) -> None:
+    from mxcli.flows.measure.measure import measured_tensors
+    from mxcli.flows.measure.report import Tally
+    from mxcli.output.plans import Effort, PlannedReport, report_plan_json, report_plan_text
+
+    site = planned_site(machine, messages, work.need)
+    tensors = [planned[0].tensor for planned in measured_tensors(work.plans)]
+    unmeasured = Tally(work.source, work.checkpoint, *work.plans).report()
+    messages.notes(unmeasured.notes)
+    axes = "both axes" if len(work.plans) > 1 else ""
+    effort = Effort(tensors, unmeasured.unfinished, axes, work.need, site, sum(work.sizes.values()))
+    planned = PlannedReport(unmeasured, work.checkpoint, work.plans, effort)
+    deliver_forms(
+        results,
+        messages.stdout(wide=results.wide),
+        json=lambda: report_plan_json(planned),
+        text=lambda screen: report_plan_text(planned, screen),
     )
+
+
+def _measure(work: _Work, results: Results, machine: Machine, messages: Messages) -> Report:
+    from mxcli.flows.measure.report import make_report
+
+    backend = open_backend(machine, messages, work.need)
+    sizes = work.sizes
+    with advancing("report", messages, sum(sizes.values())) as advance:
+
+        def on_layer(layer: LayerReport) -> None:
+            advance(sizes.pop(layer.name, 0), layer.name)
+            stream_layer(layer, results)
+
+        result = make_report(
+            work.source,
+            work.checkpoint,
+            *work.plans,
+            backend=backend,
+            on_layer=on_layer,
+            per_block=None if work.per_block is None else Path(work.per_block),
+            sampling=work.sampling,
+        )
+    messages.notes(result.notes)
+    return result
+
+
+def _study(result: Report, work: _Work) -> Study:
+    """Return a report with its worst blocks, which are read again."""
+    from mxcli.flows.measure.worst_blocks import worst_blocks
+    from mxcli.output.study import study_of_report
+
+    return study_of_report(result, worst_blocks(work.checkpoint, work.plans, result.layers))
+
+
+def _measured(result: Report) -> Iterator[tuple[str, Metrics]]:
+    """Yield the name and the metrics of each measurement."""
+    for layer in result.layers:
+        yield printable(layer.name) + (f" along {layer.axis}s" if result.by_axis else ""), layer.metrics

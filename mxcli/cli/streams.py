@@ -1,4 +1,4 @@
-"""Where a verb's words go: the result to stdout or a file, everything else to stderr."""
+"""Streams of a verb: the result goes to stdout or a file, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -19,41 +20,45 @@ from mxcli.output.screen import Screen, detect, spelled
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-"""What a shell reports for a program that a closed pipe ended."""
+"""Exit code that a shell reports for a program ended by a closed pipe."""
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
-    """What may be said on stderr: nothing with `quiet`, reasons too with `verbose`."""
+class Messages:
+    """Messages on stderr, and the looks of both streams."""
 
-    screen: Screen
-    quiet: bool = False
-    verbose: bool = False
+    heading: ClassVar[str] = "Messages"
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only: no progress, notes or hints.")] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also report why each tensor is quantized or kept.")
+    ] = False
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colors (also NO_COLOR and TERM=dumb).")] = False
+    debug: Annotated[bool, typer.Option("--debug", help="Print a traceback with an error (also MXCLI_DEBUG=1).")] = (
+        False
+    )
 
     def notes(self, notes: Iterable[str]) -> None:
-        """Remarks the user may want to know."""
+        """Print remarks that the user may want to know, unless quiet."""
         for note in notes if not self.quiet else ():
-            tell(f"note: {note}")
+            say(f"note: {note}")
 
     def detail(self, text: str) -> None:
-        """A remark for those who asked for more."""
+        """Print a remark if verbose."""
         if self.verbose and not self.quiet:
-            tell(text)
+            say(text)
+
+    def stderr(self) -> Screen:
+        """Return the screen behind stderr."""
+        return detect(sys.stderr, os.environ, no_color=self.no_color)
+
+    def stdout(self, *, wide: bool = False) -> Screen:
+        """Return the screen behind stdout; with `wide`, lines may have any length."""
+        screen = detect(sys.stdout, os.environ, no_color=self.no_color)
+        return Screen(None, screen.color, screen.unicode) if wide else screen
 
 
-def talk_on_stderr(*, quiet: bool, verbose: bool = False, no_color: bool = False) -> Talk:
-    """Talk fitted to the stderr of this process."""
-    return Talk(detect(sys.stderr, os.environ, no_color=no_color), quiet, verbose)
-
-
-def stdout_screen(*, no_color: bool = False, wide: bool = False) -> Screen:
-    """The screen behind stdout; with `wide` lines may be as long as they need."""
-    screen = detect(sys.stdout, os.environ, no_color=no_color)
-    return Screen(None, screen.color, screen.unicode) if wide else screen
-
-
-def tell(text: str) -> None:
-    """A line on stderr; a stderr that is closed or full is no error."""
+def say(text: str) -> None:
+    """Print a line on stderr; a closed or full stderr is ignored."""
     try:
         print(spelled(text, detect(sys.stderr, os.environ)), file=sys.stderr, flush=True)
     except OSError:
@@ -61,11 +66,11 @@ def tell(text: str) -> None:
 
 
 def deliver(text: str, file: str = STDOUT, *, verbatim: bool = False) -> None:
-    """The result, ending in a newline, to stdout or to `file`, which appears whole or not at all.
+    """Write the result and a newline to stdout, or to `file`, which appears whole or not at all.
 
-    Text for people is spelled as the locale can show it; with `verbatim` all that the stream can encode stays as it is.
-    A reader that closed the pipe ends the program silently. An interruption waits until all is written, so that no
-    line is torn; a second one does not.
+    Text for people is spelled as the locale can show it; `verbatim` text keeps every character that the stream can
+    encode. A closed pipe ends the program silently. The first interruption waits until everything is written, so that
+    no line is torn; a second one does not wait.
     """
     if file != STDOUT:
         _write(Path(file), text)
@@ -82,14 +87,14 @@ def deliver(text: str, file: str = STDOUT, *, verbatim: bool = False) -> None:
 
 
 def refuse_existing(files: Iterable[str | None], *, force: bool, sources: Iterable[str | None]) -> None:
-    """Before any work: raises for a file that belongs to one of the `sources`, exists (without `force`) or has no
-    directory to lie in."""
+    """Refuse, before any work, a file that belongs to one of the `sources`, exists (without `force`) or has no
+    directory."""
     named = tuple(source for source in sources if source)
     for file in files:
         if file is None or file == STDOUT:
             continue
         if not file:
-            raise UsageError("a FILE is asked for by an empty name: give it one.")
+            raise UsageError("the name of an output FILE is empty: give it one.")
         path = Path(file)
         if not path.parent.is_dir():
             raise InputError(f"{printable(file)}: its directory does not exist; create it first.")
@@ -101,7 +106,7 @@ def refuse_existing(files: Iterable[str | None], *, force: bool, sources: Iterab
 
 
 def refuse_source(files: Iterable[Path], sources: Sequence[str]) -> None:
-    """Raises RefusedError for a file that belongs to one of the sources: no --force lets it be written."""
+    """Raise RefusedError for a file that belongs to one of the sources, with --force too."""
     if not sources:
         return
     from mxcli.files.source import source_of
@@ -116,7 +121,7 @@ def refuse_source(files: Iterable[Path], sources: Sequence[str]) -> None:
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[None]:
-    """Turns an error of writing there into EnvironmentFailure."""
+    """Turn an error of writing to `path` into EnvironmentFailure."""
     try:
         yield
     except OSError as error:
@@ -125,7 +130,7 @@ def on_disk(path: Path) -> Iterator[None]:
 
 
 def silence(descriptor: int) -> None:
-    """Let what is still buffered for a broken descriptor vanish, so that exiting says nothing of it."""
+    """Discard what is buffered for a broken descriptor, so that exiting does not report it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
@@ -133,7 +138,7 @@ def silence(descriptor: int) -> None:
 
 @contextmanager
 def _whole() -> Iterator[None]:
-    """Raises a KeyboardInterrupt that comes meanwhile at the end of the `with` block, and a second one at once."""
+    """Hold a KeyboardInterrupt back until the end of the `with` block; raise a second one at once."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -158,7 +163,7 @@ def _whole() -> Iterator[None]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replaces the file as a whole; what is no regular file, such as a pipe, is written to."""
+    """Replace a regular file as a whole; write into anything else, such as a pipe."""
     replaces = path.is_file() or not path.exists()
     target = path.with_name(path.name + ".partial") if replaces else path
     with on_disk(path):

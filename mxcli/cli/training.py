@@ -1,151 +1,142 @@
-"""`mxcli report --training`: the products of captured layers under recipes of low-precision training."""
+"""`mxcli training`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from mxcli.cli import completion
-from mxcli.cli.arguments import STDOUT
-from mxcli.cli.forms import Forms, check_forms
+from mxcli.cli.groups import typed, vary, verb
 from mxcli.cli.machine import Machine, open_backend
-from mxcli.cli.progress import progress
+from mxcli.cli.options import Selection, Source, completes
+from mxcli.cli.outputs import Results, deliver_forms, deliver_pages
+from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import selection_rules
-from mxcli.cli.streams import Talk, deliver, stdout_screen
+from mxcli.cli.streams import Messages
 from mxcli.errors import UsageError, printable
 from mxcli.numerics.streams import check_draws
 
 if TYPE_CHECKING:
-    from mxcli.flows.products.trained_layers import TrainedLayer
-    from mxcli.flows.products.training import TrainingReport
-    from mxcli.numerics.training import TrainingRecipe
-
-TrainingOf = Annotated[
-    str | None,
-    typer.Option(
-        "--training",
-        metavar="RECIPE[,RECIPE...]|all",
-        autocompletion=completion.listed_training,
-        help="Instead of tensors measure the products of captured layers, fprop, dgrad and wgrad, under recipes of "
-        "low-precision training that `mxcli explain training` lists. Captures are those of --products, or SOURCE.",
-    ),
-]
-Draws = Annotated[
-    int | None,
-    typer.Option(
-        "--draws",
-        min=1,
-        max=64,
-        metavar="N",
-        help="With --training: stochastic rounding is drawn so many times, and what the mean of the products is off by "
-        "is told too.  [default: 1]",
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """What is asked of training, each by the name of its parameter: the recipes' names, the source and which of its
-    layers, where activations and gradients were captured (None: in the source), the seed of stochastic rounding and how
-    often it is drawn."""
-
-    training: str | None
-    source: str
-    selectors: list[str] | None
-    requantize: bool
-    products: str | None
-    seed: int | None
-    draws: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StatedTraining:
-    """That, with the recipes that names mean, and whether every layer is told."""
-
-    asked: Training
-    recipes: tuple[TrainingRecipe, ...]
-    detailed: bool
-
+    from mxcli.files.checkpoint import Checkpoint
+    from mxcli.flows.products.trained_layers import TrainedLayer, TrainedModel
 
 _OF_LAYERS = frozenset(("sort", "top", "wide"))
-_NO_FORMS = frozenset(("jsonl", "markdown"))
-_SERVES = {field.name for record in (Training, Forms, Machine, Talk) for field in fields(record)} - _NO_FORMS
-"""Parameters of `report` that have a say beside --training, but for those that every verb has; its recipes say all that
-others do."""
-_OF_EVERY_VERB = frozenset(("force", "debug"))
+"""Options that show a row per layer."""
 
 
-def stated_training(context: typer.Context, asked: Training) -> StatedTraining | None:
-    """What --training and the options beside it ask for; None without it. Raises UsageError for names that mean
-    nothing, for options that say nothing beside it, or without it, and for more draws than there are seeds."""
-    if asked.training is None:
-        if asked.draws is not None:
-            raise UsageError(f"--draws {asked.draws} is of stochastic rounding in training: add --training NAMES.")
-        return None
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Training recipes, and the captures to compute products of."""
+
+    heading: ClassVar[str] = "Training"
+    captures: Annotated[
+        str | None,
+        typer.Option(
+            "--captures",
+            metavar="CAPTURES",
+            help="Captured activations and gradients, a file or a directory.  [default: those in SOURCE]",
+        ),
+    ] = None
+    recipes: Annotated[
+        str,
+        typer.Option(
+            "--recipes",
+            metavar="RECIPE[,RECIPE...]|all",
+            autocompletion=completes("mxcli.numerics.training:TRAINING_RECIPES", listed=True, more=("all",)),
+            help="Training recipes that `mxcli explain training` lists, separated by commas.",
+        ),
+    ] = "all"
+    draws: Annotated[
+        int,
+        typer.Option(
+            "--draws",
+            min=1,
+            max=64,
+            metavar="N",
+            help="Draws of stochastic rounding; with several, the error of the mean product is reported too.",
+        ),
+    ] = 1
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", min=0, metavar="N", help="Seed of the first draw; each further draw adds 1.  [default: 0]"
+        ),
+    ] = None
+
+
+_SORT_HELP = {"sort": "Order of the table of layers, worst first: sqnr_db, another metric of its columns, or name."}
+
+
+@verb
+def training(
+    context: typer.Context,
+    source: Source,
+    options: TrainingOptions,
+    selection: Selection,
+    results: Annotated[Results, vary(without=("jsonl", "markdown"), help=_SORT_HELP)],
+    machine: Machine,
+    messages: Annotated[Messages, vary(without=("verbose",))],
+) -> None:
+    """Measure the products of layers under training recipes.
+
+    Computes fprop, dgrad and wgrad of every captured linear layer with the operands that a training recipe quantizes,
+    and compares them with the products of the unquantized operands. Sums are by recipe and product, and by step if
+    the captures have several. --sort, --top and --wide add a row per layer; JSON and CSV have every product.
+
+    \b
+    Examples:
+      mxcli training samples/tiny-llama --captures samples/tiny-llama-captures.safetensors
+      mxcli training samples/tiny-llama --captures samples/tiny-llama-captures.safetensors --recipes nvfp4 --draws 4
+      mxcli training samples/tiny-llama --captures samples/tiny-llama-captures.safetensors --html training.html
+      mxcli explain training
+    """
     from mxcli.numerics.training import find_training
 
-    recipes = find_training(asked.training)
-    typed = {
-        str(parameter.name): max(parameter.opts, key=len)
-        for parameter in context.command.params
-        if (source := context.get_parameter_source(str(parameter.name))) and source.name == "COMMANDLINE"
-    }
-    idle = [flag for name, flag in typed.items() if name not in _SERVES | _OF_EVERY_VERB]
-    if idle:
-        raise UsageError(f"{', '.join(idle)} with --training: its recipes leave nothing to say there; leave it out.")
-    check_draws(asked.seed or 0, asked.draws or 1)
-    return StatedTraining(asked, tuple(recipes), not typed.keys().isdisjoint(_OF_LAYERS))
-
-
-def deliver_training(stated: StatedTraining, where: Machine, forms: Forms, talk: Talk, *, force: bool) -> None:
-    """Computes the products and writes them in every form that is asked for."""
+    recipes = tuple(find_training(options.recipes))
+    check_draws(options.seed or 0, options.draws)
+    from mxcli.output.study import study_of_training
     from mxcli.output.training import SORTS, training_csv, training_json, training_text
 
-    check_forms(forms, force=force, sources=[stated.asked.source, stated.asked.products], sorts=SORTS)
-    report = _report(stated, where, talk)
-    talk.notes(report.notes)
-    if forms.json is not None:
-        deliver(training_json(report), forms.json)
-    if forms.csv is not None:
-        deliver(training_csv(report), forms.csv, verbatim=True)
-    if STDOUT not in (forms.json, forms.csv):
-        screen = stdout_screen(no_color=forms.no_color, wide=forms.wide)
-        deliver(training_text(report, screen, detailed=stated.detailed, sort=forms.sort, top=forms.top))
-
-
-def _report(stated: StatedTraining, where: Machine, talk: Talk) -> TrainingReport:
-    from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.plan.memory import check_memory
-    from mxcli.flows.plan.plan import Options, make_plan
-    from mxcli.flows.products.trained_layers import memory_to_train, trained_model
+    results.check([source, options.captures], sorts=SORTS)
+    detailed = not typed(context).isdisjoint(_OF_LAYERS)
+    checkpoint, model = _trained_model(source, options.captures, selection)
+    from mxcli.flows.products.trained_layers import memory_to_train
     from mxcli.flows.products.training import Trial, report_training
+
+    backend = open_backend(machine, messages, memory_to_train(model, options.draws))
+    with advancing("training", messages, sum(layer.nbytes for layer in model.layers)) as advance:
+
+        def on_layer(layer: TrainedLayer) -> None:
+            advance(layer.nbytes, layer.captured.label)
+
+        trial = Trial(recipes, backend, options.seed or 0, options.draws)
+        report = report_training(source, model, trial, on_layer=on_layer)
+    messages.notes(report.notes)
+    deliver_forms(
+        results,
+        messages.stdout(wide=results.wide),
+        json=lambda: training_json(report),
+        csv=lambda: training_csv(report),
+        text=lambda screen: training_text(report, screen, detailed=detailed, sort=results.sort, top=results.top),
+    )
+    deliver_pages(results, lambda: study_of_training(report), checkpoint, context.obj)
+
+
+def _trained_model(source: str, captures: str | None, selection: Selection) -> tuple[Checkpoint, TrainedModel]:
+    from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.plan.plan import Options, make_plan
+    from mxcli.flows.products.trained_layers import trained_model
     from mxcli.flows.write.restore import open_floats
     from mxcli.numerics.scheme import Rules
 
-    asked = stated.asked
-    # Of the plan only what it takes counts: recipes have formats of their own.
-    choice = Options("mxfp8", Rules(), on_indivisible="pad", selection=selection_rules(asked.selectors), analysis=True)
-    checkpoint = open_floats(asked.source, requantize=asked.requantize)
-    if asked.products is None and not checkpoint.captures:
+    checkpoint = open_floats(source, requantize=selection.requantize)
+    if captures is None and not checkpoint.captures:
         raise UsageError(
-            f"--training needs captured activations and gradients, and {printable(asked.source)} holds none: add "
-            "--products CAPTURES."
+            f"training needs captured activations and gradients, and {printable(source)} has none: add "
+            "--captures CAPTURES."
         )
-    plan = make_plan(checkpoint, choice)
-    captures = checkpoint if asked.products is None else open_checkpoint(asked.products)
-    model = trained_model(checkpoint, captures, plan)
-    backend = open_backend(where, talk)
-    draws = asked.draws or 1
-    check_memory(memory_to_train(model, draws), where.max_memory, backend.name)
-    done, total = 0, sum(layer.nbytes for layer in model.layers)
-    with progress("report", talk) as show:
-
-        def on_layer(layer: TrainedLayer) -> None:
-            nonlocal done
-            done += layer.nbytes
-            show(done, total, layer.captured.place)
-
-        trial = Trial(stated.recipes, backend, asked.seed or 0, draws)
-        return report_training(asked.source, model, trial, on_layer=on_layer)
+    # Only the selection of the plan counts: training recipes have formats of their own.
+    rules = selection_rules(selection.selectors)
+    plan = make_plan(checkpoint, Options("mxfp8", Rules(), on_indivisible="pad", selection=rules, analysis=True))
+    return checkpoint, trained_model(checkpoint, checkpoint if captures is None else open_checkpoint(captures), plan)

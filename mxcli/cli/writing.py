@@ -1,4 +1,4 @@
-"""How a verb goes about writing a checkpoint: the options for it, checked, and what the first of two signals does."""
+"""Writing a checkpoint from the command line: options, the first of two signals, and interrupted runs."""
 
 from __future__ import annotations
 
@@ -9,95 +9,115 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from mxcli.cli.machine import memory_size
 from mxcli.cli.progress import progress
-from mxcli.cli.streams import INTERRUPTED, tell
+from mxcli.cli.streams import INTERRUPTED, say
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from mxcli.cli.streams import Talk
+    from mxcli.cli.streams import Messages
     from mxcli.files.progress import Share
     from mxcli.flows.write.pipeline import Outcome, WriteOptions
 
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Go on where an earlier run of this command was cut short, whatever ended it: finished tensors are kept, "
-        "and the result is the same to the last byte. Begins anew where there is nothing to go on with.",
-    ),
-]
-MaxShardSize = Annotated[
-    str | None,
-    typer.Option(
-        "--max-shard-size",
-        metavar="SIZE",
-        help="Most bytes of tensors in a file, such as 5G or 500M: files are split or joined to it, in order; a weight "
-        "and its scales stay together, and one that is larger has a file of its own.  [default: as the source is "
-        "split]",
-    ),
-]
-ShardRange = Annotated[
-    str | None,
-    typer.Option(
-        "--shard-range",
-        metavar="I/N",
-        help="Write the I-th of N shares of the files only, I from 1 to N: one on each of N machines with the same "
-        "directory, in any order; `mxcli merge` then completes the output.",
-    ),
-]
 _SHARE = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What was typed: whether to replace and to resume, which share of the files, and most bytes in one."""
+    """The directory to write, whether to resume, and the split into files and shares.
 
-    force: bool
-    resume: bool
-    share: Share | None = None
-    max_shard_bytes: int | None = None
+    Raises UsageError for an unreadable size or share.
+    """
 
+    heading: ClassVar[str] = "Writing"
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Directory to write; it must be new or empty (or --force)."),
+    ] = None
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue an interrupted run of this command: finished tensors are kept, and the result has the same "
+            "bytes. Starts from scratch if nothing was finished.",
+        ),
+    ] = False
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-shard-size",
+            metavar="SIZE",
+            help="Most bytes of tensors in a file, such as 5G or 500M. Files are split or joined in order; a weight "
+            "and its scales stay together, and a larger one has its own file.  [default: as the source is split]",
+        ),
+    ] = None
+    shard_range: Annotated[
+        str | None,
+        typer.Option(
+            "--shard-range",
+            metavar="I/N",
+            help="Write only the I-th of N shares of the files (I from 1 to N), to divide the work among N machines "
+            "with a common directory; `mxcli merge` completes the output.",
+        ),
+    ] = None
 
-def asked(*, force: bool, resume: bool, max_shard_size: str | None, shard_range: str | None) -> Writing:
-    """What was typed; raises UsageError for what means nothing."""
-    size = None if max_shard_size is None else memory_size(max_shard_size, "--max-shard-size")
-    return Writing(force, resume, None if shard_range is None else share_of(shard_range), size)
+    def __post_init__(self) -> None:
+        if self.max_shard_size is not None:
+            memory_size(self.max_shard_size, "--max-shard-size")
+        if self.shard_range is not None:
+            share_of(self.shard_range)
+
+    @property
+    def share(self) -> Share | None:
+        """The share of the files to write; None: all of them."""
+        return None if self.shard_range is None else share_of(self.shard_range)
+
+    @property
+    def max_shard_bytes(self) -> int | None:
+        """The most bytes of tensors in a file; None: as the source is split."""
+        return None if self.max_shard_size is None else memory_size(self.max_shard_size, "--max-shard-size")
+
+    @property
+    def folder(self) -> str:
+        """The directory to write; raises UsageError if none is named."""
+        if self.output is None:
+            raise UsageError("missing option '-o/--output DIR': name the directory to write.")
+        return self.output
 
 
 def share_of(text: str) -> Share:
-    """The share that I/N means; raises UsageError for what means none."""
+    """Return the share that I/N means; raises UsageError for other text."""
     from mxcli.files.progress import Share
 
     found = _SHARE.fullmatch(text.strip())
     share = Share(int(found[1]), int(found[2])) if found else None
     if share is None or not 1 <= share.number <= share.of:
         raise UsageError(
-            f"--shard-range '{printable(text)}' is no share: give I/N with I from 1 to N, such as 1/4 to 4/4 on four "
-            "machines."
+            f"--shard-range '{printable(text)}' is not a share: give I/N with I from 1 to N, such as 1/4 to 4/4 on "
+            "four machines."
         )
     return share
 
 
 @contextmanager
-def manner(verb: str, how: Writing, talk: Talk) -> Iterator[WriteOptions]:
-    """How to write what was asked for: with a display of progress, and to the next tensor's end after a signal."""
+def write_options(verb: str, writing: Writing, messages: Messages, *, force: bool) -> Iterator[WriteOptions]:
+    """Yield the options of a write: with a progress display, and stopping at the end of a tensor after a signal."""
     from mxcli.flows.write.pipeline import WriteOptions
 
-    with progress(verb, talk) as show, stopping() as stop:
-        yield WriteOptions(how.force, how.resume, how.share, stop, show)
+    with progress(verb, messages) as show, stopping() as stop:
+        yield WriteOptions(force, writing.resume, writing.share, stop, show)
 
 
 @contextmanager
 def stopping(what: str = "tensor") -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT or SIGTERM came; a second one ends the process at once, as a kill would, whatever it is doing.
+    """Yield a function that returns whether SIGINT or SIGTERM came; a second signal ends the process at once.
 
-    A thread of its own waits for signals, since the main one sees them only between two steps of Python.
+    A separate thread waits for signals, since the main one sees them only between two steps of Python.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -111,10 +131,10 @@ def stopping(what: str = "tensor") -> Iterator[Callable[[], bool]]:
             if came[0] not in _SIGNALS:
                 continue
             if stop.is_set():
-                tell("interrupted")
+                say("interrupted")
                 os._exit(INTERRUPTED)
             stop.set()
-            tell(f"interrupted: finishing the current {what}; a second time stops at once")
+            say(f"interrupted: finishing the current {what}; a second signal stops at once")
 
     watcher = threading.Thread(target=watch, name="signals", daemon=True)
     watcher.start()
@@ -131,22 +151,22 @@ def stopping(what: str = "tensor") -> Iterator[Callable[[], bool]]:
         os.close(reading)
 
 
-def tell_unfinished(outcome: Outcome, output: str) -> None:
-    """Says what an interrupted run leaves, and how to go on."""
+def report_unfinished(outcome: Outcome, output: str) -> None:
+    """Report what an interrupted run leaves, and how to continue it."""
     from mxcli.output.numbers import byte_size
 
     if not outcome.has_progress:
-        tell(f"{printable(output)}: nothing was finished, and nothing is left behind.")
+        say(f"{printable(output)}: nothing was finished, and nothing is left behind.")
         return
     done = outcome.done + outcome.kept
-    tell(
+    say(
         f"{printable(output)}: {byte_size(done)} of {byte_size(done + outcome.left)} of the source are finished and "
-        "kept; the same command with --resume goes on from there."
+        "kept; the same command with --resume continues from there."
     )
 
 
 def resumed_notes(outcome: Outcome) -> list[str]:
-    """What a run did not have to do again."""
+    """Return a note on the work that an earlier run had finished."""
     from mxcli.output.numbers import byte_size
 
     total = outcome.done + outcome.kept + outcome.left

@@ -1,4 +1,4 @@
-"""Several capture files as one source: whose records are whose, and one name for each tensor."""
+"""Several capture files as one source: the record and a unique name of each tensor, also of other programs' dumps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mxcli.errors import InputError, printable, together
-from mxcli.files.captures import Capture, captured, shape_fault
+from mxcli.files.captures import Capture, parse_captures, shape_fault
 from mxcli.files.directory import by_numbers, counted
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT, role_of
 from mxcli.files.tensors import Array, FileContents, TensorInfo
@@ -25,14 +25,14 @@ ROLE_OF_WORD = {
     "dy": GRADIENT,
     "weight": WEIGHT,
 }
-"""What the word for a tensor says it is; other words say that it is none of the three."""
+"""The role that a tensor's word stands for; other words stand for none of the three."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A tensor that a dump's names describe: its name in the file, and what they say of it."""
+class DumpedTensor:
+    """A tensor of a dump: its name in the file, and the layer, word, step and rank in its names."""
 
-    held: str
+    stored_name: str
     layer: str
     word: str
     step: int | None
@@ -40,49 +40,50 @@ class Found:
 
     @property
     def name(self) -> str:
-        """What it is called here: as in its file, where that has a layer in it."""
-        return self.held if self.held.startswith(f"{self.layer}.") else f"{self.layer}.{self.word}"
+        """Return its name in the source: that of its file if the layer is in it."""
+        return self.stored_name if self.stored_name.startswith(f"{self.layer}.") else f"{self.layer}.{self.word}"
 
     @property
     def role(self) -> str | None:
-        """Its role if it is an input, a gradient or a weight."""
+        """Return its role if it is an input, a gradient or a weight."""
         return ROLE_OF_WORD.get(self.word.lower())
 
     @property
     def record(self) -> Capture:
-        """As the record of a capture has it."""
-        said = {"role": self.role, "layer": self.layer, "step": self.step, "rank": self.rank}
-        return {key: value for key, value in said.items() if value is not None}
+        """Return its capture record."""
+        values = {"role": self.role, "layer": self.layer, "step": self.step, "rank": self.rank}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A way to dump, named as in a note, and the source that it is known from.
+    """A kind of dump: its name for notes, and the source that documents it.
 
-    `path` is matched with a file's absolute path, since one file of a dump may be all that is given, and `tensor` with
-    the names in it, both whole, for their groups `layer`, `word`, `step` and `rank`. `keeps` tells which of the tensors
-    found in a source are the dump's (none: it is no such dump).
+    `path` is matched with a file's absolute path, since a source may be one file of a dump, and `tensor` with the names
+    in it, both in full, for their groups `layer`, `word`, `step` and `rank`. `select` returns those of the tensors
+    found in a source that belong to the dump (none: not such a dump).
     """
 
     name: str
     path: str
     tensor: str
-    keeps: Callable[[Sequence[Found]], list[Found]]
+    select: Callable[[Sequence[DumpedTensor]], list[DumpedTensor]]
     source: str
 
 
-def _with_inputs(found: Sequence[Found]) -> list[Found]:
-    """The tensors of layers that an input or a gradient was dumped of, and not its weight alone, as any model has.
+def _with_inputs(found: Sequence[DumpedTensor]) -> list[DumpedTensor]:
+    """Return the tensors of layers with a dumped input or gradient; any model has weights alone.
 
-    A name that is a word and nothing more (`x`) means something only beside another one.
+    A bare word as a name (`x`) counts only together with another role.
     """
     layers = {each.layer for each in found if each.role != WEIGHT}
-    kept = [each for each in found if each.layer in layers]
-    certain = len({each.role for each in kept}) > 1 or any(each.held.startswith(f"{each.layer}.") for each in kept)
-    return kept if certain else []
+    selected = [each for each in found if each.layer in layers]
+    certain = len({each.role for each in selected}) > 1
+    certain = certain or any(each.stored_name.startswith(f"{each.layer}.") for each in selected)
+    return selected if certain else []
 
 
-# The first row that fits a source decides.
+# The first row that matches a source decides.
 DUMPS = (
     Dump(
         "Transformer Engine's DumpTensors",
@@ -106,51 +107,51 @@ STEP = re.compile(r"(?<![a-z])(?:step|iter|iteration)[-_]?(\d{1,18})(?!\d)", re.
 RANK = re.compile(r"(?<![a-z])rank[-_]?(\d{1,18})(?!\d)", re.IGNORECASE)
 
 
-def dumped(root: Path, contents: Mapping[Path, FileContents]) -> tuple[Dump, dict[Path, list[Found]]] | None:
-    """The first of DUMPS that fits the files of a source below `root`, and what it tells of tensors by file, in their
-    order, of files that are the dump's; None if none fits.
+def find_dump(root: Path, contents: Mapping[Path, FileContents]) -> tuple[Dump, dict[Path, list[DumpedTensor]]] | None:
+    """Return the first of DUMPS that matches the files of a source below `root`, and its tensors by file, in their
+    order; None if none matches.
 
-    Tensors that hold no floats or no rows are none.
+    Tensors without floats or rows are ignored.
     """
     for dump in DUMPS:
         found = {path: list(_found(dump, root, path, part)) for path, part in contents.items()}
-        kept = set(dump.keeps([each for listed in found.values() for each in listed]))
-        if kept:
-            own = {path: [each for each in listed if each in kept] for path, listed in found.items()}
-            return dump, {path: listed for path, listed in own.items() if listed}
+        selected = set(dump.select([each for listed in found.values() for each in listed]))
+        if selected:
+            chosen = {path: [each for each in listed if each in selected] for path, listed in found.items()}
+            return dump, {path: listed for path, listed in chosen.items() if listed}
     return None
 
 
-def told_by(path: Path) -> dict[str, int]:
-    """The step and rank that names such as `step-000100.safetensors` or `rank_1/iter_5/x.pt` tell. The path is one
-    below the source: folders above it, which a `step_3` may happen to be among, say nothing of what is in it."""
+def step_and_rank(path: Path) -> dict[str, int]:
+    """Return the step and rank in names such as `step-000100.safetensors` or `rank_1/iter_5/x.pt`. The path is relative
+    to the source: folders above it do not describe its content."""
     text = path.as_posix()
     found = {"step": STEP.findall(text), "rank": RANK.findall(text)}
     return {key: int(numbers[-1]) for key, numbers in found.items() if numbers}
 
 
-def _found(dump: Dump, root: Path, path: Path, part: FileContents) -> Iterator[Found]:
-    """What the names of a file and of tensors in it say together, of those that the dump describes."""
-    whole = Path(os.path.abspath(path))  # whatever folder the source was named from
+def _found(dump: Dump, root: Path, path: Path, part: FileContents) -> Iterator[DumpedTensor]:
+    """Yield the tensors that a dump describes, from the names of a file and of the tensors in it."""
+    whole = Path(os.path.abspath(path))  # independent of the current directory
     in_path = re.fullmatch(dump.path, whole.as_posix(), re.DOTALL)
     if in_path is None:
         return
-    tensor, told = re.compile(dump.tensor, re.IGNORECASE | re.DOTALL), told_by(path.relative_to(root))
+    tensor, of_path = re.compile(dump.tensor, re.IGNORECASE | re.DOTALL), step_and_rank(path.relative_to(root))
     for info in part.tensors:
         in_name = tensor.fullmatch(info.name)
         if in_name is None or shape_fault(info):
             continue
-        said = in_path.groupdict() | {key: value for key, value in in_name.groupdict().items() if value is not None}
-        layer = said.get("layer") or (whole.stem if whole.stem != info.name else whole.parent.name)
-        steps = told | {key: int(said[key]) for key in ("step", "rank") if said.get(key)}
-        yield Found(info.name, layer, said["word"], steps.get("step"), steps.get("rank"))
+        groups = in_path.groupdict() | {key: value for key, value in in_name.groupdict().items() if value is not None}
+        layer = groups.get("layer") or (whole.stem if whole.stem != info.name else whole.parent.name)
+        numbers = of_path | {key: int(groups[key]) for key in ("step", "rank") if groups.get(key)}
+        yield DumpedTensor(info.name, layer, groups["word"], numbers.get("step"), numbers.get("rank"))
 
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """The files of a source with their tensors under the names that the source has for them, and the record of each
-    captured one; no records where the source is no capture. `layers_of_model` has the linear layers of the model, where
-    its files tell them; `notes` say how it was recognised, where its names tell."""
+    """The files of a source with their tensors under unique names, and the record of each captured tensor; no records
+    if the source is not a capture. `layers_of_model` has the linear layers of the model if its files list them; `notes`
+    say how a dump was recognized."""
 
     contents: Mapping[Path, FileContents]
     records: Mapping[str, Capture]
@@ -160,49 +161,49 @@ class Captures:
 
 
 def as_captures(root: Path, contents: Mapping[Path, FileContents], *, is_foreign: bool) -> Captures:
-    """A source as captures, if its files are: those of the documented form, or else, where `is_foreign`, a dump of
-    another program. A name that several files hold becomes `FILE/name`, FILE being the path below `root` without its
-    suffix, or the folder where that is enough. Files are in the order of the numbers in their names, which give records
-    the step and rank that they lack. The model has the layers that any of them tells: ranks may hold a part each.
+    """Return a source as captures if its files are: of the documented form, or else, with `is_foreign`, a dump of
+    another program. A name in several files becomes `FILE/name`, FILE being the path below `root` without its suffix,
+    or the folder if that is enough. Files are ordered by the numbers in their names, which supply steps and ranks
+    missing in records. The model's layers are those of all files: each rank may hold a part.
 
-    Raises InputError naming every unsound record, or where some files are captures and others are not.
+    Raises InputError naming every invalid record, or if some files are captures and others are not.
     """
     problems: list[str] = []
-    own: dict[Path, Mapping[str, Capture]] = {}
+    records: dict[Path, Mapping[str, Capture]] = {}
     model: dict[Path, Sequence[str]] = {}
     for path, part in contents.items():
         try:
-            said = captured(path, part.metadata, {info.name: info for info in part.tensors})
+            parsed = parse_captures(path, part.metadata, {info.name: info for info in part.tensors})
         except InputError as error:
             problems += error.reasons
             continue
-        if said is not None:
-            told = told_by(path.relative_to(root))
-            own[path] = {name: {**told, **record} for name, record in said.records.items()}
-            model[path] = said.layers_of_model
+        if parsed is not None:
+            numbers = step_and_rank(path.relative_to(root))
+            records[path] = {name: {**numbers, **record} for name, record in parsed.records.items()}
+            model[path] = parsed.layers_of_model
     if problems:
         raise together(InputError, printable(root), problems)
-    foreign = dumped(root, contents) if is_foreign and not own else None
+    foreign = find_dump(root, contents) if is_foreign and not records else None
     notes: tuple[str, ...] = ()
     if foreign is not None:
         dump, named = foreign
         notes = (f"Read as captures, by names: {dump.name}.",)
-        own = {path: {each.name: each.record for each in found if each.role} for path, found in named.items()}
-        new = {path: {each.held: each.name for each in found} for path, found in named.items()}
+        records = {path: {each.name: each.record for each in found if each.role} for path, found in named.items()}
+        new = {path: {each.stored_name: each.name for each in found} for path, found in named.items()}
         contents = {path: _renamed(part, new.get(path, {})) for path, part in contents.items()}
-    if not own:
+    if not records:
         return Captures(contents, {}, is_capture=False)
-    others = [path.name for path in contents if path not in own]
+    others = [path.name for path in contents if path not in records]
     if others:
         raise InputError(
-            f"{printable(root)}: {counted([path.name for path in own])} captures and {counted(others)} not; keep them "
-            "in directories of their own, or give one file."
+            f"{printable(root)}: {counted([path.name for path in records])} captures and {counted(others)} not; keep "
+            "them in separate directories, or give one file."
         )
     contents = {path: contents[path] for path in sorted(contents, key=by_numbers)}
     names = _unique(root, contents)
     return Captures(
         {path: _renamed(part, names[path]) for path, part in contents.items()},
-        {names[path].get(name, name): record for path in contents for name, record in own[path].items()},
+        {names[path].get(name, name): record for path in contents for name, record in records[path].items()},
         is_capture=True,
         layers_of_model=tuple(dict.fromkeys(layer for path in contents for layer in model.get(path, ()))),
         notes=notes,
@@ -210,7 +211,7 @@ def as_captures(root: Path, contents: Mapping[Path, FileContents], *, is_foreign
 
 
 def _unique(root: Path, contents: Mapping[Path, FileContents]) -> dict[Path, dict[str, str]]:
-    """By file the new names of its tensors whose names other files hold too."""
+    """Return, by file, the new names of tensors whose names other files hold too."""
     count = Counter(info.name for part in contents.values() for info in part.tensors)
     names: dict[Path, dict[str, str]] = {}
     for prefix_of in _PREFIXES:
@@ -219,7 +220,7 @@ def _unique(root: Path, contents: Mapping[Path, FileContents]) -> dict[Path, dic
             path: {info.name: f"{prefixes[path]}/{info.name}" for info in part.tensors if count[info.name] > 1}
             for path, part in contents.items()
         }
-        if len({name for own in names.values() for name in own.values()}) == sum(map(len, names.values())):
+        if len({name for renamed in names.values() for name in renamed.values()}) == sum(map(len, names.values())):
             break
     return names
 
@@ -228,23 +229,23 @@ _PREFIXES: tuple[Callable[[Path], Path], ...] = (lambda path: path.parent, lambd
 
 
 def _renamed(contents: FileContents, names: Mapping[str, str]) -> FileContents:
-    """The contents of a file with some of its tensors under other names, which tell their roles."""
+    """Return the contents of a file with some of its tensors renamed; roles follow the new names."""
     if all(old == new for old, new in names.items()):
         return contents
     back = {new: old for old, new in names.items()}
     decode = contents.decode
 
-    def decoded(info: TensorInfo) -> Array:
+    def decode_renamed(info: TensorInfo) -> Array:
         assert decode is not None
         return decode(replace(info, name=back.get(info.name, info.name)))
 
     return replace(
         contents,
-        tensors=tuple(_called(info, names.get(info.name, info.name)) for info in contents.tensors),
+        tensors=tuple(_with_name(info, names.get(info.name, info.name)) for info in contents.tensors),
         tied={names.get(alias, alias): names.get(stored, stored) for alias, stored in contents.tied.items()},
-        decode=decoded if decode else None,
+        decode=decode_renamed if decode else None,
     )
 
 
-def _called(info: TensorInfo, name: str) -> TensorInfo:
+def _with_name(info: TensorInfo, name: str) -> TensorInfo:
     return info if name == info.name else replace(info, name=name, role=role_of(name, info.shape, info.dtype))

@@ -1,4 +1,4 @@
-"""Capture files, one per step: written tensor by tensor as they come, and under their names only when complete."""
+"""Capture files, one per step: written tensor by tensor, with their final name only once complete."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pathlib import Path
 
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable
 from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION
-from mxcli.files.partials import Partials, Place, sync_folder
+from mxcli.files.partials import OutputFolder, Partials, sync_folder
 from mxcli.files.safetensors import read_safetensors
 from mxcli.files.shard_file import ALIGNMENT, CHUNK_BYTES, partial_path
 from mxcli.files.tensors import LARGEST, Array, byte_count
 
 STEP_FILE = re.compile(r"step-(\d{6,})(?:-rank-(\d+))?\.safetensors")
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""What file systems answer that know no second name of a file."""
+"""Errors of file systems without hard links."""
 STEP_BYTES = 1 << 12
-"""Reserved for what a file says about its step."""
+"""Bytes reserved for a step's own metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedTensor:
-    """A tensor of a layer as a file describes it: `tokens` are its rows, of `tokens_seen` that there were; None of a
-    weight, whose rows are no tokens."""
+    """A tensor of a layer as a file describes it: `tokens` are its rows, of `tokens_seen` that there were; None for a
+    weight."""
 
     layer: str
     role: str
@@ -40,23 +40,23 @@ class CapturedTensor:
 
     @property
     def name(self) -> str:
-        """What it is called in the file."""
+        """Return its name in the file."""
         return f"{self.layer}.{self.role}"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its data."""
+        """Return the bytes of its data."""
         return byte_count(self.dtype, self.shape)
 
     def record(self, step: int, rank: int) -> dict[str, object]:
-        """What the file's metadata says of it."""
+        """Return its record in the file's metadata."""
         counts = {"tokens": self.tokens, "tokens_seen": self.tokens_seen} if self.tokens is not None else {}
         return {"role": self.role, "layer": self.layer, "step": step, "rank": rank, "axis": "row", **counts}
 
 
 @dataclass(frozen=True, slots=True)
 class StepName:
-    """Which step of which rank a file is of; `alone`: there is one rank only."""
+    """The step and rank of a file; `alone`: there is only one rank."""
 
     step: int
     rank: int = 0
@@ -68,55 +68,53 @@ class StepName:
 
 
 def step_files(folder: Path) -> list[str]:
-    """The names in a directory that capture files of steps have, sorted; none where there is no directory."""
+    """Return the sorted names of capture files of steps in a directory; none without a directory."""
     return sorted(filter(STEP_FILE.fullmatch, os.listdir(folder))) if folder.is_dir() else []
 
 
 def step_of(name: str) -> int:
-    """The step that one of those names is of."""
+    """Return the step in the name of a capture file."""
     found = STEP_FILE.fullmatch(name)
     if found is None:
         raise ValueError(name)
     return int(found[1])
 
 
-def described(path: Path) -> dict[str, object]:
-    """What a capture file says about its run and tensors; raises InputError for another file, or a broken one."""
+def capture_metadata(path: Path) -> dict[str, object]:
+    """Read the capture metadata of a file. Raises InputError for another kind of file, or a broken one."""
     metadata = read_safetensors(path).metadata
     try:
         parsed = json.loads(metadata[CAPTURE_KEY])
     except (KeyError, ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise InputError(f"{printable(path)}: no capture file; move it away.")
+        raise InputError(f"{printable(path)}: not a capture file; move it away.")
     return parsed
 
 
 def refuse_existing_steps(folder: Path, names: Iterable[StepName]) -> None:
-    """Raises RefusedError if one of the files exists."""
+    """Raise RefusedError if one of the files exists."""
     for name in names:
         if os.path.lexists(folder / str(name)):
             raise _exists(folder / str(name))
 
 
 def _exists(path: Path) -> RefusedError:
-    return RefusedError(
-        f"{printable(path)}: exists; give another directory, or force the replacement of what is there."
-    )
+    return RefusedError(f"{printable(path)}: exists; give another directory, or use force to replace it.")
 
 
 class CaptureFile:
-    """A file of captured tensors under its partial name; what goes wrong with the disk is an EnvironmentFailure.
+    """A file of captured tensors under its partial name; disk errors are EnvironmentFailure.
 
-    Tensors come in any order, and how many rows they have is known only then. So the header is written last, into a
-    space that `expected`, all tensors there may be, needs at most. It also has what there is to say `about` the run.
+    Tensors come in any order, and their row counts are known only then. So the header is written last, into a space
+    large enough for all of `expected`. It also holds `about`, the run's metadata.
     """
 
     def __init__(
         self, folder: Path, name: StepName, expected: Sequence[CapturedTensor], about: Mapping[str, object]
     ) -> None:
         self._name, self._about = name, about
-        self._partials = Partials(Place(folder), [str(name)], sum(tensor.nbytes for tensor in expected))
+        self._partials = Partials(OutputFolder(folder), [str(name)], sum(tensor.nbytes for tensor in expected))
         self._partials.make_folders()
         self._partials.check_space()
         self._path = folder / str(name)
@@ -132,11 +130,11 @@ class CaptureFile:
 
     @property
     def path(self) -> Path:
-        """Where it will lie."""
+        """Return its final path."""
         return self._path
 
     def add(self, tensor: CapturedTensor, data: Array) -> None:
-        """Write a tensor behind the others."""
+        """Append a tensor."""
         if data.nbytes != tensor.nbytes or not data.flags.c_contiguous:
             raise ValueError(f"{tensor.name}: {data.nbytes} bytes given, {tensor.nbytes} described")
         flat = data.reshape(-1).view("u1")
@@ -149,19 +147,18 @@ class CaptureFile:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of the tensors that were written."""
+        """Return the bytes of the tensors written so far."""
         return self._data_bytes
 
     def finish(self, about: Mapping[str, object], *, force: bool) -> int:
-        """Write the header, with what there is to say `about` the step, and give the file its name; its bytes.
+        """Write the header with `about`, the step's metadata, give the file its final name, and return its bytes.
 
-        Raises RefusedError where that name is taken meanwhile, unless with `force`.
+        Raises RefusedError if that name was taken meanwhile, unless with `force`.
         """
         header = _header(self._tensors, self._name, {**self._about, **about})
         if len(header) > self._header_bytes:
             raise RefusedError(
-                f"{printable(self._path)}: what is to be said about the step takes more than {STEP_BYTES:,} bytes; "
-                "say less."
+                f"{printable(self._path)}: the metadata of the step takes more than {STEP_BYTES:,} bytes; shorten it."
             )
         text = header[8:] + b" " * (self._header_bytes - len(header))
         with self._on_disk():
@@ -172,7 +169,7 @@ class CaptureFile:
             size = os.fstat(self._file.fileno()).st_size
             if not self._is_ours():
                 raise EnvironmentFailure(
-                    f"{printable(partial_path(self._path))}: was replaced; another run is at work there."
+                    f"{printable(partial_path(self._path))}: was replaced; another run is using the directory."
                 )
             if force:
                 os.replace(partial_path(self._path), self._path)
@@ -183,10 +180,10 @@ class CaptureFile:
         return size
 
     def discard(self) -> None:
-        """Remove what was written, if it was not finished."""
+        """Remove the file unless it is finished."""
         if not self._file.closed:
             ours = [str(self._name)] if self._is_ours() else []
-            with suppress(OSError):  # it closes all the same when what is in its buffer cannot be written any more
+            with suppress(OSError):  # it closes even if its buffer cannot be written
                 self._file.close()
             self._partials.remove(ours)
 
@@ -200,12 +197,12 @@ class CaptureFile:
                 if error.errno != errno.EFBIG:
                     raise
                 raise EnvironmentFailure(
-                    f"{printable(self._path)}: files may not become that large here; record less of a step, or raise "
+                    f"{printable(self._path)}: exceeds the limit on file sizes; record less of a step, or raise "
                     "the limit (ulimit -f)."
                 ) from error
 
     def _is_ours(self) -> bool:
-        """Whether nobody else has made a file of that partial name meanwhile."""
+        """Return whether the partial file is still the one this run created."""
         try:
             return os.path.samestat(partial_path(self._path).lstat(), os.fstat(self._file.fileno()))
         except FileNotFoundError:
@@ -213,9 +210,9 @@ class CaptureFile:
 
 
 def _rename_to_free(path: Path, name: Path) -> None:
-    """Give a file a name that no other has; raises RefusedError where one has it, and leaves that as it is."""
+    """Rename a file to a free name. Raises RefusedError if the name is taken, and leaves that file as it is."""
     try:
-        os.link(path, name)  # in one step: between a look and a renaming another run could take the name
+        os.link(path, name)  # atomic: between a check and a rename another run could take the name
     except FileExistsError:
         raise _exists(name) from None
     except OSError as error:
@@ -231,14 +228,14 @@ def _rename_to_free(path: Path, name: Path) -> None:
 def _header(
     tensors: Sequence[CapturedTensor], name: StepName, about: Mapping[str, object], position: int | None = None
 ) -> bytes:
-    """Length and JSON of a header, padded; with a `position` every tensor is described as lying there."""
+    """Return length and JSON of a header, padded; with `position`, every tensor is described as stored there."""
     records = {tensor.name: tensor.record(name.step, name.rank) for tensor in tensors}
     capture = {**about, "version": CAPTURE_VERSION, "tensors": records}
     try:
-        told = json.dumps(capture, sort_keys=True, allow_nan=False)
+        metadata = json.dumps(capture, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{name}: what is to be said about it must be values that JSON holds: {error}.") from error
-    content: dict[str, object] = {"__metadata__": {"format": "pt", CAPTURE_KEY: told}}
+        raise UsageError(f"{name}: its metadata must be JSON values: {error}.") from error
+    content: dict[str, object] = {"__metadata__": {"format": "pt", CAPTURE_KEY: metadata}}
     begin = 0
     for tensor in tensors:
         end = begin + tensor.nbytes if position is None else 0

@@ -1,12 +1,12 @@
-"""What a capture file says about its tensors: which layer they were recorded at, as what, when and where.
+"""The metadata of a capture file: the layer, role, step and rank that its tensors were recorded at.
 
 The form: a safetensors file whose metadata has the key `mxcli.capture`, a JSON object with `version` 1 and `tensors`,
 from names to records. A record has a `role` (activation: a layer's input; gradient: that of the loss with respect to
 the layer's output; weight) and may have `layer` (the module; else the name up to its last dot), `step` and `rank`
-(whole numbers from 0), `axis` ("row": a row of the tensor is a token), `tokens` (rows kept) and `tokens_seen` (rows
-there were). Beside `tensors` there may be `layers_of_model`: the names of all linear layers of the model in order,
-captured or not, which tell how long the model is. Other keys, here and there, are the writer's own. An activation or
-gradient is [tokens, features], with any dimensions before the last; a weight is [out, in].
+(integers from 0), `axis` ("row": a row of the tensor is a token), `tokens` (rows kept) and `tokens_seen` (rows there
+were). Next to `tensors` there may be `layers_of_model`: the names of all linear layers of the model in order, captured
+or not, which give the depth of the model. Other keys, in both places, are the writer's own. An activation or gradient
+is [tokens, features], with any dimensions before the last; a weight is [out, in].
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Capture = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """What a capture file says: the record of each captured tensor by its name, with its layer, and the names of all
-    linear layers of the model (none: not told)."""
+class CaptureMetadata:
+    """The content of a capture file's metadata: the record of each captured tensor by its name, with its layer, and the
+    names of all linear layers of the model (none: not listed)."""
 
     records: Mapping[str, Capture]
     layers_of_model: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that a record may have, and what its value has to be, in a check and in words."""
+    """A key that a record may have, with a description of its value and a check of it."""
 
     name: str
     needs: str
-    holds: Callable[[object], bool]
+    is_valid: Callable[[object], bool]
 
 
 def _is_count(value: object) -> bool:
@@ -59,20 +59,22 @@ def _is_name(value: object) -> bool:
 
 KEYS = (
     Key("layer", "the name of a module", _is_name),
-    Key("step", "a whole number from 0", _is_count),
-    Key("rank", "a whole number from 0", _is_count),
+    Key("step", "an integer from 0", _is_count),
+    Key("rank", "an integer from 0", _is_count),
     Key("axis", f"one of {', '.join(AXES)}", lambda value: value in AXES),
-    Key("tokens", "a whole number from 0", _is_count),
-    Key("tokens_seen", "a whole number from 0", _is_count),
+    Key("tokens", "an integer from 0", _is_count),
+    Key("tokens_seen", "an integer from 0", _is_count),
 )
 
 
-def captured(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> Described | None:
-    """What a file says of its tensors and their model; None when the file is no capture.
+def parse_captures(
+    path: Path, metadata: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> CaptureMetadata | None:
+    """Parse the metadata of a file; None if the file is not a capture.
 
-    Raises InputError naming every fault: an entry that is not JSON of the known version, tensors that the file does
-    not hold, unknown roles and axes, keys of another type, counts of tokens that are not those of the tensor, and
-    tensors that hold no floats or no rows.
+    Raises InputError naming every fault: an entry that is not JSON of the known version, tensors that the file does not
+    hold, unknown roles and axes, keys of another type, token counts that are not those of the tensor, and tensors that
+    hold no floats or no rows.
     """
     if CAPTURE_KEY not in metadata:
         return None
@@ -95,27 +97,29 @@ def captured(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tens
         problems.append(f"{where}: {MODEL_KEY} must be a list of names of modules.")
     if problems:
         raise together(InputError, where, problems)
-    return Described({name: {"layer": module_of(name), **record} for name, record in records.items()}, tuple(layers))
+    return CaptureMetadata(
+        {name: {"layer": module_of(name), **record} for name, record in records.items()}, tuple(layers)
+    )
 
 
-def number_told(record: Capture | None, key: str) -> int | None:
-    """The step or rank that a record has; None where there is none."""
+def recorded_number(record: Capture | None, key: str) -> int | None:
+    """Return the step or rank in a record; None without one."""
     value = (record or {}).get(key)
     return value if isinstance(value, int) else None
 
 
 def module_of(name: str) -> str:
-    """The module that the name of one of its tensors begins with: all up to the last dot, or the whole name."""
+    """Return the module in the name of one of its tensors: all up to the last dot, or the whole name."""
     return name.rpartition(".")[0] or name
 
 
 def rows_of(info: TensorInfo) -> int:
-    """Tokens in a tensor: the last dimension holds the features of one, whatever dimensions there are before it."""
+    """Return the tokens in a tensor: its last dimension holds the features of one, the others are tokens."""
     return info.elements // info.shape[-1] if info.shape and info.shape[-1] else 0
 
 
 def shape_fault(info: TensorInfo) -> str | None:
-    """Why a tensor cannot be a captured one, after its name, or None: it takes floats, and rows of them."""
+    """Return why a tensor cannot be a captured one, to follow its name, or None: it must hold rows of floats."""
     if not DTYPES[info.dtype].is_float:
         return f"holds {info.dtype}, and captured tensors hold floats"
     if len(info.shape) < 2:
@@ -124,7 +128,7 @@ def shape_fault(info: TensorInfo) -> str | None:
 
 
 def _faults(name: str, record: object, info: TensorInfo | None) -> Iterator[str]:
-    """What is wrong with a record, as sentences without their end."""
+    """Yield the faults of a record, as sentences without their end."""
     shown = f"'{printable(name)}'"
     if info is None:
         yield f"describes {shown}, which the file does not hold"
@@ -133,7 +137,7 @@ def _faults(name: str, record: object, info: TensorInfo | None) -> Iterator[str]
         yield f"role {printable(role)} of {shown} is unknown; known are {', '.join(CAPTURED_ROLES)}"
     if not isinstance(record, dict):
         return
-    wrong = {key.name: key.needs for key in KEYS if key.name in record and not key.holds(record[key.name])}
+    wrong = {key.name: key.needs for key in KEYS if key.name in record and not key.is_valid(record[key.name])}
     yield from (f"{key} {printable(record[key])} of {shown} must be {needs}" for key, needs in wrong.items())
     if info is None or role not in CAPTURED_ROLES:
         return

@@ -1,6 +1,5 @@
-"""A checkpoint of any kind, opened from its headers: every tensor, where it lies, what it is for and what is
-odd.
-"""
+"""A checkpoint of any kind, opened from its headers: its tensors, their positions and roles, and notes on anything
+odd."""
 
 from __future__ import annotations
 
@@ -46,18 +45,16 @@ READERS: Mapping[str, Callable[[Path], FileContents]] = {
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What `open_checkpoint` found.
+    """The result of `open_checkpoint`.
 
     `kind` is "safetensors", "pytorch", "gguf" or "numpy"; `root` the directory of the source and `files` its weight
-    files in order. `tensors` runs through the files in order and through each file by position. `metadata`
-    holds each safetensors file's `__metadata__`. `config` is the parsed config.json, `producer_config` ModelOpt's
-    hf_quant_config.json beside it, `side_files` what an
-    output must carry along (paths under `root`; empty for a file opened by itself). `tied` maps an alias to
-    the name that is stored; the alias is in `tensors` too when the file stores it as a second view (PyTorch).
-    `captures` holds the capture record of each captured tensor, and `layers_of_model` the names of all linear layers
-    of the model, where captures tell them. `dialect` names the quantized layout, None
-    for plain tensors; `restored_from` the layout whose codes plain tensors are scaled back from when they are
-    read. `index` is the shard index followed. `notes` are sentences about everything odd.
+    files in order. `tensors` is in file order and by position within a file. `metadata` holds each safetensors file's
+    `__metadata__`. `config` is the parsed config.json, `producer_config` ModelOpt's hf_quant_config.json, `side_files`
+    what an output must carry along (paths under `root`; empty for a file opened by itself). `tied` maps an alias to the
+    stored name; the alias is in `tensors` too if the file stores it as a second view (PyTorch). `captures` holds the
+    capture record of each captured tensor, and `layers_of_model` the names of all linear layers of the model if the
+    captures list them. `dialect` names the quantized layout, None for plain tensors; `restored_from` the layout whose
+    codes are dequantized on reading. `index` is the shard index followed. `notes` are sentences about anything odd.
     """
 
     kind: str
@@ -79,12 +76,12 @@ class Checkpoint:
 
     @property
     def where(self) -> Path:
-        """What to call the source in a sentence: its one weight file, or the directory of several."""
+        """Return the path to name the source by: its one weight file, or the directory of several."""
         return self.files[0] if len(self.files) == 1 else self.root
 
 
 def open_checkpoint(source: str | Path) -> Checkpoint:
-    """The checkpoint at `source`, from headers only (PyTorch files are unpickled, weights-only).
+    """Open the checkpoint at `source`, from headers only (PyTorch files are unpickled, weights-only).
 
     Raises InputError naming every problem of the source at once.
     """
@@ -101,10 +98,10 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         problems.append(without_weights(located.root, listing(located.root)))
     tensors: dict[str, TensorInfo] = {}
     if not problems:
-        tensors = _one_each(located.index, found.contents, notes, problems)
+        tensors = _by_name(located.index, found.contents, notes, problems)
     notes += found.notes
     configs = Configs()
-    # The configuration beside a file opened by itself may be anyone's, so it cannot make the file unreadable.
+    # A configuration next to a file opened by itself may not belong to it, so it cannot make the file unreadable.
     with _collecting(problems if located.is_model else notes):
         configs = replace(configs, model=read_config(located.root))
     with _collecting(problems):
@@ -132,14 +129,14 @@ def _described(
     dialect: str | None,
     notes: list[str],
 ) -> Checkpoint:
-    """The record of a source without problems, with its ties, side files and all remaining notes."""
+    """Return the record of a source without problems, with its ties, side files and all remaining notes."""
     contents = found.contents
     notes += file_notes(contents)
     tied = {alias: stored for part in contents.values() for alias, stored in part.tied.items()}
-    beside: tuple[Path, ...] = ()
+    carried: tuple[Path, ...] = ()
     if located.is_model:
         ties, tie_notes = tied_by_config(tensors, configs.model)
-        beside, side_notes = side_files(located.root, contents)
+        carried, side_notes = side_files(located.root, contents)
         tied |= ties
         notes += tie_notes + side_notes
     if located.index:
@@ -154,7 +151,7 @@ def _described(
         metadata=metadata,
         config=configs.model,
         producer_config=configs.producer,
-        side_files=beside,
+        side_files=carried,
         tied=tied,
         captures=found.records,
         layers_of_model=found.layers_of_model,
@@ -166,11 +163,10 @@ def _described(
 
 
 def read(checkpoint: Checkpoint, info: TensorInfo) -> Array:
-    """One tensor, read-only and C-contiguous: BF16 as uint16, FP8 and narrower as bytes, else its numpy type.
+    """Read one tensor, read-only and C-contiguous: BF16 as uint16, FP8 and narrower as bytes, else its numpy type.
 
-    The array is a map of the file where the bytes lie in place and aligned, else a copy; it holds no other
-    tensor in memory. `release_pages` gives the memory of a mapped one back early. Raises InputError when the
-    file has changed.
+    The array maps the file if the bytes are in place and aligned, else it is a copy; no other tensor is held in memory.
+    `release_pages` frees the memory of a mapped array early. Raises InputError if the file has changed.
     """
     if info.offset == IN_MEMORY:
         return checkpoint.decoders[info.file](info)
@@ -179,6 +175,7 @@ def read(checkpoint: Checkpoint, info: TensorInfo) -> Array:
 
 @contextmanager
 def _collecting(problems: list[str]) -> Iterator[None]:
+    """Append InputError and OSError to the problems instead of raising them."""
     try:
         yield
     except InputError as error:
@@ -187,10 +184,10 @@ def _collecting(problems: list[str]) -> Iterator[None]:
         problems.append(f"{printable(error.filename)}: cannot be read: {printable(error.strerror)}.")
 
 
-def _one_each(
+def _by_name(
     index: ShardIndex | None, contents: Mapping[Path, FileContents], notes: list[str], problems: list[str]
 ) -> dict[str, TensorInfo]:
-    """Name to tensor in file order; a repeated name is the one the index says, without index a problem."""
+    """Return the tensors by name in file order; of a repeated name the one in the index, without an index a problem."""
     tensors: dict[str, TensorInfo] = {}
     for info in (info for part in contents.values() for info in part.tensors):
         first = tensors.setdefault(info.name, info)
@@ -202,14 +199,14 @@ def _one_each(
             continue
         if index.weight_map[info.name] == info.file:
             tensors[info.name] = info
-        notes.append(f"{where}; the one the index names is read.")
+        notes.append(f"{where}; the one in the index is read.")
     if index:
         problems += absent_tensors(index, tensors)
     return tensors
 
 
 def with_roles(tensors: Mapping[str, TensorInfo], captures: Mapping[str, Capture]) -> dict[str, TensorInfo]:
-    """The tensors with what names alone do not show: role and layer of captured ones, and weights of MTP blocks."""
+    """Set what names alone do not show: role and layer of captured tensors, and the role of weights in MTP blocks."""
     prefixes = mtp_prefixes(tensors)
     inside = re.compile("|".join(map(re.escape, sorted(prefixes)))) if prefixes else None
     changed = {}

@@ -1,4 +1,4 @@
-"""Whose quantized layout a source is in, by its configuration and the names and dtypes of its tensors."""
+"""The quantized layout of a source, detected from its configuration and the names and dtypes of its tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODES = FP8 | BYTES | {"F4", "F6_E2M3", "F6_E3M2"}
 ANY = frozenset(DTYPES)
 UNSCALED, UNKNOWN, BLOCKS = "fp8-unscaled", "unknown", "gguf"
 
-# quant_method as configurations spell it, to the dialect it means; others stand for themselves.
+# quant_method as configurations spell it, to its dialect; other methods are their own dialect.
 METHODS = {
     "compressed-tensors": "compressed-tensors",
     "compressed_tensors": "compressed-tensors",
@@ -33,7 +33,7 @@ METHODS = {
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor a signature asks for: its name's last segment (or the end of it, `_…`), dtypes, dimensions."""
+    """A tensor that a signature needs: its name's last segment (or the end of it, `_…`), dtypes, dimensions."""
 
     ending: str
     dtypes: frozenset[str] = ANY
@@ -49,7 +49,7 @@ class Signature:
 
 
 _SCALAR, _GRID = range(1), range(2, 65)
-# The first signature that fits decides.
+# The first matching signature decides.
 SIGNATURES = (
     Signature("bitsandbytes", (Leaf("absmax"),)),
     Signature("gptq", (Leaf("qweight"), Leaf("g_idx"))),
@@ -75,12 +75,11 @@ def detect_dialect(
     config: Mapping[str, object] | None,
     producer_config: Mapping[str, object] | None = None,
 ) -> tuple[str | None, list[str]]:
-    """The dialect, or None for plain tensors, and notes on it.
+    """Return the dialect, or None for plain tensors, and notes on it.
 
-    Blocks that a file types itself need no more to be known. Else, of `config` (config.json) and `producer_config`
-    (hf_quant_config.json), the configuration decides, but only when some tensor holds codes; without one the tensors'
-    names and dtypes decide. Codes that nothing explains are the dialect "unknown", so that they are never taken for
-    plain numbers.
+    Blocks that a file types itself decide first. Else `config` (config.json) and `producer_config`
+    (hf_quant_config.json) decide, but only if some tensor holds codes; without them the tensors' names and dtypes do.
+    Unexplained codes are the dialect "unknown", so that they are never taken for plain numbers.
     """
     if any(info.block_type for info in tensors.values()):
         return BLOCKS, []
@@ -96,7 +95,7 @@ def detect_dialect(
         return UNKNOWN, ["Some tensors hold codes of 8 bits or fewer, but no known layout fits."]
     if seen == UNSCALED:
         return seen, ["FP8 weights without scales: plain casts, or their scales are missing."]
-    return seen, [f"No quantization_config; {seen} is recognised by the names and dtypes of the tensors."]
+    return seen, [f"No quantization_config; {seen} is recognized by the names and dtypes of the tensors."]
 
 
 def _stated(config: Mapping[str, object] | None, producer_config: Mapping[str, object] | None) -> str | None:
@@ -116,7 +115,7 @@ def _stated(config: Mapping[str, object] | None, producer_config: Mapping[str, o
 
 
 def _seen(tensors: Iterable[TensorInfo]) -> str | None:
-    """The dialect of the first signature whose leaves all occur."""
+    """Return the dialect of the first signature whose leaves all occur."""
     present = {(info.name.rpartition(".")[2], info.dtype, len(info.shape)) for info in tensors}
     for signature in SIGNATURES:
         if all(_occurs(leaf, present) for leaf in signature.leaves):
@@ -138,7 +137,7 @@ def remarks(
     tied: Mapping[str, str],
     config: Mapping[str, object] | None,
 ) -> list[str]:
-    """Notes on alignment, empty tensors, missing metadata, adapters, shared storage and odd names."""
+    """Return notes on alignment, empty tensors, missing metadata, adapters, shared storage and odd names."""
     infos = tensors.values()
     notes = []
     bare = [path.name for path, entries in metadata.items() if "format" not in entries]
@@ -154,7 +153,7 @@ def remarks(
     if lora:
         whole = len(lora) == len(tensors)
         notes.append(
-            f"LoRA adapter: all {len(lora):,} tensors belong to it; it is no model by itself."
+            f"LoRA adapter: all {len(lora):,} tensors belong to it; it is not a model by itself."
             if whole
             else f"{_counted(lora, 'tensor')} of a LoRA adapter among other tensors."
         )
@@ -170,14 +169,14 @@ def remarks(
 
 
 def file_notes(contents: Mapping[Path, FileContents]) -> list[str]:
-    """The notes of files; what is to be said of several is said once."""
+    """Return the notes of files; a note that several files share is given once."""
     notes: dict[str, list[tuple[Path, str]]] = {}
     for path, part in contents.items():
         for note in part.notes:
             notes.setdefault(note.removeprefix(f"{printable(path)}: "), []).append((path, note))
     return [
-        alike[0][1] if len(alike) == 1 else f"{_counted([path.name for path, _ in alike], 'file')}, each: {said}"
-        for said, alike in notes.items()
+        alike[0][1] if len(alike) == 1 else f"{_counted([path.name for path, _ in alike], 'file')}, each: {note}"
+        for note, alike in notes.items()
     ]
 
 
@@ -190,7 +189,7 @@ def _is_gpt2(config: Mapping[str, object] | None) -> bool:
 
 
 def _counted(names: Iterable[str], noun: str) -> str:
-    """Number, noun and the first name: "3 tensors ('a', …)"."""
+    """Return number, noun and the first name: "3 tensors ('a', …)"."""
     listed = list(names)
     plural = noun if len(listed) == 1 else f"{noun}s"
     return f"{len(listed):,} {plural} ('{printable(listed[0])}'{', …' if len(listed) > 1 else ''})"

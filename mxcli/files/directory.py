@@ -1,4 +1,4 @@
-"""Which files of a directory make up its model."""
+"""The files of a directory that make up its model, with or without an index."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ KINDS = {
 }
 INDEX_SUFFIX = ".index.json"
 PARTIAL_SUFFIX = ".partial"
-# Where one of these exists and no index does, it alone is the model, as for the libraries that wrote it.
+# If one of these exists and no index does, it alone is the model, as for the libraries that wrote it.
 SOLE = {SAFETENSORS: "model.safetensors", PYTORCH: "pytorch_model.bin", GGUF: "model.gguf"}
 USUAL_INDEXES = tuple(SOLE[kind] + INDEX_SUFFIX for kind in (SAFETENSORS, PYTORCH))
-# Files with a checkpoint's ending that are no part of the model beside them, and why.
+# Files with a checkpoint's ending that do not belong to the model next to them, and why.
 ASIDE = (
     (r"consolidated.*\.(safetensors|pth)$", "the same model under its maker's own names"),
     (r"adapter_model\.(safetensors|bin)$", "a LoRA adapter"),
     (r"(training_args|optimizer|scheduler|rng_state).*\.(bin|pt|pth)$", "training state"),
 )
-# Folders that captures of single steps and ranks lie in.
+# Folders of captures of single steps and ranks.
 DUMP_FOLDER = re.compile(r"tensor_dumps|(rank|step|iter|iteration)[-_]?\d+")
 SHARD_NAME = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.[a-z]+)")
 MAX_SHARDS = 100_000
 
 
 def listing(root: Path) -> list[str]:
-    """Names of the visible files of a directory, sorted; raises InputError when it cannot be listed."""
+    """Return the names of the visible files of a directory, sorted. Raises InputError if it cannot be listed."""
     try:
         with os.scandir(root) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
@@ -50,14 +50,14 @@ def listing(root: Path) -> list[str]:
 
 
 def of_kind(kind: str, names: list[str]) -> list[str]:
-    """The names with an ending of the kind."""
+    """Return the names with an ending of the kind."""
     return [name for name in names if KINDS.get(Path(name).suffix) == kind]
 
 
 def choose_index(root: Path, names: list[str], notes: list[str]) -> str | None:
-    """The index to follow: safetensors before PyTorch, the usual name before variants; None without one.
+    """Return the index to follow: safetensors before PyTorch, the usual name before variants; None without one.
 
-    Raises InputError when there are several and none has the usual name.
+    Raises InputError if there are several and none has the usual name.
     """
     for usual in USUAL_INDEXES:
         found = [name for name in names if name.endswith(Path(usual.removesuffix(INDEX_SUFFIX)).suffix + INDEX_SUFFIX)]
@@ -76,13 +76,13 @@ def choose_index(root: Path, names: list[str], notes: list[str]) -> str | None:
 
 
 def model_names(kind: str, names: list[str], notes: list[str]) -> list[str]:
-    """The files of one kind that make up a model without index; the notes say what is left aside."""
+    """Return the files of one kind that make up a model without index; the notes name what is left aside."""
     found = of_kind(kind, names)
     sole = SOLE.get(kind)
     if sole in found:
         others = [name for name in found if name != sole]
         if others:
-            notes.append(f"{counted(others)} beside {sole}, which is the model; not read.")
+            notes.append(f"{counted(others)} next to {sole}, which is the model; not read.")
         return [sole]
     reasons = {name: why for name in found for pattern, why in ASIDE if re.fullmatch(pattern, name)}
     kept = [name for name in found if name not in reasons]
@@ -95,9 +95,9 @@ def model_names(kind: str, names: list[str], notes: list[str]) -> list[str]:
 
 
 def dump_files(root: Path) -> tuple[str, tuple[Path, ...]]:
-    """The weight files in a directory's folders of steps and ranks, by the numbers in their names, and their kind.
+    """Return the kind and the weight files of a directory's step and rank folders, in numeric order.
 
-    Raises InputError where there are several kinds: a source is of one, and to read it alone would leave out steps.
+    Raises InputError for several kinds: a source has one, and reading it alone would leave out steps.
     """
     found: dict[str, list[Path]] = {kind: [] for kind in KINDS.values()}
     for folder, folders, names in os.walk(root):
@@ -108,9 +108,9 @@ def dump_files(root: Path) -> tuple[str, tuple[Path, ...]]:
     held = {kind: sorted(files, key=by_numbers) for kind, files in found.items() if files}
     if len(held) > 1:
         listed = {kind: [path.relative_to(root).as_posix() for path in files] for kind, files in held.items()}
-        said = " and ".join(f"{counted(names)} {kind}" for kind, names in listed.items())
+        kinds = " and ".join(f"{counted(names)} {kind}" for kind, names in listed.items())
         raise InputError(
-            f"{printable(root)}: {said}; captures are read of one kind: keep each in directories of its own, or give "
+            f"{printable(root)}: {kinds}; captures must be of one kind: keep each in a directory of its own, or give "
             "one file."
         )
     kind = next(iter(held), PYTORCH)
@@ -118,7 +118,7 @@ def dump_files(root: Path) -> tuple[str, tuple[Path, ...]]:
 
 
 def by_numbers(path: Path) -> list[tuple[int, str]]:
-    """A key that sorts paths by the numbers in them: `step_2` before `step_10`."""
+    """Return a sort key that orders paths by the numbers in them: `step_2` before `step_10`."""
     return [(int(digits or -1), text) for digits, text in re.findall(r"(\d{1,300})|(\D+)", str(path))]
 
 
@@ -139,19 +139,19 @@ def refuse_gaps(root: Path, names: list[str]) -> None:
 
 
 def refuse_variants(root: Path, kind: str, names: list[str]) -> None:
-    """Raise InputError where files of a kind that holds a whole model each are more than the parts of one."""
+    """Raise InputError if the files are several whole models of a kind that stores one per file."""
     if kind != GGUF or len(names) == 1:
         return
     models = {match[1] if (match := SHARD_NAME.fullmatch(name)) else name for name in names}
     if len(models) > 1:
         raise InputError(
-            f"{printable(root)}: {counted(names)} models of their own; give one of them as the source instead of the "
+            f"{printable(root)}: {counted(names)} separate models; give one of them as the source instead of the "
             "directory."
         )
 
 
 def without_weights(root: Path, names: list[str]) -> str:
-    """Why a directory without weights is no checkpoint, with the way out that its content suggests."""
+    """Return why a directory without weights is not a checkpoint, with the fix that its content suggests."""
     shown = printable(root)
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if any(folder.name == "snapshots" for folder in folders):
@@ -168,7 +168,7 @@ def without_weights(root: Path, names: list[str]) -> str:
 
 
 def counted(names: list[str]) -> str:
-    """The names as a subject with its verb: "a.bin is", "5 files (a.bin, b.bin, c.bin, …) are"."""
+    """Return the names as a subject with its verb: "a.bin is", "5 files (a.bin, b.bin, c.bin, …) are"."""
     if len(names) == 1:
         return f"{printable(names[0])} is"
     listed = ", ".join(map(printable, names[:3])) + (", …" if len(names) > 3 else "")
@@ -177,7 +177,7 @@ def counted(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """The weight map of an index with its shards as paths, in name order, and the total size it claims."""
+    """The weight map of an index with its shards as paths, in name order, and the total size it states."""
 
     path: Path
     weight_map: Mapping[str, Path]
@@ -186,7 +186,7 @@ class ShardIndex:
 
 
 def read_index(path: Path) -> ShardIndex:
-    """The index at `path`; raises InputError naming every shard that is missing, unreadable or outside."""
+    """Read the index at `path`. Raises InputError naming every shard that is missing, unreadable or outside."""
     shown = printable(path)
     parsed = read_json_object(path)
     weight_map = parsed.get("weight_map")
@@ -194,15 +194,13 @@ def read_index(path: Path) -> ShardIndex:
         raise InputError(f"{shown}: needs a weight_map from tensor names to file names.")
     if not weight_map:
         raise InputError(f"{shown}: its weight_map is empty; download it again.")
-    problems, places = [], {}
+    problems, paths = [], {}
     for shard in sorted(set(weight_map.values())):
         if _escapes(shard):
-            problems.append(
-                f"{shown}: shard '{printable(shard)}' lies outside its directory; shards must lie beside it."
-            )
+            problems.append(f"{shown}: shard '{printable(shard)}' is outside its directory; shards must be next to it.")
             continue
-        places[shard] = path.parent.joinpath(*PurePosixPath(shard).parts)
-        problem = file_problem(places[shard])
+        paths[shard] = path.parent.joinpath(*PurePosixPath(shard).parts)
+        problem = file_problem(paths[shard])
         if problem:
             problems.append(problem)
     if problems:
@@ -211,12 +209,12 @@ def read_index(path: Path) -> ShardIndex:
         raise together(InputError, headline if missing == len(problems) else shown, problems)
     metadata = parsed.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    shards = tuple(dict.fromkeys(places.values()))
-    return ShardIndex(path, {name: places[shard] for name, shard in weight_map.items()}, shards, total)
+    shards = tuple(dict.fromkeys(paths.values()))
+    return ShardIndex(path, {name: paths[shard] for name, shard in weight_map.items()}, shards, total)
 
 
 def absent_tensors(index: ShardIndex, found: Mapping[str, TensorInfo]) -> list[str]:
-    """A problem for every tensor the index names that no shard holds."""
+    """Return a problem for every tensor of the index that no shard holds."""
     shown = printable(index.path)
     return [
         f"{shown}: tensor '{printable(name)}' is neither in {printable(shard.name)} nor elsewhere."
@@ -226,7 +224,7 @@ def absent_tensors(index: ShardIndex, found: Mapping[str, TensorInfo]) -> list[s
 
 
 def index_notes(index: ShardIndex, tensors: Mapping[str, TensorInfo]) -> list[str]:
-    """Sentences on everything the index says that the shards do not confirm, short of a missing tensor."""
+    """Return sentences on everything in the index that the shards do not confirm, short of a missing tensor."""
     shown = printable(index.path.name)
     moved = [name for name, info in tensors.items() if index.weight_map.get(name, info.file) != info.file]
     extra = [name for name in tensors if name not in index.weight_map]
@@ -234,7 +232,7 @@ def index_notes(index: ShardIndex, tensors: Mapping[str, TensorInfo]) -> list[st
     if moved:
         notes.append(f"{shown} places {_some(moved)} in another shard than the one holding it.")
     if extra:
-        notes.append(f"{shown} does not name {_some(extra)}, found in the shards; it is read all the same.")
+        notes.append(f"{shown} does not name {_some(extra)}, found in the shards; read nevertheless.")
     stored = sum(info.nbytes for info in tensors.values())
     if index.total_size is None:
         notes.append(f"{shown} states no total_size; the tensors hold {stored:,} bytes.")
@@ -244,7 +242,7 @@ def index_notes(index: ShardIndex, tensors: Mapping[str, TensorInfo]) -> list[st
 
 
 def _some(names: list[str]) -> str:
-    """The first name and how many more there are."""
+    """Return the first name and how many more there are."""
     more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
     return f"'{printable(names[0])}'{more}"
 

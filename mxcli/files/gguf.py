@@ -1,6 +1,7 @@
-"""A .gguf file: its header read without trusting any of it, its tensors where they lie.
+"""GGUF files: the header, read without trusting any of it, and tensors in place.
 
-Tensors of a block type (Q4_0, Q6_K, MXFP4, …) are bytes, blocks along the last dimension, and say which type it is.
+`_HeaderReader` and `read_gguf` refuse hostile headers. Tensors of a block type (Q4_0, Q6_K, MXFP4, …) are bytes, blocks
+along the last dimension, with the type's name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mxcli.errors import EnvironmentFailure, InputError, printable, together
+from mxcli.errors import InputError, import_extra, printable, together
 from mxcli.files.plain import foreign_content, read_head
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, Array, FileContents, TensorInfo, byte_count
@@ -26,34 +27,26 @@ from mxcli.files.tensors import DTYPES, Array, FileContents, TensorInfo, byte_co
 DECODED_DTYPES = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 
-@lru_cache(maxsize=1)
 def gguf_package() -> ModuleType:
-    """The module; raises EnvironmentFailure where it is not installed."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise EnvironmentFailure(
-            "GGUF files need the package gguf, which cannot be imported: pip install 'mxcli[gguf]'."
-        ) from error
-    module: ModuleType = gguf
-    return module
+    """Import the package gguf. Raises EnvironmentFailure if it is not installed."""
+    return import_extra("gguf", "reading and writing GGUF files")
 
 
 @lru_cache(maxsize=1)
 def block_sizes() -> dict[int, tuple[str, int, int]]:
-    """Name, elements of a block and bytes of a block of every tensor type, by its number."""
+    """Return name, elements per block and bytes per block of every tensor type, by its number."""
     sizes = gguf_package().GGML_QUANT_SIZES
     return {int(kind): (kind.name, elements, nbytes) for kind, (elements, nbytes) in sizes.items()}
 
 
 def shape_of_blocks(name: str, stored: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a tensor of a block type whose bytes have the shape `stored`."""
+    """Return the shape in elements of a tensor of a block type whose bytes have the shape `stored`."""
     _, elements, nbytes = next(row for row in block_sizes().values() if row[0] == name)
     return (*stored[:-1], stored[-1] // nbytes * elements)
 
 
 def is_decoded(name: str) -> bool:
-    """Whether the package has a decoder for a block type."""
+    """Return whether the package has a decoder for a block type."""
     _, _, nbytes = next(row for row in block_sizes().values() if row[0] == name)
     try:
         gguf_package().dequantize(np.zeros((1, nbytes), np.uint8), _type(name))
@@ -62,8 +55,8 @@ def is_decoded(name: str) -> bool:
     return True
 
 
-def decoded(blocks: Array, name: str, dtype: str) -> Array:
-    """Values of blocks as the package decodes them, in binary32, or rounded once to a dtype of DTYPES."""
+def decode_blocks(blocks: Array, name: str, dtype: str) -> Array:
+    """Decode blocks with the package to binary32, or rounded once to a dtype of DECODED_DTYPES."""
     values = gguf_package().dequantize(blocks, _type(name))
     if dtype == "F64":
         return np.asarray(values, np.float64)
@@ -86,14 +79,14 @@ WEIGHT, SCALE = ".weight", ".scale"
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
-# The least that a pair and a tensor take: an empty name, and the smallest value; a name, one dimension, type, offset.
+# Minimum bytes of a setting (empty name, type, one-byte value) and a tensor (empty name, one dimension, type, offset).
 _PAIR_BYTES, _TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 
 Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class TensorHeader:
     """A tensor as a header lists it: sizes with the fastest dimension first, the number of its type, its offset in the
     data."""
 
@@ -105,20 +98,20 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a header says: its single settings (lists are left out), its tensors, and where their data begins."""
+    """A parsed header: its scalar settings (lists are left out), its tensors, and where their data begins."""
 
     settings: Mapping[str, Scalar]
-    tensors: tuple[Stored, ...]
+    tensors: tuple[TensorHeader, ...]
     alignment: int
     data_start: int
 
 
 def read_gguf(path: Path) -> FileContents:
-    """The tensors of a file in their order; no tensor data is read.
+    """Read the tensors of a file in their order; no tensor data is read.
 
     Raises InputError with every problem found: a file that is truncated, empty or of another kind, counts and lengths
-    beyond its end, names and keys that occur twice, unknown types, sizes that are no whole blocks, and offsets other
-    than those that the tensors' sizes give. Raises EnvironmentFailure without the package gguf.
+    beyond its end, duplicate names and keys, unknown types, sizes that are not whole blocks, and offsets other than
+    those that the tensors' sizes give. Raises EnvironmentFailure without the package gguf.
     """
     header, size = _header(path)
     shown, problems, tensors = printable(path), list[str](), list[TensorInfo]()
@@ -127,7 +120,7 @@ def read_gguf(path: Path) -> FileContents:
         try:
             info = _info(path, stored, header.data_start)
             if stored.offset != reached:
-                raise ValueError(f"begins at {stored.offset:,} of the data; what lies before it ends at {reached:,}")
+                raise ValueError(f"begins at {stored.offset:,} of the data; the tensor before it ends at {reached:,}")
         except ValueError as fault:
             problems.append(f"{shown}: tensor '{printable(stored.name)}': {fault}.")
             break
@@ -149,12 +142,12 @@ def read_gguf(path: Path) -> FileContents:
 
 
 def read_settings(path: Path) -> Mapping[str, Scalar]:
-    """The single settings of a file; raises InputError where its header cannot be read."""
+    """Read the scalar settings of a file. Raises InputError if its header cannot be read."""
     return _header(path)[0].settings
 
 
 def _header(path: Path) -> tuple[GgufHeader, int]:
-    """The header and the size of the file."""
+    """Return the header and the size of the file."""
     head, size = read_head(path)
     shown = printable(path)
     if not head.startswith(MAGIC):
@@ -168,14 +161,14 @@ def _header(path: Path) -> tuple[GgufHeader, int]:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
             memoryview(content) as view,
         ):
-            return _parsed(_Cursor(view)), os.fstat(file.fileno()).st_size
+            return _parsed(_HeaderReader(view)), os.fstat(file.fileno()).st_size
     except ValueError as fault:
         raise InputError(f"{shown}: {fault}.") from fault
     except OSError as error:
         raise InputError(f"{shown}: cannot be read: {printable(error)}.") from error
 
 
-def _parsed(cursor: _Cursor) -> GgufHeader:
+def _parsed(cursor: _HeaderReader) -> GgufHeader:
     cursor.number("4s", "its first bytes")
     version = int(cursor.number("I", "its version"))
     if version not in VERSIONS:
@@ -201,8 +194,8 @@ def _parsed(cursor: _Cursor) -> GgufHeader:
     return GgufHeader(settings, tensors, alignment, -(-cursor.at // alignment) * alignment)
 
 
-class _Cursor:
-    """Reads a header from front to back; raises ValueError where it would go beyond the end."""
+class _HeaderReader:
+    """A reader of a header from front to back; raises ValueError for anything beyond the end."""
 
     def __init__(self, content: memoryview) -> None:
         self._content = content
@@ -215,10 +208,10 @@ class _Cursor:
         return found
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A number of things that take at least so many bytes each."""
+        """Read a count of items that take at least `least_bytes` each."""
         number = int(self.number("Q", f"the number of {what}"))
         if number * least_bytes > self._end - self.at:
-            raise ValueError(f"its header says {number:,} {what}, for which its {self._limit} have no room")
+            raise ValueError(f"its header states {number:,} {what}, which its {self._limit} cannot hold")
         return number
 
     def text(self, what: str, most_bytes: int = MAX_HEADER_BYTES) -> str:
@@ -232,7 +225,7 @@ class _Cursor:
             raise ValueError(f"{what} at byte {at:,} is not valid UTF-8") from None
 
     def value(self, kind: int, what: str, depth: int = 0) -> Scalar | None:
-        """A value; None for a list, which is passed over."""
+        """Read a value; None for a list, which is skipped."""
         if kind in _SCALARS:
             return self.number(_SCALARS[kind], what)
         if kind == _TEXT:
@@ -253,16 +246,16 @@ class _Cursor:
                 self.value(inner, what, depth + 1)
         return None
 
-    def tensor(self) -> Stored:
+    def tensor(self) -> TensorHeader:
         name = self.text("the name of a tensor", MAX_NAME_BYTES)
         what = f"tensor '{printable(name)}'"
         sizes = tuple(int(self.number("Q", what)) for _ in range(self._dimensions(what)))
-        return Stored(name, sizes, int(self.number("I", what)), int(self.number("Q", what)))
+        return TensorHeader(name, sizes, int(self.number("I", what)), int(self.number("Q", what)))
 
     def _dimensions(self, what: str) -> int:
         dimensions = int(self.number("I", what))
         if dimensions * struct.calcsize("<Q") > self._end - self.at:
-            raise ValueError(f"{what} has {dimensions:,} dimensions, for which its {self._limit} have no room")
+            raise ValueError(f"{what} has {dimensions:,} dimensions, which its {self._limit} cannot hold")
         return dimensions
 
     @property
@@ -270,7 +263,7 @@ class _Cursor:
         return f"{self._end:,} bytes"
 
     def _take(self, nbytes: int, what: str) -> int:
-        """Where the next bytes begin; they are passed."""
+        """Skip the next bytes and return where they begin."""
         at = self.at
         if nbytes > self._end - at:
             cut = "truncated" if self._end == len(self._content) else f"longer than {MAX_HEADER_BYTES:,} bytes"
@@ -279,8 +272,8 @@ class _Cursor:
         return at
 
 
-def _info(path: Path, stored: Stored, data_start: int) -> TensorInfo:
-    """A tensor of the file; raises ValueError for a type or sizes that make no sense."""
+def _info(path: Path, stored: TensorHeader, data_start: int) -> TensorInfo:
+    """Return a tensor of the file. Raises ValueError for an invalid type or sizes."""
     known = block_sizes().get(stored.kind)
     if known is None:
         raise ValueError(f"its type {stored.kind} is unknown to this version of the package gguf")
@@ -291,14 +284,14 @@ def _info(path: Path, stored: Stored, data_start: int) -> TensorInfo:
         return TensorInfo(stored.name, kind, shape, role_of(stored.name, shape, kind), path, offset, size)
     columns = shape[-1] if shape else 1
     if columns % elements:
-        raise ValueError(f"its rows of {columns:,} are no whole blocks of {elements} ({kind})")
+        raise ValueError(f"its rows of {columns:,} are not whole blocks of {elements} ({kind})")
     packed = (*shape[:-1], columns // elements * nbytes)
     offset, size = data_start + stored.offset, byte_count("U8", packed)
     return TensorInfo(stored.name, "U8", packed, "codes", path, offset, size, block_type=kind)
 
 
 def _with_scales(tensors: list[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """The tensors, where `x.scale` beside `x.weight` of a block type is its scale."""
+    """Set the role of `x.scale` next to a blocked `x.weight` to scale."""
     weights = {info.name.removesuffix(WEIGHT) for info in tensors if info.block_type and info.name.endswith(WEIGHT)}
     return tuple(
         replace(info, role="scale") if info.name.removesuffix(SCALE) in weights and info.name.endswith(SCALE) else info
@@ -307,7 +300,7 @@ def _with_scales(tensors: list[TensorInfo]) -> tuple[TensorInfo, ...]:
 
 
 def _block_notes(path: Path, tensors: list[TensorInfo]) -> list[str]:
-    """One sentence on the block types in the file."""
+    """Return one sentence on the block types in the file."""
     counts = Counter(info.block_type for info in tensors if info.block_type)
     if not counts:
         return []

@@ -1,6 +1,6 @@
-"""A model as a GGUF file holds it: which name, dtype and order of rows each tensor gets, and what the header says.
+"""The outline of a model in a GGUF file: the name, dtype and row order of each tensor, and the header.
 
-Only architectures are rows here whose tensors are those of their Hugging Face checkpoint but for the order of rows.
+Only architectures whose tensors are those of their Hugging Face checkpoint, up to the order of rows, are listed here.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import numpy as np
 
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.gguf import gguf_package
-from mxcli.files.gguf_metadata import HeadSizes, as_number, head_sizes, model_settings, rope_factors, rope_kind
+from mxcli.files.gguf_metadata import HeadSizes, head_sizes, model_settings, require_int, rope_factors, rope_kind
 from mxcli.files.outline import Destination, OutputOutline
 from mxcli.files.tensors import Array, TensorInfo
 
 ROPE_FACTORS = "rope_freqs.weight"
-HELD = ("F64", "F32", "F16", "BF16")
-MOST_LAYERS = 10_000
+HELD_DTYPES = ("F64", "F32", "F16", "BF16")
+MAX_LAYERS = 10_000
 _LEFT_OUT = re.compile(r"\.(rotary_emb\.inv_freq|attention\.(masked_)?bias)$")
-_TURNED = re.compile(r"(^|\.)([qk])_proj\.(weight|bias)$")
+_QUERIES_AND_KEYS = re.compile(r"(^|\.)([qk])_proj\.(weight|bias)$")
 
 Config = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models with one `model_type`: the architecture in the file, and whether its rows of queries and keys pair
-    neighbours in the rotary embedding instead of halves; `scaled` are the kinds of rope scaling that it knows, and with
-    `biased` transformers' loader of GGUF files expects biases."""
+    """Models with one `model_type`: the architecture in the file, and whether its query and key rows are interleaved
+    (the rotary embedding pairs neighbours instead of halves); `scaled` are the kinds of rope scaling that it supports,
+    and with `biased` transformers' loader of GGUF files expects biases."""
 
     model_type: str
     architecture: str
-    turned: bool
+    interleaved_rope: bool
     scaled: frozenset[str] = frozenset({"default", "linear", "yarn"})
     biased: bool = False
 
@@ -44,31 +44,31 @@ class Family:
 FAMILIES: dict[str, Family] = {
     row.model_type: row
     for row in (
-        Family("llama", "llama", turned=True, scaled=frozenset({"default", "linear", "yarn", "llama3"})),
-        Family("mistral", "llama", turned=True),
-        Family("qwen2", "qwen2", turned=False, biased=True),
-        Family("qwen3", "qwen3", turned=False),
+        Family("llama", "llama", interleaved_rope=True, scaled=frozenset({"default", "linear", "yarn", "llama3"})),
+        Family("mistral", "llama", interleaved_rope=True),
+        Family("qwen2", "qwen2", interleaved_rope=False, biased=True),
+        Family("qwen3", "qwen3", interleaved_rope=False),
     )
 }
 
 
 def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> OutputOutline:
-    """The outline of a model with this config.json and these tensors.
+    """Return the outline of a model with this config.json and these tensors.
 
-    Raises RefusedError with every reason why a file would not say what the model is: another architecture, tensors
-    without a place in it, dtypes that it does not hold, heads that do not divide; InputError where config.json lacks
-    what the header must say.
+    Raises RefusedError with every reason why a file could not describe the model: another architecture, tensors without
+    a name in it, dtypes that it does not hold, heads that do not divide; InputError if config.json lacks what the
+    header needs.
     """
     family = _family(config)
     assert config is not None
     infos = list(tensors)
     sizes = head_sizes(config)
-    places = _places(family, as_number(config, "num_hidden_layers"))
+    names = _name_map(family, require_int(config, "num_hidden_layers"))
     problems = [*_unlike(family, config)]
     targets: dict[str, Destination | None] = {}
     for info in infos:
         try:
-            targets[info.name] = _target(info, family, sizes, places)
+            targets[info.name] = _target(info, family, sizes, names)
         except ValueError as fault:
             problems.append(f"{printable(info.name)}: {fault}.")
     if problems:
@@ -81,12 +81,12 @@ def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> OutputOu
     if not family.biased and any(target and target.name.endswith(".bias") for target in targets.values()):
         remarks.append("Biases are written; transformers' loader of GGUF files leaves them out of such models.")
     if config.get("sliding_window") and config.get("model_type") == "mistral":
-        remarks.append("GGUF's llama attends to everything: the model's sliding window is not carried.")
+        remarks.append("GGUF's llama has full attention: the model's sliding window is dropped.")
     return OutputOutline(
         targets,
         {} if factors is None else {ROPE_FACTORS: factors},
         family.architecture,
-        (partial(model_settings, config, sizes, turned=family.turned),),
+        (partial(model_settings, config, sizes, rope_dimensions=family.interleaved_rope),),
         tuple(remarks),
     )
 
@@ -95,7 +95,7 @@ def _family(config: Config | None) -> Family:
     known = ", ".join(FAMILIES)
     if config is None or "model_type" not in config:
         raise RefusedError(
-            f"The layout gguf needs a config.json with a model_type beside the weights; it writes {known}."
+            f"The layout gguf needs a config.json with a model_type next to the weights; it writes {known}."
         )
     family = FAMILIES.get(str(config["model_type"]))
     if family is None:
@@ -107,7 +107,7 @@ def _family(config: Config | None) -> Family:
 
 
 def _unlike(family: Family, config: Config) -> list[str]:
-    """What makes a model unlike the others of its type."""
+    """Return the settings that distinguish a model from others of its type."""
     problems = []
     experts = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(key)), None)
     if experts:
@@ -116,43 +116,43 @@ def _unlike(family: Family, config: Config) -> list[str]:
     if activation != "silu":
         problems.append(f"config.json: hidden_act is '{printable(activation)}'; {family.architecture} has silu.")
     if config.get("use_sliding_window"):
-        problems.append(f"config.json: use_sliding_window is true; {family.architecture} attends to everything.")
+        problems.append(f"config.json: use_sliding_window is true; {family.architecture} has full attention.")
     kind = rope_kind(config)
     if kind not in family.scaled:
         known = ", ".join(sorted(family.scaled))
-        problems.append(f"config.json: the rope_type '{printable(kind)}' is none of {known}.")
+        problems.append(f"config.json: the rope_type '{printable(kind)}' is not one of {known}.")
     return problems
 
 
-def _places(family: Family, layers: int) -> Any:
-    if not 0 < layers <= MOST_LAYERS:
+def _name_map(family: Family, layers: int) -> Any:
+    if not 0 < layers <= MAX_LAYERS:
         raise InputError(f"config.json: num_hidden_layers is {layers:,}.")
     gguf = gguf_package()
     architecture = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
     return gguf.get_tensor_name_map(architecture, layers)
 
 
-def _target(info: TensorInfo, family: Family, sizes: HeadSizes, places: Any) -> Destination | None:
-    """Where a tensor goes; raises ValueError where it cannot."""
+def _target(info: TensorInfo, family: Family, sizes: HeadSizes, names: Any) -> Destination | None:
+    """Return the destination of a tensor. Raises ValueError if it has none."""
     if _LEFT_OUT.search(info.name):
         return None
-    name = places.get_name(info.name, (".weight", ".bias"))
+    name = names.get_name(info.name, (".weight", ".bias"))
     if name is None:
         raise ValueError(f"{family.architecture} has no tensor for it")
-    if info.dtype not in HELD:
-        raise ValueError(f"it is {info.dtype}; {', '.join(HELD)} are written")
-    turned = _TURNED.search(info.name) if family.turned else None
+    if info.dtype not in HELD_DTYPES:
+        raise ValueError(f"it is {info.dtype}; GGUF files hold {', '.join(HELD_DTYPES)}")
+    match = _QUERIES_AND_KEYS.search(info.name) if family.interleaved_rope else None
     dtype = "F32" if len(info.shape) < 2 and info.dtype in ("F16", "BF16") else info.dtype
-    if turned is None:
+    if match is None:
         return Destination(name, dtype)
-    heads = sizes.heads if turned[2] == "q" else sizes.key_heads
+    heads = sizes.heads if match[2] == "q" else sizes.key_heads
     if info.shape[0] != heads * sizes.size or sizes.size % 2:
         raise ValueError(f"its {info.shape[0]:,} rows are not {heads:,} heads of {sizes.size:,}, an even number")
     return Destination(name, dtype, partial(interleaved, heads=heads))
 
 
 def interleaved(x: Array, heads: int) -> Array:
-    """Rows [heads * 2n, …] with those of a head in the order 0, n, 1, n + 1, …: pairs of the rotary embedding, which
-    Hugging Face's llama keeps n apart, side by side."""
+    """Reorder rows [heads * 2n, …] so that those of a head are in the order 0, n, 1, n + 1, …: pairs of the rotary
+    embedding, which Hugging Face's llama stores n apart, become neighbours."""
     paired = x.reshape(heads, 2, -1, *x.shape[1:])
     return np.ascontiguousarray(np.swapaxes(paired, 1, 2)).reshape(x.shape)

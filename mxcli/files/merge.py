@@ -1,4 +1,4 @@
-"""The shares of an output, written by several machines into one directory, made one output."""
+"""The shares of an output, written by several machines into one directory, merged into one output."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.model_files import RECORD
-from mxcli.files.partials import Partials, free_place
+from mxcli.files.partials import Partials, check_free_folder
 from mxcli.files.progress import (
     CARRIED,
     COMPLETE,
     DOCUMENTS,
     MEMO,
-    OWN,
+    OWN_SHARDS,
     RECORDED,
     SHARDS,
-    Line,
+    JsonLine,
     ProgressRecord,
     Share,
     differences,
@@ -31,53 +31,52 @@ from mxcli.files.progress import (
 
 
 class Merging:
-    """Shares that are all there, finished and of one output; their records of progress are held until the end.
+    """The shares of one output, all of them complete; their progress logs are held until the end.
 
-    `record` is what the record of the output says before anything is measured, `memos` what was remembered of the
-    tensors. Raises InputError for what is no directory, and RefusedError with everything that is missing or does not
-    fit.
+    `record` is the output's record before anything is measured, `memos` the memos of the tensors. Raises InputError if
+    there is no directory, and RefusedError with everything that is missing or does not fit.
     """
 
     def __init__(self, folder: Path, *, force: bool = False) -> None:
         self.folder, self._force = folder, force
         self.shares = _shares_in(folder)
-        self._held = ExitStack()
+        self._locks = ExitStack()
 
     def __enter__(self) -> Merging:
-        with ExitStack() as held:
-            self._progress = _held(self.folder, self.shares, held)
+        with ExitStack() as locks:
+            self._progress = _finished(self.folder, self.shares, locks)
             self._header = _common_header(self.folder, self._progress)
             self.record: dict[str, Any] = self._header[RECORDED]
-            self.memos = [line[MEMO] for each in self._progress for line in each.told.done.values()]
-            place = free_place(self.folder, names_in(self._header), force=self._force, resume=True)
-            self._partials = Partials(place, names_in(self._header), 0)
+            self.memos = [line[MEMO] for each in self._progress for line in each.log.done.values()]
+            folder = check_free_folder(self.folder, names_in(self._header), force=self._force, resume=True)
+            self._partials = Partials(folder, names_in(self._header), 0)
             self._progress[0].resume()
             self._partials.take_back(self._progress[0])
             problems = list(_damages(self._header, self._partials))
             if problems:
                 raise together(RefusedError, f"{printable(self.folder)}: cannot be merged", problems)
-            self._held = held.pop_all()
+            self._locks = locks.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._held.close()
+        self._locks.close()
 
     @property
     def files(self) -> list[str]:
-        """The files of the output."""
+        """Return the files of the output."""
         return [*names_in(self._header), RECORD]
 
     def publish(self, record: dict[str, object]) -> None:
-        """Write what no share has, and give every file its final name."""
+        """Write the files that no share wrote, and give every file its final name."""
         for name, content in self._header[DOCUMENTS].items():
             self._partials.write_json(name, content)
         self._partials.publish(record, self._progress)
 
 
 def _shares_in(folder: Path) -> list[Share]:
-    """All shares of which some are there."""
+    """Return all shares of the division found. Raises RefusedError if there is none, or several."""
     shown = printable(folder)
     if not folder.is_dir():
         raise InputError(f"{shown}: no such directory.")
@@ -88,16 +87,17 @@ def _shares_in(folder: Path) -> list[Share]:
     if counts:
         raise RefusedError(
             f"{shown}: holds shares of different divisions: {', '.join(str(share or 'all') for share in found)}. Write "
-            "those of one of them into a directory of their own."
+            "the shares of one division into a separate directory."
         )
     if found:
-        raise RefusedError(f"{shown}: holds an unfinished run of one machine: --resume goes on with it.")
+        raise RefusedError(f"{shown}: holds an unfinished run of one machine: --resume continues it.")
     what = "complete already" if (folder / RECORD).is_file() else "holds no shares: write them with --shard-range"
     raise RefusedError(f"{shown}: {what}.")
 
 
-def _held(folder: Path, shares: Sequence[Share], held: ExitStack) -> list[ProgressRecord]:
-    """The records of all shares; raises RefusedError naming those that are missing or unfinished."""
+def _finished(folder: Path, shares: Sequence[Share], locks: ExitStack) -> list[ProgressRecord]:
+    """Return the progress logs of all shares, locked. Raises RefusedError naming shares that are missing or
+    unfinished."""
     records, problems = [], []
     for share in shares:
         path = progress_path(folder, share)
@@ -109,32 +109,32 @@ def _held(folder: Path, shares: Sequence[Share], held: ExitStack) -> list[Progre
         except RefusedError:
             problems.append(f"share {share} is still being written.")
             continue
-        held.callback(record.close)
+        locks.callback(record.close)
         records.append(record)
-        if record.told.header is None or not record.told.latest(COMPLETE):
+        if record.log.header is None or not record.log.latest(COMPLETE):
             problems.append(f"share {share} is unfinished: run it again with --resume.")
     if problems:
         raise together(RefusedError, f"{printable(folder)}: cannot be merged", problems)
     return records
 
 
-def _common_header(folder: Path, records: Sequence[ProgressRecord]) -> Line:
-    """The header that all records have but for the shards they speak of; raises RefusedError where they differ."""
-    headers = [record.told.header or {} for record in records]
+def _common_header(folder: Path, records: Sequence[ProgressRecord]) -> JsonLine:
+    """Return the header that all logs share apart from their own shards. Raises RefusedError if they differ."""
+    headers = [record.log.header or {} for record in records]
     problems = [
         f"share {number}/{len(headers)} is not of the same output as share 1: {changes[0]}."
         for number, header in enumerate(headers, 1)
         if (changes := differences(headers[0], header, moment=False))
     ]
-    if not problems and sorted(name for header in headers for name in header[OWN]) != sorted(headers[0][SHARDS]):
+    if not problems and sorted(name for header in headers for name in header[OWN_SHARDS]) != sorted(headers[0][SHARDS]):
         problems = ["the shares do not make up the output: write all of them with one version of mxcli."]
     if problems:
         raise together(RefusedError, f"{printable(folder)}: cannot be merged", problems)
     return headers[0]
 
 
-def _damages(header: Line, partials: Partials) -> Iterator[str]:
-    """What is not there as the records of progress say."""
+def _damages(header: JsonLine, partials: Partials) -> Iterator[str]:
+    """Yield what is not on disk as the progress logs state it."""
     for name, (nbytes, header_bytes, digest) in header[SHARDS].items():
         file = partials.reopen(name)
         if file is None:
@@ -143,7 +143,7 @@ def _damages(header: Line, partials: Partials) -> Iterator[str]:
         with file:
             whole = header_digest(file.read(header_bytes)) == digest and file.seek(0, 2) == nbytes
         if not whole:
-            yield f"{printable(name)}.partial is not what its share wrote: write that again."
+            yield f"{printable(name)}.partial is not what its share wrote: write it again."
     for name in header[CARRIED]:
         file = partials.reopen(name)
         if file is None:

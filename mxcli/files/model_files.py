@@ -1,4 +1,4 @@
-"""What lies beside the weights of a model: its configuration, and the files an output must carry along."""
+"""The files next to a model's weights: its configuration, and those that an output must carry along."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIG = "config.json"
 PRODUCER_CONFIG = "hf_quant_config.json"
 RECORD = "mxcli.json"
 
-# What an output does not inherit, by name, and why; nothing is said where the output gets its own.
+# Files that an output does not carry along, by name, and why; no reason if the output gets its own.
 NOT_CARRIED = (
     (
         r"\.(safetensors|bin|pt|pth|ckpt|gguf|ggml|onnx|onnx_data|h5|msgpack|ot|tflite|mlmodel|jit)$",
@@ -29,28 +29,28 @@ NOT_CARRIED = (
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """What a directory says of its model: config.json and hf_quant_config.json; None where there is none."""
+    """The parsed config.json and hf_quant_config.json of a directory; None for a missing one."""
 
     model: Mapping[str, object] | None = None
     producer: Mapping[str, object] | None = None
 
 
 def read_config(root: Path) -> dict[str, object] | None:
-    """config.json of a directory, or None without one; raises InputError when it is not a JSON object."""
+    """Read config.json of a directory, None without one. Raises InputError if it is not a JSON object."""
     return _optional(root / CONFIG)
 
 
 def read_producer_config(root: Path) -> dict[str, object] | None:
-    """hf_quant_config.json of a directory, or None without one; raises InputError as read_config does."""
+    """Read hf_quant_config.json of a directory like read_config."""
     return _optional(root / PRODUCER_CONFIG)
 
 
 def side_files(root: Path, used: Mapping[Path, object]) -> tuple[tuple[Path, ...], list[str]]:
-    """Every other regular file under the directory, sorted, and a note per kind of file that is left out.
+    """Return every other regular file under the directory, sorted, and a note per kind of file that is left out.
 
-    Subfolders are included (pooling modules, chat templates, code), except hidden ones and links to
-    directories; links to files are carried. Weights, indexes, old quantization configs and unfinished files
-    are left out; config.json and our own record are not listed because an output gets its own.
+    Subfolders are included (pooling modules, chat templates, code), except hidden ones and links to directories; links
+    to files are carried. Weights, indexes, old quantization configs and unfinished files are left out; config.json and
+    our own record are not listed because an output gets its own.
     """
     carried: list[Path] = []
     left_out: dict[str, list[str]] = {}
@@ -66,7 +66,7 @@ def side_files(root: Path, used: Mapping[Path, object]) -> tuple[tuple[Path, ...
                 if path.is_file():
                     carried.append(path)
                 else:
-                    left_out.setdefault("no regular file", []).append(str(path.relative_to(root)))
+                    left_out.setdefault("not a regular file", []).append(str(path.relative_to(root)))
             elif reason:
                 left_out.setdefault(reason, []).append(str(path.relative_to(root)))
     notes = [f"Not carried to an output, {reason}: {_listed(names)}." for reason, names in sorted(left_out.items())]

@@ -1,6 +1,4 @@
-""".npy and .npz files, without pickles: arrays lie in place where they can, and are decoded where they
-cannot.
-"""
+""".npy and .npz files, read without pickles: arrays are mapped in place if possible, else decoded."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ from mxcli.files.reading import member_start
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, TensorInfo, byte_count
 
-NAMES = {np.dtype(row.storage): row.name for row in DTYPES.values() if not row.is_raw}
+NAMES = {np.dtype(dtype.storage): dtype.name for dtype in DTYPES.values() if not dtype.is_raw}
 UNREADABLE = (ValueError, TypeError, RecursionError, EOFError, OSError)
 UNREADABLE_MEMBER = (*UNREADABLE, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
-class _Layout:
-    """What a .npy header says: dtype, order, shape and where the data begins in the stream."""
+class _NpyHeader:
+    """A parsed .npy header: dtype, order, shape and the position of the data in the stream."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.shape, self.fortran, self.dtype = _header(stream)
@@ -42,12 +40,12 @@ class _Layout:
 
     @property
     def in_place(self) -> bool:
-        """Whether the stored bytes are the C-ordered little-endian bytes."""
+        """Return whether the stored bytes are C-ordered and little-endian."""
         return not self.swapped and (not self.fortran or len(self.shape) < 2)
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran order, and dtype; raises ValueError, with the same words for any damage."""
+    """Read shape, Fortran order and dtype. Raises ValueError, with the same words for any damage."""
     try:
         version = np.lib.format.read_magic(stream)
         parse = {
@@ -63,20 +61,20 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def read_npy(path: Path) -> FileContents:
-    """The tensor of a .npy file, named after the file; raises InputError for objects, damage, odd dtypes."""
+    """Read the tensor of a .npy file, named after the file. Raises InputError for objects, damage and odd dtypes."""
     head, size = read_head(path)
     shown = printable(path)
     if not head.startswith(b"\x93NUMPY"):
         raise InputError(foreign_content(path, head, size) or f"{shown}: not a .npy file.")
     try:
         with path.open("rb") as file:
-            layout = _Layout(file)
+            header = _NpyHeader(file)
     except UNREADABLE as error:
         raise InputError(f"{shown}: {printable(error)}.") from error
-    if size != layout.start + layout.nbytes:
-        fault = "truncated" if size < layout.start + layout.nbytes else "too long"
-        raise InputError(f"{shown}: {fault}: its header needs {layout.start + layout.nbytes:,} bytes, it has {size:,}.")
-    info = _info(path, path.stem, layout, layout.start if layout.in_place else IN_MEMORY)
+    if size != header.start + header.nbytes:
+        fault = "truncated" if size < header.start + header.nbytes else "too long"
+        raise InputError(f"{shown}: {fault}: its header needs {header.start + header.nbytes:,} bytes, it has {size:,}.")
+    info = _info(path, path.stem, header, header.start if header.in_place else IN_MEMORY)
 
     def decode(info: TensorInfo) -> Array:
         return _plain(np.load(path, mmap_mode="r" if info.nbytes else None, allow_pickle=False))
@@ -85,7 +83,7 @@ def read_npy(path: Path) -> FileContents:
 
 
 def read_npz(path: Path) -> FileContents:
-    """The .npy members of a .npz file under their own names; raises InputError with every problem found."""
+    """Read the .npy members of a .npz file under their own names. Raises InputError with every problem found."""
     head, size = read_head(path)
     shown = printable(path)
     if not head.startswith(b"PK"):
@@ -107,15 +105,15 @@ def _members(path: Path, archive: zipfile.ZipFile, file: IO[bytes]) -> FileConte
         name = member.filename.removesuffix(".npy")
         try:
             with archive.open(member) as stream:
-                layout = _Layout(stream)
-            if member.file_size != layout.start + layout.nbytes:
-                raise ValueError(f"needs {layout.start + layout.nbytes:,} bytes and has {member.file_size:,}")
+                header = _NpyHeader(stream)
+            if member.file_size != header.start + header.nbytes:
+                raise ValueError(f"needs {header.start + header.nbytes:,} bytes and has {member.file_size:,}")
         except UNREADABLE_MEMBER as error:
             problems.append(f"{shown}: tensor '{printable(name)}': {printable(error)}.")
             continue
-        stored = member.compress_type == zipfile.ZIP_STORED and layout.in_place
-        offset = member_start(file, member) + layout.start if stored else IN_MEMORY
-        tensors.append(_info(path, name, layout, offset))
+        stored = member.compress_type == zipfile.ZIP_STORED and header.in_place
+        offset = member_start(file, member) + header.start if stored else IN_MEMORY
+        tensors.append(_info(path, name, header, offset))
         names[name] = member.filename
     if problems:
         raise together(InputError, shown, problems)
@@ -132,14 +130,14 @@ def _members(path: Path, archive: zipfile.ZipFile, file: IO[bytes]) -> FileConte
     return FileContents(tuple(tensors), notes=notes, decode=decode)
 
 
-def _info(path: Path, name: str, layout: _Layout, offset: int) -> TensorInfo:
-    shape = tuple(layout.shape)
-    role = role_of(name, shape, layout.name)
-    return TensorInfo(name, layout.name, shape, role, path, offset, layout.nbytes)
+def _info(path: Path, name: str, header: _NpyHeader, offset: int) -> TensorInfo:
+    shape = tuple(header.shape)
+    role = role_of(name, shape, header.name)
+    return TensorInfo(name, header.name, shape, role, path, offset, header.nbytes)
 
 
 def _plain(array: Array) -> Array:
-    """The values as a read-only little-endian C-contiguous array."""
+    """Return the values as a read-only little-endian C-contiguous array."""
     plain = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(array.shape)
     plain.flags.writeable = False
     return plain

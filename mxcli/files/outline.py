@@ -1,4 +1,4 @@
-"""Where the tensors of a source go in an output that has names, dtypes or orders of rows of its own."""
+"""Destinations of tensors in an output that renames, retypes or reorders them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from mxcli.files.tensors import Array, TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a tensor goes: its name and dtype there, and what puts its rows in order where that is another one."""
+    """The name and dtype of a tensor in the output, and the function that reorders its rows (None: same order)."""
 
     name: str
     dtype: str
     reorder: Callable[[Array], Array] | None = None
 
     def of(self, x: Array, dtype: str) -> Array:
-        """The tensor as it is stored, from an array of `dtype`: that of the target, or one that binary32 holds."""
+        """Return the array to store, given one of `dtype`: the destination's dtype, or one that binary32 holds
+        exactly."""
         ordered = x if self.reorder is None else self.reorder(x)
         return ordered if dtype == self.dtype else _widened(ordered, dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOutline:
-    """A model in its output: the target of each tensor by its name in the source (None: it has no place there),
-    binary32 tensors that the source lacks, what adds settings to the header, and what a user should know."""
+    """A model in its output: the destination of each tensor by source name (None: left out), binary32 tensors that the
+    source lacks, functions that add header settings, and remarks for the user."""
 
     targets: Mapping[str, Destination | None]
     constants: Mapping[str, Array] = field(default_factory=dict)
@@ -39,10 +40,10 @@ class OutputOutline:
 
 
 def unchanged_outline(infos: Iterable[TensorInfo]) -> OutputOutline:
-    """Every tensor under its own name."""
+    """Return the outline that keeps every name and dtype."""
     return OutputOutline({info.name: Destination(info.name, info.dtype) for info in infos})
 
 
 def _widened(x: Array, dtype: str) -> Array:
-    """F16 or BF16 values as binary32, which holds them all."""
+    """Convert F16 or BF16 values to binary32, exactly."""
     return as_floats(x, dtype).astype(np.float32, copy=False)

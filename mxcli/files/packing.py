@@ -1,4 +1,4 @@
-"""Orders of bytes that consumers ask for."""
+"""Byte orders of codes and scales that consumers require."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ TILE_ROWS, TILE_COLUMNS = 128, 4
 
 
 def swizzle(scales: Array) -> Array:
-    """Scales [rows, blocks] of one byte each, in the 128x4 order that block-scaled matrix products read.
+    """Reorder one-byte scales [rows, blocks] into the 128x4 order that block-scaled matrix products read.
 
-    Padded with zeros to whole tiles; a flat uint8 array. Byte (r, c) goes to
-    `((r // 128) * ceil(blocks / 4) + c // 4) * 512 + (r % 32) * 16 + (r % 128 // 32) * 4 + c % 4` (cuBLAS,
-    1D block scaling factors layout).
+    The result is padded with zeros to whole tiles: a flat uint8 array. Byte (r, c) goes to `((r // 128) * ceil(blocks /
+    4) + c // 4) * 512 + (r % 32) * 16 + (r % 128 // 32) * 4 + c % 4` (cuBLAS, 1D block scaling factors layout).
     """
     if scales.ndim != 2 or scales.dtype.itemsize != 1:
         raise UsageError(f"scales of shape {list(scales.shape)} and type {scales.dtype}: needs two dimensions of bytes")
@@ -27,7 +26,7 @@ def swizzle(scales: Array) -> Array:
 
 
 def unswizzle(tiles: Array, rows: int, columns: int) -> Array:
-    """The uint8 scales [rows, columns] of an array in the 128x4 order, without its padding."""
+    """Return the uint8 scales [rows, columns] of an array in the 128x4 order, without its padding."""
     down, across = -(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS)
     flat = np.ascontiguousarray(tiles).reshape(-1).view(np.uint8)
     plain = flat.reshape(down, across, 32, 4, 4).transpose(0, 3, 2, 1, 4)
@@ -35,9 +34,9 @@ def unswizzle(tiles: Array, rows: int, columns: int) -> Array:
 
 
 def spread_sixes(packed: Array) -> Array:
-    """Codes of 6 bits one to a byte, uint8 [..., 4n], from groups of four in three bytes [..., 3n], the first code in
-    the low bits."""
-    first, second, third = (packed[..., place::3] for place in range(3))
+    """Unpack 6-bit codes, four in three bytes [..., 3n], to one per byte, uint8 [..., 4n]; the first code is in the low
+    bits."""
+    first, second, third = (packed[..., at::3] for at in range(3))
     codes = np.empty((*packed.shape[:-1], packed.shape[-1] // 3, 4), np.uint8)
     codes[..., 0] = first & 0b111111
     codes[..., 1] = first >> 6 | (second & 0b1111) << 2
@@ -47,8 +46,8 @@ def spread_sixes(packed: Array) -> Array:
 
 
 def pack_sixes(codes: Array) -> Array:
-    """The inverse of `spread_sixes`; the two upper bits of each byte must be zero."""
-    first, second, third, fourth = (codes[..., place::4] for place in range(4))
+    """Invert `spread_sixes`; the two upper bits of each byte must be zero."""
+    first, second, third, fourth = (codes[..., at::4] for at in range(4))
     packed = np.empty((*codes.shape[:-1], codes.shape[-1] // 4, 3), np.uint8)
     packed[..., 0] = first | second << 6
     packed[..., 1] = second >> 2 | third << 4
@@ -57,7 +56,7 @@ def pack_sixes(codes: Array) -> Array:
 
 
 def halves(neighbours: Array) -> Array:
-    """Codes of 4 bits, two to a byte along the last dimension: from elements 2j and 2j + 1 in byte j to elements j and
+    """Pack 4-bit codes differently along the last dimension: byte j goes from elements 2j and 2j + 1 to elements j and
     j + n of 2n, the lower-numbered one in the low bits both times."""
     first, second = np.split(neighbours, 2, axis=-1)
     paired = np.empty_like(neighbours)
@@ -67,6 +66,6 @@ def halves(neighbours: Array) -> Array:
 
 
 def neighbours(halves: Array) -> Array:
-    """The inverse of `halves`."""
+    """Invert `halves`."""
     even, odd = halves[..., 0::2], halves[..., 1::2]
     return np.concatenate([even & 0b1111 | odd << 4, even >> 4 | odd & 0b1111_0000], axis=-1)

@@ -1,4 +1,7 @@
-"""Files of an output under their partial names, and the moment in which all get their own."""
+"""The files of an output under their partial names, and the step that gives all of them their final names.
+
+`check_output_folder` refuses directories that must not be written to.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +25,30 @@ from mxcli.files.shard_file import CHUNK_BYTES, partial_path
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A directory that may be written to, and the files in it that an earlier output of ours left."""
+class OutputFolder:
+    """A directory that may be written to, and the files in it that belong to an earlier output of ours."""
 
-    folder: Path
+    path: Path
     earlier: frozenset[str] = frozenset()
 
 
-def check_place(
+def check_output_folder(
     folder: Path, checkpoint: Checkpoint, names: Sequence[str], *, force: bool, resume: bool = False
-) -> Place:
-    """The place for an output of these files; raises RefusedError with every reason against it.
+) -> OutputFolder:
+    """Return the folder for an output of these files. Raises RefusedError with every reason against it.
 
-    What unfinished runs left is no reason. With `resume`, nor are files that one gave their final names already.
+    Leftovers of unfinished runs are allowed. With `resume`, so are files that an interrupted run already renamed.
     """
     problem = _inside_source(folder, checkpoint, names) or _in_cache(folder)
     if problem is None and os.path.lexists(folder) and not folder.is_dir():
         problem = f"{printable(folder)}: not a directory; an output is one."
     if problem:
         raise RefusedError(problem)
-    return free_place(folder, names, force=force, resume=resume)
+    return check_free_folder(folder, names, force=force, resume=resume)
 
 
-def free_place(folder: Path, names: Sequence[str], *, force: bool, resume: bool = False) -> Place:
-    """The place for files in a directory of which the source is no part; raises like check_place."""
+def check_free_folder(folder: Path, names: Sequence[str], *, force: bool, resume: bool = False) -> OutputFolder:
+    """Return the folder for files in a directory outside the source. Raises like check_output_folder."""
     published, before = _half_published(folder)
     occupied = None if force or not folder.is_dir() else _occupied(folder, published if resume else (), resume=resume)
     if occupied:
@@ -54,11 +57,11 @@ def free_place(folder: Path, names: Sequence[str], *, force: bool, resume: bool 
     obstacles = [*_obstacles(folder, names), *_other_weights(folder, {*names, *earlier})]
     if obstacles:
         raise together(RefusedError, printable(folder), obstacles)
-    return Place(folder, earlier)
+    return OutputFolder(folder, earlier)
 
 
 def folders_of(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
-    """The directory and every folder in it that the names need, outermost first."""
+    """Return the directory and every folder in it that the names need, outermost first."""
     needed = {folder}
     for name in names:
         needed |= {folder / parent for parent in PurePosixPath(name).parents}
@@ -66,7 +69,7 @@ def folders_of(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
 
 
 def stays_inside(folder: Path, name: str) -> bool:
-    """Whether a name that a file gives leads to nothing outside the directory, links resolved."""
+    """Return whether a name found in a file leads to nothing outside the directory, links resolved."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
         return False
@@ -74,34 +77,34 @@ def stays_inside(folder: Path, name: str) -> bool:
 
 
 def _inside_source(folder: Path, checkpoint: Checkpoint, names: Sequence[str]) -> str | None:
-    """Why the folder is, or lies in, the source, links resolved. Beside a file opened by itself is allowed."""
+    """Return why the folder is the source or is inside it, links resolved. Next to a single-file source is allowed."""
     target, root = folder.resolve(), checkpoint.root.resolve()
     homes = {root, *(file.resolve().parent for file in (*checkpoint.files, *checkpoint.side_files))}
     if any(_same(written.resolve(), home) for written in folders_of(folder, names) for home in homes):
         return f"{printable(folder)}: holds the source itself; give another directory, the source is never written to."
     whole = bool(checkpoint.config or checkpoint.index or checkpoint.side_files or len(checkpoint.files) > 1)
     if whole and any(_same(parent, root) for parent in target.parents):
-        return f"{printable(folder)}: lies inside the source {printable(checkpoint.root)}; give a directory outside it."
+        return f"{printable(folder)}: is inside the source {printable(checkpoint.root)}; give a directory outside it."
     return None
 
 
 def _in_cache(folder: Path) -> str | None:
-    """Why the folder is part of a download cache (`models--org--name/snapshots/…`), links resolved."""
+    """Return why the folder is part of a download cache (`models--org--name/snapshots/…`), links resolved."""
     target = folder.resolve()
     for path in (target, *target.parents):
         if path.name in ("snapshots", "blobs") and path.parent.name.startswith(("models--", "datasets--")):
-            return f"{printable(folder)}: lies in the download cache {printable(path.parent)}; give another directory."
+            return f"{printable(folder)}: is in the download cache {printable(path.parent)}; give another directory."
     return None
 
 
 def _occupied(folder: Path, published: Collection[str], *, resume: bool) -> str | None:
-    """Why the directory is in use: what is in it, but for what unfinished runs left there."""
+    """Return why the directory is in use: it holds more than leftovers of unfinished runs."""
     ours = {PurePosixPath(name).parts[0] for name in published}
     held = [path for path in folder.iterdir() if path.name not in ours and _holds(path)]
     if not held:
         return None
     if resume and (folder / RECORD).exists() and not progress_records(folder):
-        return f"{printable(folder)}: complete, so that there is nothing to resume; --force writes it anew."
+        return f"{printable(folder)}: complete, nothing to resume; --force writes it again."
     return (
         f"{printable(folder)}: exists and holds {len(held):,} entries; give a new directory, or --force to replace "
         "what an output replaces."
@@ -109,20 +112,20 @@ def _occupied(folder: Path, published: Collection[str], *, resume: bool) -> str 
 
 
 def _holds(path: Path) -> bool:
-    """Whether there is more to it than partial files."""
+    """Return whether a path holds more than partial files."""
     if path.is_dir() and not path.is_symlink():
         return any(map(_holds, path.iterdir()))
     return not path.name.endswith(PARTIAL_SUFFIX)
 
 
 def _half_published(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """The files of runs that were cut short while they gave them their names, and those of the outputs before them."""
+    """Return the files of runs interrupted while renaming, and those of the outputs before them."""
     published, before = set[str](), set[str]()
     for path in progress_records(folder):
-        told = read_progress(path)
-        before.update(told.latest(EARLIER) or ())
-        if told.header is not None and told.latest(PUBLISHING):
-            published.update((*names_in(told.header), RECORD, *before))
+        log = read_progress(path)
+        before.update(log.latest(EARLIER) or ())
+        if log.header is not None and log.latest(PUBLISHING):
+            published.update((*names_in(log.header), RECORD, *before))
     inside = frozenset(name for name in published | before if stays_inside(folder, name))
     return inside & published, inside & before
 
@@ -132,7 +135,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _earlier(folder: Path) -> frozenset[str]:
-    """Files that the record of an earlier output lists; none where there is no record of ours."""
+    """Return the files that the record of an earlier output lists; none without a record of ours."""
     record = folder / RECORD
     try:
         parsed = json.loads(record.read_bytes()) if record.is_file() else {}
@@ -155,7 +158,8 @@ def _obstacles(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def _other_weights(folder: Path, ours: set[str]) -> list[str]:
-    """Weights and indexes that would stay beside the output, where a loader could take them for part of it."""
+    """Return weights and indexes that would stay next to the output, where a loader could mistake them for part of
+    it."""
     if not folder.is_dir():
         return []
     return [
@@ -167,35 +171,35 @@ def _other_weights(folder: Path, ours: set[str]) -> list[str]:
 
 SPARE_BYTES = 1 << 20
 BLOCK_BYTES = 512
-"""The unit in which a file system counts what a file occupies, whatever its own is."""
+"""The unit of st_blocks on every file system."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def json_bytes(content: object) -> bytes:
-    """JSON text as all our files have it: sorted keys, two spaces, a final newline."""
+    """Return JSON text as all our files have it: sorted keys, two spaces, a final newline."""
     return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 class Partials:
     """The files `names` of a directory, each as `NAME.partial`; OSError becomes EnvironmentFailure everywhere.
 
-    `needed_bytes` is what they take on the disk, about. The record, `mxcli.json`, is one more.
+    `needed_bytes` is about what they take on disk. The record, `mxcli.json`, is one file more.
     """
 
-    def __init__(self, place: Place, names: Sequence[str], needed_bytes: int) -> None:
-        self.folder = place.folder
+    def __init__(self, folder: OutputFolder, names: Sequence[str], needed_bytes: int) -> None:
+        self.folder = folder.path
         self.names = tuple(names)
         self.needed_bytes = needed_bytes + SPARE_BYTES
-        self._earlier = place.earlier
+        self._earlier = folder.earlier
         self._made: list[Path] = []
 
     @property
-    def earlier_line(self) -> dict[str, object]:
-        """What a record of progress is told of the output before."""
+    def publishing_line(self) -> dict[str, object]:
+        """Return the progress line that lists the files of the output before this one."""
         return {PUBLISHING: False, EARLIER: sorted(self._earlier)}
 
     def make_folders(self) -> None:
-        """The directory and those in it that the names need."""
+        """Create the directory and the folders in it that the names need."""
         with self.on_disk():
             for folder in folders_of(self.folder, self.names):
                 missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -203,11 +207,11 @@ class Partials:
                     parent.mkdir(exist_ok=True)  # another process may make it at the same time
                     self._made.append(parent)
 
-    def check_space(self, there: Iterable[str] = ()) -> None:
-        """Raises EnvironmentFailure where the disk cannot hold them, those that are `there` being counted as held."""
+    def check_space(self, partial: Iterable[str] = ()) -> None:
+        """Raise EnvironmentFailure if the disk cannot hold the files, less what the `partial` ones occupy already."""
         with self.on_disk():
             held = 0
-            for name in there:
+            for name in partial:
                 with suppress(FileNotFoundError):
                     held += partial_path(self.folder / name).lstat().st_blocks * BLOCK_BYTES
             available = shutil.disk_usage(self.folder).free
@@ -215,14 +219,14 @@ class Partials:
             raise self._full(available, self.needed_bytes - held)
 
     def create(self, name: str) -> BinaryIO:
-        """A new file under the partial name; a link or file there is replaced, never followed."""
+        """Create a file under the partial name; a link or file there is replaced, never followed."""
         path = partial_path(self.folder / name)
         with self.on_disk():
             path.unlink(missing_ok=True)
             return path.open("xb")  # fails on a link that appeared meanwhile
 
     def reopen(self, name: str) -> BinaryIO | None:
-        """What an earlier run left under the partial name; None unless it is a file that has no other name."""
+        """Open what an earlier run left under the partial name; None unless it is a regular file with a single name."""
         path = partial_path(self.folder / name)
         with self.on_disk():
             try:
@@ -242,11 +246,11 @@ class Partials:
         self._write_whole(name, iter([json_bytes(content)]))
 
     def copy(self, source: Path, name: str) -> None:
-        """Write the content of a file; a link is followed to its content and never copied as a link."""
+        """Copy the content of a file; a link is followed, never copied as a link."""
         self._write_whole(name, _chunks(source))
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove what lies under partial names."""
+        """Remove files under partial names."""
         with self.on_disk():
             for name in names:
                 if os.path.lexists(path := partial_path(self.folder / name)) and not path.is_dir():
@@ -254,8 +258,7 @@ class Partials:
 
     def publish(self, record: dict[str, object], progress: Sequence[ProgressRecord]) -> None:
         """Give every file its final name, remove files of an earlier output that this one lacks, add the record, and
-        end the records of progress.
-        """
+        remove the progress logs."""
         self.write_json(RECORD, {**record, "files": sorted(self.names)})
         with self.on_disk():
             self._rename(progress)
@@ -263,22 +266,21 @@ class Partials:
                 each.remove()
 
     def take_back(self, progress: ProgressRecord) -> None:
-        """Give files partial names again that a run gave their final ones before it was killed; what still has a
-        partial name is not touched.
-        """
-        if not progress.told.latest(PUBLISHING):
+        """Rename files back to their partial names if a run was killed while renaming; files that still have a partial
+        name are not touched."""
+        if not progress.log.latest(PUBLISHING):
             return
-        self._earlier |= frozenset(progress.told.latest(EARLIER))
+        self._earlier |= frozenset(progress.log.latest(EARLIER))
         with self.on_disk():
             for name in (*self.names, RECORD):
                 final, partial = self.folder / name, partial_path(self.folder / name)
                 if not os.path.lexists(partial) and os.path.lexists(final):
                     os.replace(final, partial)
-            progress.add([self.earlier_line])
+            progress.add([self.publishing_line])
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove what lies under partial names, and the directories that were made for it."""
-        # An error is on its way already; what cannot be removed has a partial name and claims nothing.
+        """Remove files under partial names, and the directories made for them."""
+        # An error is being raised already; a file that cannot be removed still has its partial name.
         for name in names:
             with suppress(OSError):
                 partial_path(self.folder / name).unlink(missing_ok=True)
@@ -302,7 +304,7 @@ class Partials:
 
     def _rename(self, progress: Sequence[ProgressRecord]) -> None:
         folder = self.folder
-        progress[0].add([{**self.earlier_line, PUBLISHING: True}])
+        progress[0].add([{**self.publishing_line, PUBLISHING: True}])
         _sync_folders(folder, self.names)
         (folder / RECORD).unlink(missing_ok=True)
         for name in self.names:
@@ -328,12 +330,12 @@ class Partials:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a directory to the disk."""
+    """Sync the names in a directory to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems have no such call for directories; the files themselves are synced.
+        # Some network file systems cannot sync directories; the files themselves are synced.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:

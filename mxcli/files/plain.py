@@ -1,6 +1,5 @@
-"""Distrust of what lies under a path: only regular files are opened, and foreign content is recognised by its
-bytes.
-"""
+"""Checks on paths before anything is parsed: only regular files are opened, and foreign content is recognized by its
+first bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ HEAD_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Content that is often found where a checkpoint is expected: how it begins, what it is, what to do."""
+    """Content often found instead of a checkpoint: how it begins, what it is, and what to do."""
 
     begins: Callable[[bytes], bool]
     what: str
@@ -72,17 +71,17 @@ FOREIGN = (
 
 
 def foreign_content(path: Path, head: bytes, size: int) -> str | None:
-    """One sentence on what the file is if its first bytes are those of a FOREIGN row, else None."""
-    for row in FOREIGN:
-        if row.begins(head):
-            pointed = re.search(rb"^size (\d{1,18})$", head, re.MULTILINE) if "LFS" in row.what else None
+    """Return one sentence on what the file is if its first bytes match a FOREIGN row, else None."""
+    for foreign in FOREIGN:
+        if foreign.begins(head):
+            pointed = re.search(rb"^size (\d{1,18})$", head, re.MULTILINE) if "LFS" in foreign.what else None
             real = f" (the real file has {int(pointed[1]):,} bytes)" if pointed else ""
-            return f"{printable(path)}: {size:,} bytes, {row.what}{real}; {row.way_out}."
+            return f"{printable(path)}: {size:,} bytes, {foreign.what}{real}; {foreign.way_out}."
     return None
 
 
 def path_problem(path: Path) -> str | None:
-    """Why `path` cannot be opened as a regular file or listed as a directory, as one sentence, or None."""
+    """Return why `path` cannot be opened as a regular file or listed as a directory, as one sentence, or None."""
     shown = printable(path)
     try:
         mode = path.stat().st_mode
@@ -105,7 +104,7 @@ def path_problem(path: Path) -> str | None:
 
 
 def file_problem(path: Path) -> str | None:
-    """Like path_problem, and a directory is a problem too."""
+    """Return a problem like path_problem; a directory is one too."""
     problem = path_problem(path)
     if problem is None and path.is_dir():
         return f"{printable(path)}: a directory; a file is needed."
@@ -113,7 +112,7 @@ def file_problem(path: Path) -> str | None:
 
 
 def read_head(path: Path) -> tuple[bytes, int]:
-    """First HEAD_BYTES and the size of a regular, non-empty file; raises InputError for any other."""
+    """Read the first HEAD_BYTES and the size of a regular, non-empty file. Raises InputError for any other."""
     problem = file_problem(path)
     if problem:
         raise InputError(problem)
@@ -128,7 +127,8 @@ def read_head(path: Path) -> tuple[bytes, int]:
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """A JSON file whose top is an object; raises InputError naming the file, line and column, or what it is instead."""
+    """Read a JSON file whose top is an object. Raises InputError naming the file, line and column, or what it is
+    instead."""
     head, size = read_head(path)
     if size > MAX_JSON_BYTES:
         raise InputError(f"{printable(path)}: {size:,} bytes of JSON; the limit is {MAX_JSON_BYTES:,}.")

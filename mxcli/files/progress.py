@@ -1,7 +1,7 @@
-"""The record of an unfinished run, beside what it has written: what it makes, and which tensors are on the disk.
+"""The progress log of an unfinished run: a header, then a line of JSON per finished tensor.
 
-A header, and a line of JSON for everything done, each brought to the disk after what it speaks of. Whoever writes holds
-a lock on it, so that no two runs write the same files.
+A line is synced after the bytes it refers to. The writer holds a lock on the log, so that no two runs write the same
+files. `entries_to_keep` decides what a resumed run keeps, `differences` whether it may resume at all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +29,9 @@ MEMO = "memo"
 _NAME = re.compile(rf"{re.escape(PROGRESS)}(?:-(\d+)-of-(\d+))?{re.escape(PARTIAL_SUFFIX)}")
 _ATTEMPTS = 5
 RESERVED_BYTES = 1 << 18
-"""Kept for the next lines, which say of a tensor a few kilobytes each."""
+"""Bytes reserved for the next lines, of a few kilobytes each."""
 
-Line = dict[str, Any]
+JsonLine = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +46,36 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a record of progress tells: its header (None: no run of ours), the lines after it, and where they end."""
+class ProgressLog:
+    """The content of a progress log: its header (None: not a log of ours), the lines after it, and where they end."""
 
-    header: Line | None
-    lines: tuple[Line, ...]
+    header: JsonLine | None
+    lines: tuple[JsonLine, ...]
     nbytes: int
 
     def latest(self, key: str) -> Any:
-        """The value of the last line that has such a key; None without one."""
+        """Return the value of the last line with this key; None without one."""
         return next((line[key] for line in reversed(self.lines) if key in line), None)
 
     @property
-    def done(self) -> dict[str, Line]:
-        """The lines of finished tensors by the name of the first that was written of each."""
+    def done(self) -> dict[str, JsonLine]:
+        """Return the lines of finished tensors, by the name of each one's first entry."""
         return {line[ENTRIES][0]: line for line in self.lines if line.get(ENTRIES)}
 
     @property
     def holds_work(self) -> bool:
-        """Whether anything is finished that a run which begins anew would throw away."""
+        """Return whether anything is finished that a run starting from scratch would discard."""
         return bool(self.done or self.latest(COMPLETE) or self.latest(PUBLISHING))
 
 
 def progress_path(folder: Path, share: Share | None) -> Path:
-    """Where the record of a run lies, or of one share of it."""
+    """Return the path of the log of a run, or of one share of it."""
     part = "" if share is None else f"-{share.number}-of-{share.of}"
     return folder / f"{PROGRESS}{part}{PARTIAL_SUFFIX}"
 
 
 def progress_records(folder: Path) -> dict[Path, Share | None]:
-    """The records in a directory, each with the share that it is of; None is all of an output."""
+    """Return the logs in a directory with the share of each (None: the whole output)."""
     found = {}
     for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
         match = _NAME.fullmatch(name)
@@ -84,31 +84,31 @@ def progress_records(folder: Path) -> dict[Path, Share | None]:
     return found
 
 
-def read_progress(path: Path) -> Told:
-    """What a record tells, up to a line that a crash cut off; nothing where there is no record of ours."""
+def read_progress(path: Path) -> ProgressLog:
+    """Read a log, up to a line that a crash cut off; an empty log if there is none of ours."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
-        return Told(None, (), 0)
+        return ProgressLog(None, (), 0)
     with open(descriptor, "rb") as file:
-        return _told(file.read())
+        return _parsed(file.read())
 
 
 class ProgressRecord:
-    """A record that this run holds the lock of. `told` is what it said when it was opened."""
+    """A progress log whose lock this run holds. `log` is its content when it was opened."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
         with open(os.dup(descriptor), "rb") as file:
-            self.told = _told(file.read())
+            self.log = _parsed(file.read())
         os.lseek(descriptor, 0, os.SEEK_END)
 
     @classmethod
     def open(cls, path: Path) -> ProgressRecord:
-        """The record at a path, made if there is none; a link there is replaced, never followed.
+        """Open the log at a path, or create it; a link there is replaced, never followed.
 
-        Raises RefusedError where another run holds it.
+        Raises RefusedError if another run holds it.
         """
         for _ in range(_ATTEMPTS):
             if path.is_symlink():
@@ -120,28 +120,28 @@ class ProgressRecord:
             if _is(path, descriptor):
                 return cls(path, descriptor)
             os.close(descriptor)
-        raise EnvironmentFailure(f"{printable(path)}: is removed again and again; another run may be at work there.")
+        raise EnvironmentFailure(f"{printable(path)}: keeps being removed; another run may be using the directory.")
 
     def begin(self, header: Mapping[str, object], *lines: Mapping[str, object]) -> None:
-        """Say what is made, in place of whatever was said before; nothing of it need be on the disk yet."""
+        """Start the log with this header and these lines, replacing its content; none of it is synced yet."""
         self._go_to(0)
         self._write([header, *lines])
 
     def resume(self) -> None:
-        """Go on after the last whole line."""
-        self._go_to(self.told.nbytes)
+        """Append after the last whole line."""
+        self._go_to(self.log.nbytes)
 
     def add(self, lines: Iterable[Mapping[str, object]]) -> None:
-        """Bring lines to the disk; what they speak of must be there already."""
+        """Append lines and sync them; the bytes they refer to must be synced already."""
         self._write(lines)
         os.fsync(self._descriptor)
 
     def remove(self) -> None:
-        """Nothing is unfinished any more."""
+        """Remove the log: nothing is unfinished."""
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         try:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR))
@@ -157,15 +157,14 @@ class ProgressRecord:
         while text:
             text = text[os.write(self._descriptor, text) :]
         with suppress(OSError):
-            # A disk that is full must still take what is said of the tensors before.
+            # A full disk must still take the lines of the tensors written before.
             os.posix_fallocate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR), RESERVED_BYTES)
 
 
 def refuse_other_runs(folder: Path, share: Share | None, *, force: bool) -> None:
-    """Raises RefusedError for records of runs that are divided otherwise than this one: not at all, or among as many
-    machines.
+    """Refuse a directory with logs of runs divided in another way: into another number of shares, or none.
 
-    With `force` those that no run holds are removed.
+    With `force`, logs that no run holds are removed. Raises RefusedError.
     """
     for path, other in progress_records(folder).items():
         if (share and share.of) == (other and other.of):
@@ -173,27 +172,25 @@ def refuse_other_runs(folder: Path, share: Share | None, *, force: bool) -> None
         record = ProgressRecord.open(path)
         try:
             if not force:
-                raise RefusedError(f"{printable(folder)}: {_left_by(other)} --force begins anew.")
+                raise RefusedError(f"{printable(folder)}: {_left_by(other)} --force starts again.")
             record.remove()
         finally:
             record.close()
 
 
-def refuse_unfinished(folder: Path, share: Share | None, told: Told) -> None:
-    """Raises RefusedError where a run that begins anew would throw away what an earlier one of the same share finished,
-    as its record `told`."""
-    if not told.holds_work:
+def refuse_unfinished(folder: Path, share: Share | None, log: ProgressLog) -> None:
+    """Raise RefusedError if starting from scratch would discard finished work of an earlier run of the same share."""
+    if not log.holds_work:
         return
     whose = "an unfinished run" if share is None else f"share {share}, of which something is finished"
     raise RefusedError(
-        f"{printable(folder)}: holds {whose}: --resume goes on with it if the options are the same, --force "
-        "begins anew."
+        f"{printable(folder)}: holds {whose}: --resume continues it if the options are the same, --force starts again."
     )
 
 
 def _left_by(other: Share | None) -> str:
     if other is None:
-        return "holds an unfinished run of one machine; --resume without --shard-range goes on with it."
+        return "holds an unfinished run of one machine; --resume without --shard-range continues it."
     return (
         f"holds share {other} of a run on {other.of} machines; finish those with --shard-range and `mxcli merge` them."
     )
@@ -207,7 +204,7 @@ def _held(path: Path) -> str:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether the lock is ours now; where the file system knows no locks there is none to wait for."""
+    """Take the lock; return whether it is ours. Without locks in the file system it always is."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -216,15 +213,15 @@ def _locked(descriptor: int) -> bool:
 
 
 def _is(path: Path, descriptor: int) -> bool:
-    """Whether the path still leads to the file: its run may have removed it before it gave the lock back."""
+    """Return whether the path still leads to the file: its run may have removed it before it released the lock."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
 
-def _told(content: bytes) -> Told:
-    found: list[Line] = []
+def _parsed(content: bytes) -> ProgressLog:
+    found: list[JsonLine] = []
     nbytes = 0
     for raw in content.splitlines(keepends=True):
         try:
@@ -235,25 +232,23 @@ def _told(content: bytes) -> Told:
             break
         found.append(line)
         nbytes += len(raw)
-    return Told(found[0], tuple(found[1:]), nbytes) if found else Told(None, (), 0)
+    return ProgressLog(found[0], tuple(found[1:]), nbytes) if found else ProgressLog(None, (), 0)
 
 
-RECORDED, OWN = "record", "own"
+RECORDED, OWN_SHARDS = "record", "own"
 MODIFIED, SHARDS, DOCUMENTS, CARRIED = "modified", "shards", "documents", "carried"
 _DERIVED = ("tensors", "notes")
-"""What of a record follows from the rest of it."""
+"""Keys of a record that follow from its others."""
 UNCOMPARED = ("command",)
-"""What of a record may be another when a run is gone on with; the first has its way."""
+"""Keys of a record that a resumed run may change; the first run's values are kept."""
 _SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An output: its shards, its JSON files and the files copied into it by name, and what its record says before
-    anything is measured.
+    """An output before anything is measured: its shards, its JSON files and copied files by name, and its record.
 
-    `modified` tells when each file of the source was last written, in nanoseconds. A `share` writes the shards `own` of
-    it; without one all are.
+    `modified` is the modification time of each source file in nanoseconds. A `share` writes only `own_shards`.
     """
 
     shards: tuple[Shard, ...]
@@ -262,26 +257,26 @@ class Draft:
     record: Mapping[str, object] = field(default_factory=dict)
     modified: Mapping[str, int] = field(default_factory=dict)
     share: Share | None = None
-    own: frozenset[str] = frozenset()
+    own_shards: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All files of the output, its record apart."""
+        """Return the names of all files of the output except its record."""
         return (*(shard.name for shard in self.shards), *self.documents, *self.carried)
 
     @property
     def written(self) -> tuple[Shard, ...]:
-        """The shards that are written."""
-        return tuple(shard for shard in self.shards if self.share is None or shard.name in self.own)
+        """Return the shards that this run writes."""
+        return tuple(shard for shard in self.shards if self.share is None or shard.name in self.own_shards)
 
     @property
     def copied(self) -> Mapping[str, Path]:
-        """The files that are copied: of several shares the first does it."""
+        """Return the files to copy; with several shares, the first copies them."""
         return self.carried if self.share is None or self.share.number == 1 else {}
 
     @property
-    def header(self) -> Line:
-        """What is said of it in the record of progress, to be held in JSON."""
+    def header(self) -> JsonLine:
+        """Return the header of its progress log, JSON-safe."""
         return {
             "schema": SCHEMA,
             RECORDED: self.record,
@@ -289,29 +284,28 @@ class Draft:
             SHARDS: {shard.name: _outlined(shard) for shard in self.shards},
             DOCUMENTS: self.documents,
             CARRIED: list(self.carried),
-            OWN: [shard.name for shard in self.written],
+            OWN_SHARDS: [shard.name for shard in self.written],
         }
 
 
 def _outlined(shard: Shard) -> list[object]:
-    """Bytes of the file and of its header, and what the header is."""
+    """Return the bytes of the file, the bytes of its header and the header's digest."""
     return [shard.nbytes, len(shard.header), header_digest(shard.header)]
 
 
 def header_digest(header: bytes) -> str:
-    """What tells the header of a file from another."""
+    """Return the SHA-256 of a header."""
     return hashlib.sha256(header).hexdigest()
 
 
 def names_in(header: Mapping[str, Any]) -> tuple[str, ...]:
-    """All files of the output that a header speaks of, its record apart."""
+    """Return the names of all files of the output that a header lists, except its record."""
     return (*header[SHARDS], *header[DOCUMENTS], *header[CARRIED])
 
 
-def differences(earlier: Line, later: Line, *, moment: bool = True) -> list[str]:
-    """How two headers differ in what decides the bytes of an output: at first in what was asked for and of what, and
-    only where that is the same in what follows from it. With `moment` the source must also not have been written anew.
-    """
+def differences(earlier: JsonLine, later: JsonLine, *, moment: bool = True) -> list[str]:
+    """Return how two headers differ in what decides the bytes of an output: first in options and source, and only if
+    these agree in what follows from them. With `moment`, modification times of the source are compared too."""
     one, other = dict(earlier[RECORDED]), dict(later[RECORDED])
     for key in UNCOMPARED:
         one.pop(key, None), other.pop(key, None)
@@ -319,7 +313,7 @@ def differences(earlier: Line, later: Line, *, moment: bool = True) -> list[str]
     found = list(_changes("", one, other))
     if moment and not found:
         found = [
-            f"{printable(file)} of the source was written anew meanwhile"
+            f"{printable(file)} of the source was modified meanwhile"
             for file, nanoseconds in later[MODIFIED].items()
             if earlier[MODIFIED].get(file) != nanoseconds
         ]
@@ -330,6 +324,16 @@ def differences(earlier: Line, later: Line, *, moment: bool = True) -> list[str]
     if not found:
         found = [change for key in (DOCUMENTS, CARRIED) for change in _changes(key, earlier[key], later[key])]
     return found
+
+
+def entries_to_keep(shard: Shard, finished: Mapping[str, JsonLine], written: Collection[str]) -> dict[str, JsonLine]:
+    """Return the log lines of the shard's finished tensors whose entries are all in `written`, the entries that its
+    partial file is long enough to hold. A resumed run keeps these and writes the others again."""
+    return {
+        key: line
+        for key, line in finished.items()
+        if line["shard"] == shard.name and set(written).issuperset(line[ENTRIES])
+    }
 
 
 def _changes(where: str, was: object, now: object) -> Iterator[str]:

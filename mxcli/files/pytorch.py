@@ -9,56 +9,52 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mxcli.errors import EnvironmentFailure, InputError, printable, together
+from mxcli.errors import EnvironmentFailure, InputError, import_extra, printable, together
 from mxcli.files.plain import HEAD_BYTES, foreign_content, read_head
 from mxcli.files.reading import member_start
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, TensorInfo, byte_count
 
 MAX_LEAVES = 5_000_000
-PASSED_OVER = re.compile(r"transformer_engine(_torch)?\.")
-"""Names in pickles of packages whose objects are passed over."""
+SKIPPED = re.compile(r"transformer_engine(_torch)?\.")
+"""Pickle names of packages whose objects are skipped."""
 ATTRIBUTE = "builtins.getattr"
-"""What a pickle calls for the methods of classes, those of objects that are passed over among them."""
+"""The pickle name that looks up methods of classes, those of skipped objects too."""
 
 
-class PassedOver:
-    """Stands in for an object whose code is not run, whatever it is made of."""
+class SkippedObject:
+    """A stand-in for an object whose code is not run."""
 
-    def __new__(cls, *args: object) -> PassedOver:
-        """One more of them; what it is made of is forgotten."""
+    def __new__(cls, *args: object) -> SkippedObject:
+        """Create a stand-in; its arguments are dropped."""
         return super().__new__(cls)
 
     def __setstate__(self, state: object) -> None:
-        """What it held is forgotten."""
+        """Drop the state."""
 
 
-def _passed_over(*args: object) -> type[PassedOver]:
-    """Stands in for getattr, which is not run either."""
-    return PassedOver
+def _skipped(*args: object) -> type[SkippedObject]:
+    """Replace getattr, which is not run either."""
+    return SkippedObject
 
 
 def load_weights(path: Path, *, mapped: bool) -> Any:
-    """The object in the file, its tensors mapped from the file if asked for (zip format only); in place of objects
-    that are passed over there is a PassedOver.
+    """Load the object in the file, with its tensors mapped from the file if `mapped` (zip format only); skipped objects
+    become SkippedObject.
 
-    Raises InputError for pickles that need code and for damaged files, EnvironmentFailure when PyTorch is
-    missing.
+    Raises InputError for pickles that need code and for damaged files, EnvironmentFailure if PyTorch is missing.
     """
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise EnvironmentFailure(f"{printable(path)}: PyTorch is needed to read it: pip install torch.") from error
+    import_extra("torch", f"{printable(path)}: reading PyTorch files")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _loaded(path, mapped)
-    except Exception as error:  # torch raises whatever a damaged pickle happens to trip over
+    except Exception as error:  # torch raises any exception for a damaged pickle
         raise InputError(f"{printable(path)}: {_load_fault(error)}") from error
 
 
 def _loaded(path: Path, mapped: bool) -> Any:
-    """What torch makes of a file; where that takes code, once more with stand-ins if there are any for it."""
+    """Load a file with torch; if that needs code, once more with stand-ins if there are any for it."""
     import pickle
 
     from torch import load
@@ -67,17 +63,17 @@ def _loaded(path: Path, mapped: bool) -> Any:
     try:
         return load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError:
-        wanted = set(get_unsafe_globals_in_checkpoint(path)) if mapped else set()
-        names = [name for name in wanted if PASSED_OVER.match(name)]
+        unsafe = set(get_unsafe_globals_in_checkpoint(path)) if mapped else set()
+        names = [name for name in unsafe if SKIPPED.match(name)]
         if not names:
             raise
-        methods = [(_passed_over, ATTRIBUTE)] if ATTRIBUTE in wanted else []
-        with safe_globals([*((PassedOver, name) for name in names), *methods]):
+        methods = [(_skipped, ATTRIBUTE)] if ATTRIBUTE in unsafe else []
+        with safe_globals([*((SkippedObject, name) for name in names), *methods]):
             return load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def _load_fault(error: Exception) -> str:
-    """One sentence for what torch said: which code a pickle wants, or that the file is damaged."""
+    """Return torch's error as one sentence: which code a pickle needs, or that the file is damaged."""
     text = str(error)
     wanted = re.search(r"GLOBAL (\S+)", text)
     if wanted:
@@ -92,7 +88,7 @@ def _load_fault(error: Exception) -> str:
 
 
 def flatten(loaded: Any, path: Path) -> Iterator[tuple[str, Any]]:
-    """Dotted name and value of every leaf of nested dicts, lists and tuples, in order."""
+    """Yield dotted name and value of every leaf of nested dicts, lists and tuples, in order."""
     if not isinstance(loaded, (dict, list, tuple)):
         yield path.stem, loaded
         return
@@ -149,10 +145,10 @@ OBJECTS = "objects that only the program that wrote them can load"
 
 
 def read_pytorch(path: Path) -> FileContents:
-    """Tensors of one file in pickle order; those of the zip format lie in place, others stay in memory.
+    """Read the tensors of one file in pickle order; those of the zip format are in place, others stay in memory.
 
-    Raises InputError for TorchScript archives, pickles that need code, damaged files, clashing flattened
-    names and tensors without a safetensors counterpart; EnvironmentFailure when PyTorch is missing.
+    Raises InputError for TorchScript archives, pickles that need code, damaged files, clashing flattened names and
+    tensors without a safetensors counterpart; EnvironmentFailure if PyTorch is missing.
     """
     head, size = read_head(path)
     shown = printable(path)
@@ -160,7 +156,7 @@ def read_pytorch(path: Path) -> FileContents:
     if foreign and not head.startswith((b"PK", b"\x80")):
         raise InputError(foreign)
     records = _records(path) if head.startswith(b"PK") else {}
-    leaves, others, passed_over, problems = _tensors_of(load_weights(path, mapped=bool(records)), path)
+    leaves, others, skipped, problems = _tensors_of(load_weights(path, mapped=bool(records)), path)
     described: dict[str, tuple[str, tuple[int, ...], int]] = {}
     for name, tensor in leaves.items():
         try:
@@ -171,30 +167,30 @@ def read_pytorch(path: Path) -> FileContents:
     if problems:
         raise together(InputError, shown, problems)
     if not leaves:
-        raise InputError(_without_tensors(shown, others, passed_over))
+        raise InputError(_without_tensors(shown, others, skipped))
     base = _mapped_at(leaves.values(), records)
-    tensors, kept = [], {}
+    tensors, in_memory = [], {}
     for name, (dtype, shape, nbytes) in described.items():
         tensor, offset = leaves[name], IN_MEMORY
         if base is not None and nbytes and _is_plain(tensor):
             offset = tensor.data_ptr() - base
         else:
-            kept[name] = tensor
+            in_memory[name] = tensor
         tensors.append(TensorInfo(name, dtype, shape, role_of(name, shape, dtype), path, offset, nbytes))
     notes = []
     if others:
         notes.append(f"{shown}: {others:,} values that are not tensors (steps, options, names) are not read.")
-    if passed_over:
-        notes.append(f"{shown}: {OBJECTS} are not read: {passed_over:,}.")
+    if skipped:
+        notes.append(f"{shown}: {OBJECTS} are not read: {skipped:,}.")
 
     def decode(info: TensorInfo) -> Array:
-        return _as_array(kept[info.name], info)
+        return _as_array(in_memory[info.name], info)
 
     return FileContents(tuple(tensors), notes=tuple(notes), tied=_shared(leaves), decode=decode)
 
 
 def _records(path: Path) -> dict[int, int]:
-    """Position to size of every storage record of a zip checkpoint; none unless they can be mapped.
+    """Return position to size of every storage record of a zip checkpoint; none unless they can be mapped.
 
     Raises InputError for TorchScript archives and damaged files.
     """
@@ -217,32 +213,32 @@ def _records(path: Path) -> dict[int, int]:
         raise InputError(f"{printable(path)}: truncated or damaged zip archive: {printable(error)}.") from error
 
 
-def _without_tensors(shown: str, others: int, passed_over: int) -> str:
-    if passed_over:
-        return f"{shown}: holds no tensors, only {OBJECTS}: {passed_over:,}. Dump tensors before quantization too."
+def _without_tensors(shown: str, others: int, skipped: int) -> str:
+    if skipped:
+        return f"{shown}: holds no tensors, only {OBJECTS}: {skipped:,}. Dump tensors before quantization too."
     return f"{shown}: holds no tensors, only {others:,} other values."
 
 
 def _tensors_of(loaded: Any, path: Path) -> tuple[dict[str, Any], int, int, list[str]]:
-    """Tensors by flattened name, how many leaves are none, how many were passed over, and a problem per name that
-    occurs twice."""
+    """Return tensors by flattened name, the number of leaves that are not tensors, the number skipped, and a problem
+    per name that occurs twice."""
     leaves: dict[str, Any] = {}
     problems = []
-    others = passed_over = 0
+    others = skipped = 0
     for name, leaf in flatten(loaded, path):
-        if isinstance(leaf, PassedOver):
-            passed_over += 1
+        if isinstance(leaf, SkippedObject):
+            skipped += 1
         elif not hasattr(leaf, "untyped_storage"):
             others += 1
         elif name in leaves:
             problems.append(f"{printable(path)}: two tensors flatten to the name '{printable(name)}'.")
         else:
             leaves[name] = leaf.detach()
-    return leaves, others, passed_over, problems
+    return leaves, others, skipped, problems
 
 
 def _described(tensor: Any) -> tuple[str, tuple[int, ...]]:
-    """Safetensors dtype and logical shape; raises ValueError for tensors that are not plain dense numbers."""
+    """Return safetensors dtype and logical shape. Raises ValueError for tensors that are not plain dense numbers."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     layout = str(tensor.layout).removeprefix("torch.")
     if layout != "strided" or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
@@ -257,12 +253,12 @@ def _described(tensor: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether its elements lie one after the other as they are, neither strided nor lazily conjugated."""
+    """Return whether the elements are contiguous and stored as they are, neither strided nor lazily conjugated."""
     return bool(tensor.is_contiguous()) and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _mapped_at(tensors: Iterable[Any], records: dict[int, int]) -> int | None:
-    """Address of byte 0 of the mapped file, or None unless storages and records correspond one to one."""
+    """Return the address of byte 0 of the mapped file; None unless storages and records correspond one to one."""
     storages = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -275,7 +271,7 @@ def _mapped_at(tensors: Iterable[Any], records: dict[int, int]) -> int | None:
 
 
 def _shared(leaves: dict[str, Any]) -> dict[str, str]:
-    """Later name to earlier name of tensors that are the same view of the same storage."""
+    """Return later name to earlier name of tensors that are the same view of the same storage."""
     first: dict[tuple[object, ...], str] = {}
     tied = {}
     for name, tensor in leaves.items():

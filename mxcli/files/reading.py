@@ -1,4 +1,4 @@
-"""Tensor bytes of an opened source as numpy arrays: mapped where they lie, copied only where they must be."""
+"""Tensor bytes of an opened source as numpy arrays: mapped in place, copied only if they must be."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ AHEAD_BYTES = 1 << 30
 
 
 def as_floats(x: Array, dtype: str) -> Array:
-    """Values of an array as `read` returns it: BF16, which comes as its bits, as binary32; other types as they are."""
+    """Convert an array as `read` returns it to floats: BF16 bits to binary32; other dtypes are unchanged."""
     return (x.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else x
 
 
 def read_in_place(info: TensorInfo) -> Array:
-    """The tensor as a read-only C-contiguous array of its dtype's storage type.
+    """Read the tensor as a read-only C-contiguous array of its dtype's storage type.
 
-    Each call maps the tensor alone and the map is closed with the last array over it, so nothing accumulates.
-    A tensor that is not aligned to its element is copied. Raises InputError if the file has shrunk or
-    vanished since it was opened.
+    Each call maps this tensor alone, and the map is closed with the last array over it. A tensor that is not aligned to
+    its element is copied. Raises InputError if the file has shrunk or vanished since it was opened.
     """
     dtype = np.dtype(DTYPES[info.dtype].storage)
     shape = storage_shape(info.dtype, info.shape)
@@ -53,8 +52,8 @@ def read_in_place(info: TensorInfo) -> Array:
 
 
 def read_rows(info: TensorInfo, firsts: Sequence[int], rows: int) -> Array:
-    """As many `rows` from each of the `firsts` on, of the tensor with its leading dimensions folded into rows:
-    [firsts, rows, columns], a copy. The tensor lies in place, and nothing else of the file is asked for.
+    """Read `rows` rows from each of `firsts` on, leading dimensions folded into rows: [firsts, rows, columns], a copy.
+    The tensor must be in place; nothing else of the file is read.
 
     Raises InputError like `read_in_place`.
     """
@@ -73,12 +72,12 @@ def read_rows(info: TensorInfo, firsts: Sequence[int], rows: int) -> Array:
     return out
 
 
-def _fill(file: io.FileIO, info: TensorInfo, start: int, wanted: memoryview) -> None:
-    """Reads the bytes of a tensor from `start` on, as many as are wanted."""
+def _fill(file: io.FileIO, info: TensorInfo, start: int, buffer: memoryview) -> None:
+    """Fill the buffer with the bytes of a tensor from `start` on."""
     file.seek(info.offset + start)
     done = 0
-    while done < len(wanted):
-        count = file.readinto(wanted[done:])
+    while done < len(buffer):
+        count = file.readinto(buffer[done:])
         if not count:
             raise InputError(_changed(info, file))
         done += count
@@ -87,16 +86,16 @@ def _fill(file: io.FileIO, info: TensorInfo, start: int, wanted: memoryview) -> 
 def _changed(info: TensorInfo, file: io.FileIO) -> str:
     return (
         f"{printable(info.file)}: changed while in use: tensor '{printable(info.name)}' ends at "
-        f"byte {info.offset + info.nbytes:,} and the file now has {os.fstat(file.fileno()).st_size:,}; run again on a "
-        "file at rest."
+        f"byte {info.offset + info.nbytes:,} and the file now has {os.fstat(file.fileno()).st_size:,}; run again once "
+        "nothing writes it."
     )
 
 
 def will_need(infos: Iterable[TensorInfo]) -> None:
-    """Have the system read tensors that lie in place, so that they are in memory when they are asked for; of a very
-    large one the beginning, which leaves room for what is in use.
+    """Request that the system read ahead tensors that are in place; of a very large one only the beginning, which
+    leaves room for what is in use.
 
-    It is a hint: where it cannot be given, nothing happens.
+    This is a hint: without support nothing happens.
     """
     for info in infos:
         if info.offset == IN_MEMORY or not hasattr(os, "posix_fadvise"):
@@ -106,9 +105,9 @@ def will_need(infos: Iterable[TensorInfo]) -> None:
 
 
 def release_pages(array: Array) -> None:
-    """Give a mapped array's memory back to the system; it stays valid and is read again when touched.
+    """Return a mapped array's memory to the system; the array stays valid and is read again when used.
 
-    Does nothing for arrays that are not mapped by read_in_place.
+    Does nothing for arrays that read_in_place did not map.
     """
     base: object = array
     while isinstance(base, np.ndarray):
@@ -129,9 +128,7 @@ LOCAL_SIGNATURE = b"PK\x03\x04"
 
 
 def member_start(file: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Position of the first byte of a member: after its local header, name and extra field; raises
-    BadZipFile.
-    """
+    """Return the position of a member's first byte, after its local header, name and extra field. Raises BadZipFile."""
     file.seek(member.header_offset)
     header = file.read(LOCAL_HEADER_BYTES)
     if len(header) < LOCAL_HEADER_BYTES or not header.startswith(LOCAL_SIGNATURE):

@@ -1,8 +1,7 @@
-"""What a tensor is for, from its name, shape and dtype: a table of roles and a table of tags.
+"""Roles and tags of tensors by name, shape and dtype, as two tables.
 
-Every tensor has one role; by default only `weight` is quantized. Tags say where in the model it sits, and a
-tensor may have several. Both are selected as `@name`. A new spelling is one edited row here and its
-expectation in the tests.
+Every tensor has one role; by default only `weight` is quantized. Tags locate it in the model, and a tensor may have
+several. Both are selected as `@name`. To support a new spelling, edit one row here and its expectation in the tests.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _NORMS = r"(?i)(^|\.)([^.]*norm[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)
 _TABLES = r"(?!patch)[^.]*(embed(ding)?s?|embd)|(embed_(tokens|in|positions)|positional_embed)[^.]*|wte|wpe|shared"
 _EMBEDDINGS = rf"(^|\.)({_TABLES})(\.weight)?$"
 
-# The first row that fits decides.
+# The first matching row decides.
 ROLES = (
     RoleRow("lora", r"(^|[._])lora_|(^|[._])(hada_w|lokr_w)\d", "part of a LoRA adapter"),
     RoleRow(
@@ -105,7 +104,7 @@ ROLES = (
     RoleRow(WEIGHT, r"(^|[._])weight(_(ih|hh)(_l\d+)?(_reverse)?)?$|(^|\.)kernel$", "linear layer", dims=MATRIX),
     RoleRow("conv", r"(^|[._])(weight|kernel)$", "convolution", dims=KERNELS),
     RoleRow(WEIGHT, r"^[^.]+$", "matrix without a module name", dims=MATRICES),
-    RoleRow("other", r"", "no row of the role table knows it"),
+    RoleRow("other", r"", "unknown to the role table"),
 )
 TAGS = (
     TagRow("attn", r"(?i)(^|\.)[^.]*(attn|attention)[^.]*\."),
@@ -125,31 +124,29 @@ SELECTABLE = frozenset(
 
 
 def role_of(name: str, shape: tuple[int, ...], dtype: str) -> str:
-    """The role of a tensor; "other" when no row knows it."""
+    """Return the role of a tensor; "other" if no row matches it."""
     return role_row(name, shape, dtype).role
 
 
 def role_row(name: str, shape: tuple[int, ...], dtype: str) -> RoleRow:
-    """The row of ROLES that decides; its reason is what a plan prints."""
+    """Return the row of ROLES that decides; plans print its reason."""
     return _first_row(_template(name), len(shape), _width(dtype))
 
 
 def tags_of(name: str, role: str) -> frozenset[str]:
-    """Every `@name` that selects a tensor: its role, the role's alias and its tags."""
-    own = {role, ALIASES.get(role, role)}
-    return _tags(_template(name)) | own
+    """Return every `@name` that selects a tensor: its role, the role's alias and its tags."""
+    return _tags(_template(name)) | {role, ALIASES.get(role, role)}
 
 
 def mtp_prefixes(names: Iterable[str]) -> frozenset[str]:
-    """Prefixes, such as `model.layers.61.`, of the blocks that are MTP layers only because they hold an
-    `eh_proj`.
-    """
+    """Return the prefixes, such as `model.layers.61.`, of blocks that are MTP layers only because they hold an
+    `eh_proj`."""
     found = (re.match(r"(.*\.\d+\.)eh_proj\.", name) for name in names if ".eh_proj." in name)
     return frozenset(match[1] for match in found if match)
 
 
 def _template(name: str) -> str:
-    """The end of the name with numeric segments made equal, so that layers and experts share one look-up."""
+    """Return the end of the name with numeric segments made equal, so that layers and experts share one look-up."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "0", name[-NAME_END:])
 
 
@@ -167,7 +164,7 @@ def _first_row(name: str, dims: int, width: str) -> RoleRow:
     for row, pattern in _COMPILED_ROLES:
         if dims in row.dims and width in row.widths and pattern.search(name):
             return row
-    raise AssertionError("the last row fits everything")
+    raise AssertionError("the last row matches everything")
 
 
 @lru_cache(maxsize=1 << 16)

@@ -1,4 +1,5 @@
-"""The header of a .safetensors file, read without trusting any of it."""
+"""Safetensors headers, read without trusting any of it: `_header_length`, `_checked_entry` and `_coverage` refuse
+hostile ones."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ FIELDS = ("dtype", "shape", "data_offsets")
 
 
 def read_safetensors(path: Path) -> FileContents:
-    """Tensors of one file ordered by position; no tensor data is read.
+    """Read the tensors of one file ordered by position; no tensor data is read.
 
-    Raises InputError with every problem found: a file that is truncated, empty or of another kind, an absurd
-    header length, invalid JSON, duplicate keys, unknown dtypes, shapes that do not fit their bytes, and data
-    offsets that overlap, leave holes or point outside the file.
+    Raises InputError with every problem found: a file that is truncated, empty or of another kind, an absurd header
+    length, invalid JSON, duplicate keys, unknown dtypes, shapes that do not fit their bytes, and data offsets that
+    overlap, leave holes or point outside the file.
     """
     head, size = read_head(path)
     header_bytes = _header_length(path, head, size)
@@ -39,7 +40,7 @@ def read_safetensors(path: Path) -> FileContents:
     tensors = []
     for name, entry in entries.items():
         try:
-            dtype, shape, begin, nbytes = _checked(name, entry)
+            dtype, shape, begin, nbytes = _checked_entry(name, entry)
         except ValueError as fault:
             problems.append(f"{printable(path)}: tensor '{printable(name)}': {fault}.")
             continue
@@ -54,7 +55,7 @@ def read_safetensors(path: Path) -> FileContents:
 
 
 def looks_like_safetensors(head: bytes) -> bool:
-    """Whether the first bytes are a possible header length and the beginning of a JSON object."""
+    """Return whether the first bytes are a possible header length and the beginning of a JSON object."""
     return head[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{" and _length(head) <= MAX_HEADER_BYTES
 
 
@@ -63,8 +64,10 @@ def _length(head: bytes) -> int:
 
 
 def _header_length(path: Path, head: bytes, size: int) -> int:
+    """Return the length of the header. Raises InputError for another kind of file, and a length that is absurd or
+    beyond the end."""
     shown = printable(path)
-    # The length of a real header may spell the first bytes of another kind of file.
+    # The length of a real header may equal the first bytes of another kind of file.
     foreign = None if looks_like_safetensors(head) else foreign_content(path, head, size)
     if foreign:
         raise InputError(foreign)
@@ -117,8 +120,8 @@ def _metadata(path: Path, entry: object, problems: list[str]) -> dict[str, str]:
     return entry
 
 
-def _checked(name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
-    """Dtype, shape, first byte and byte count of a header entry; raises ValueError saying what is unsound."""
+def _checked_entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
+    """Return dtype, shape, first byte and byte count of a header entry. Raises ValueError stating what is invalid."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -150,7 +153,7 @@ def _are_sizes(numbers: object) -> bool:
 
 
 def _coverage(path: Path, tensors: Sequence[TensorInfo], data_start: int, size: int) -> list[str]:
-    """Problems with sorted tensors that do not tile the bytes from data_start to the end of the file."""
+    """Return problems of sorted tensors that do not tile the bytes from data_start to the end of the file."""
     shown = printable(path)
     problems = []
     reached, owner = data_start, ""

@@ -1,19 +1,17 @@
-"""Which tensors the rules of `--include` and `--exclude` take, and by which rule.
+"""Selection of tensors by `--include` and `--exclude`, with the rule that decided each.
 
 A selector is one of
 
 * `@name`: a role or tag, such as `@router` or `@attn`;
 * `re:REGEX`: must match the whole name;
-* a glob: `*` stands for any characters, dots included, `?` for one, `[..]` for one of a set. It must match
-  the whole name, or all of a module path, so that `lm_head` takes `lm_head.weight` and `*layers.1` or
-  `*layers.1.*` take what lies in layer 1, never layer 11. It begins at the start of the name: `q_proj` alone
-  takes nothing, `*.q_proj` does.
+* a glob: `*` stands for any characters, dots included, `?` for one, `[..]` for one of a set. It must match the whole
+  name, or all of a module path, so that `lm_head` takes `lm_head.weight` and `*layers.1` or `*layers.1.*` take layer 1,
+  never layer 11. It begins at the start of the name: `q_proj` alone takes nothing, `*.q_proj` does.
 
-The last rule that matches a tensor decides. A tensor no rule matches is left out if the first rule is an
-include, and otherwise taken if its role is one of the default roles. An include by a pattern or a tag still
-keeps the protected kinds (norms, routers, embeddings, …): `*layers.1.*` takes the linear layers of layer 1.
-Only the kind's own `@role`, the full name of the tensor or that of its module takes it. Nothing takes
-integers or codes of 8 bits or fewer.
+The last rule that matches a tensor decides. A tensor that no rule matches is left out if the first rule is an include;
+otherwise it is taken if its role is one of the default roles. An include by a pattern or a tag still keeps the
+protected kinds (norms, routers, embeddings, …): `*layers.1.*` takes the linear layers of layer 1. Only the kind's own
+`@role`, the full name of the tensor or that of its module takes it. Nothing takes integers or codes of 8 bits or fewer.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from mxcli.files.tensors import DTYPES, TensorInfo
 
 
 def glob_regex(glob: str) -> re.Pattern[str]:
-    """The regex that matches from the start of the names a glob takes: whole names, or whole module paths.
+    """Return the regex for a glob, matching from the start: whole names, or whole module paths.
 
     `*` stands for any characters, dots included, `?` for one character, `[..]` for one of a set.
     """
@@ -38,7 +36,7 @@ def glob_regex(glob: str) -> re.Pattern[str]:
 
 
 def suggest_glob(glob: str, names: Collection[str]) -> str:
-    """A question, with a leading space, proposing a glob that does match; else an example of the names."""
+    """Return a question, with a leading space, proposing a glob that does match; else an example of the names."""
     candidates = [f"*.{glob}", *_respelled(glob, names)]
     for candidate in candidates:
         pattern = glob_regex(candidate)
@@ -49,7 +47,7 @@ def suggest_glob(glob: str, names: Collection[str]) -> str:
 
 
 def suggest_regex(regex: re.Pattern[str], names: Collection[str]) -> str:
-    """A hint when the regex occurs inside names but matches no whole one, else an example of the names."""
+    """Return a hint if the regex occurs inside names but matches no whole one, else an example of the names."""
     count = sum(regex.search(name) is not None for name in names)
     if count:
         wider = printable(f"re:.*({regex.pattern}).*")
@@ -58,13 +56,13 @@ def suggest_regex(regex: re.Pattern[str], names: Collection[str]) -> str:
 
 
 def suggest_role(tensors: Mapping[str, TensorInfo]) -> str:
-    """The roles and tags that do occur."""
+    """Return a sentence listing the roles and tags that occur."""
     present = sorted({tag for info in tensors.values() for tag in tags_of(info.name, info.role)})
     return f" Here are {', '.join('@' + tag for tag in present)}."
 
 
 def _respelled(glob: str, names: Iterable[str]) -> list[str]:
-    """The glob with each word that no name contains replaced by the closest word of the names."""
+    """Return the glob with each word that no name contains replaced by the closest word of the names."""
     words = {word for name in names for word in name.split(".") if not word.isdigit()}
     respelled = glob
     for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", glob):
@@ -90,7 +88,7 @@ Matcher = Callable[[TensorInfo], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One `--include` or `--exclude` as the user gave it."""
+    """A single `--include` or `--exclude` as the user gave it."""
 
     include: bool
     selector: str
@@ -99,9 +97,8 @@ class Rule:
         return f"--{'include' if self.include else 'exclude'} {printable(self.selector)}"
 
     def names(self, info: TensorInfo) -> bool:
-        """Whether it names the tensor outright, by its full name, its module or its role, and not by a
-        pattern.
-        """
+        """Return whether it names the tensor outright, by its full name, its module or its role, and not by a
+        pattern."""
         if self.selector.startswith(ROLE_MARK):
             return self.selector.removeprefix(ROLE_MARK) in (info.role, ALIASES.get(info.role))
         return info.name in (self.selector, f"{self.selector}.weight")
@@ -109,7 +106,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a tensor is taken, the rule that decided (None: the defaults), and why in words."""
+    """A tensor's selection: taken or not, the rule that decided (None: the defaults), and why."""
 
     taken: bool
     rule: Rule | None
@@ -118,17 +115,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A choice for every tensor; per rule, in order, how many tensors it matched and how many it decided."""
+    """The decision for every tensor; per rule, in order, how many tensors it matched and how many it decided."""
 
-    choices: Mapping[str, Decision]
+    decisions: Mapping[str, Decision]
     rules: tuple[Rule, ...]
     matched: tuple[int, ...]
     decided: tuple[int, ...]
 
     @property
     def taken(self) -> tuple[str, ...]:
-        """Names of the tensors taken, in file order."""
-        return tuple(name for name, choice in self.choices.items() if choice.taken)
+        """Return the names of the tensors taken, in file order."""
+        return tuple(name for name, decision in self.decisions.items() if decision.taken)
 
 
 def select(
@@ -136,20 +133,20 @@ def select(
     rules: Sequence[Rule] = (),
     default_roles: Collection[str] = DEFAULT_ROLES,
 ) -> Selection:
-    """Apply the rules in order; raises UsageError naming every selector that is invalid or takes nothing."""
+    """Apply the rules in order. Raises UsageError naming every selector that is invalid or takes nothing."""
     matchers = _compiled(rules)
     matched, decided = [0] * len(rules), [0] * len(rules)
     restricts = bool(rules) and rules[0].include
-    choices = {}
+    decisions = {}
     for name, info in tensors.items():
         last = None
-        for place, matches in enumerate(matchers):
+        for index, matches in enumerate(matchers):
             if matches(info):
-                matched[place] += 1
-                last = place
+                matched[index] += 1
+                last = index
         if last is not None:
             decided[last] += 1
-        choices[name] = _choice(info, None if last is None else rules[last], restricts, default_roles)
+        decisions[name] = _decision(info, None if last is None else rules[last], restricts, default_roles)
     problems = [
         f"{rule}: matches no tensor.{suggestion(rule.selector, tensors)}"
         for rule, count in zip(rules, matched, strict=True)
@@ -157,7 +154,7 @@ def select(
     ]
     if problems:
         raise together(UsageError, "Selectors that match nothing", problems)
-    return Selection(choices, tuple(rules), tuple(matched), tuple(decided))
+    return Selection(decisions, tuple(rules), tuple(matched), tuple(decided))
 
 
 def _compiled(rules: Sequence[Rule]) -> list[Matcher]:
@@ -173,7 +170,7 @@ def _compiled(rules: Sequence[Rule]) -> list[Matcher]:
 
 
 def matcher(selector: str) -> Matcher:
-    """The test of one selector; raises ValueError saying what is wrong with it."""
+    """Return the test of one selector. Raises ValueError stating what is wrong with it."""
     if selector.startswith(ROLE_MARK):
         role = selector.removeprefix(ROLE_MARK)
         if role not in SELECTABLE:
@@ -195,7 +192,7 @@ def matcher(selector: str) -> Matcher:
 
 
 def suggestion(selector: str, tensors: Mapping[str, TensorInfo]) -> str:
-    """What to say, after a space, of a selector that matches none of the tensors."""
+    """Return a hint, with a leading space, for a selector that matches none of the tensors."""
     if selector.startswith(ROLE_MARK):
         return suggest_role(tensors)
     if selector.startswith(REGEX_MARK):
@@ -203,23 +200,23 @@ def suggestion(selector: str, tensors: Mapping[str, TensorInfo]) -> str:
     return suggest_glob(selector, tensors.keys())
 
 
-def _choice(info: TensorInfo, rule: Rule | None, restricts: bool, default_roles: Collection[str]) -> Decision:
-    usual = info.role in default_roles
+def _decision(info: TensorInfo, rule: Rule | None, restricts: bool, default_roles: Collection[str]) -> Decision:
+    by_default = info.role in default_roles
     if rule is None:
         if restricts:
             return Decision(False, None, "no --include takes it")
-        return Decision(usual, None, _kind(info) if usual else f"kept: {_kind(info)}")
-    if not rule.include or usual:
+        return Decision(by_default, None, _kind(info) if by_default else f"kept: {_kind(info)}")
+    if not rule.include or by_default:
         return Decision(rule.include, rule, str(rule))
     dtype = DTYPES[info.dtype]
     if not dtype.is_float or dtype.bits <= 8:
-        return Decision(False, rule, f"kept: {info.dtype} is no float of more than 8 bits ({rule} matches it)")
+        return Decision(False, rule, f"kept: {info.dtype} is not a float of more than 8 bits ({rule} matches it)")
     if rule.names(info):
         return Decision(True, rule, str(rule))
     return Decision(False, rule, f"kept: {_kind(info)} ({rule} matches it; only its name or @{info.role} takes it)")
 
 
 def _kind(info: TensorInfo) -> str:
-    """The role, and the table's reason where the table decided it."""
+    """Return the role, with the table's reason if the table decided it."""
     row = role_row(info.name, info.shape, info.dtype)
     return f"{info.role}, {row.reason}" if row.role == info.role else info.role

@@ -1,4 +1,4 @@
-"""One file of weights, written tensor by tensor: its header is complete before its first byte of data."""
+"""A weight file, written tensor by tensor: its header is complete before its first byte of data."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ CHUNK_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a kind of file is put together: its header, its tensors in the order of their bytes, and what the position of
-    each and the length of the file are multiples of."""
+    """The layout of a kind of file: its header, the order of its tensors, and the alignment of each tensor and of the
+    file's length."""
 
     header: Callable[[Shard], bytes]
     order: Callable[[Sequence[Entry]], tuple[Entry, ...]]
     alignment: int = 1
 
     def aligned(self, position: int) -> int:
-        """The position, or the first multiple after it."""
+        """Return the position, rounded up to the alignment."""
         return -(-position // self.alignment) * self.alignment
 
 
 def _safetensors_header(shard: Shard) -> bytes:
-    """Length and JSON header, padded with spaces so that the data begins on a multiple of 8. A missing `format` is
-    added, which transformers insists on."""
+    """Return length and JSON header, padded with spaces so that the data begins on a multiple of 8. Adds `format` if
+    missing: transformers requires it."""
     described: dict[str, object] = {"__metadata__": {"format": "pt", **shard.metadata}}
     begin = 0
     for entry in shard.in_order:
@@ -53,7 +53,7 @@ def _safetensors_header(shard: Shard) -> bytes:
 
 
 def _widest_first(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """In order of element width, else as given: so each is aligned to its elements without holes."""
+    """Sort by element width, widest first: each tensor is then aligned to its elements without holes."""
     return tuple(sorted(entries, key=lambda entry: -DTYPES[entry.dtype].bits))
 
 
@@ -62,7 +62,7 @@ SAFETENSORS_FORM = Form(_safetensors_header, _widest_first)
 
 @dataclass(frozen=True)
 class Shard:
-    """A file to be written: its name, its tensors, its `__metadata__`, and how it is put together."""
+    """A file to write: its name, its tensors, its `__metadata__` and its form."""
 
     name: str
     entries: tuple[Entry, ...]
@@ -71,27 +71,27 @@ class Shard:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Return the bytes of all tensors."""
         return sum(entry.nbytes for entry in self.entries)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file."""
+        """Return the bytes of the file."""
         return self.form.aligned(max(self.ends.values(), default=len(self.header)))
 
     @cached_property
     def header(self) -> bytes:
-        """What stands before the data."""
+        """Return the bytes before the data."""
         return self.form.header(self)
 
     @property
     def in_order(self) -> tuple[Entry, ...]:
-        """The tensors in the order of their bytes."""
+        """Return the tensors in the order of their bytes."""
         return self.form.order(self.entries)
 
     @cached_property
     def ends(self) -> dict[str, int]:
-        """The position behind the last byte of each tensor."""
+        """Return the end position of each tensor."""
         ends, end = {}, len(self.header)
         for entry in self.in_order:
             end = self.form.aligned(end) + entry.nbytes
@@ -100,22 +100,22 @@ class Shard:
 
 
 class ShardFile:
-    """A shard under its partial name. Tensors may come in any order; nothing is mapped and nothing is buffered.
+    """A shard under its partial name. Tensors may come in any order; nothing is mapped or buffered.
 
-    `written` are tensors that the file holds already, after its header; without any both are begun.
+    `written` are tensors that the file already holds behind its header; without any, the header is written first.
     """
 
     def __init__(self, shard: Shard, file: BinaryIO, written: Collection[str] = ()) -> None:
-        ends, held = shard.ends, frozenset(written)
+        ends, written = shard.ends, frozenset(written)
         self._file, self._nbytes = file, shard.nbytes
         self._missing = {
-            entry.name: (entry, ends[entry.name] - entry.nbytes) for entry in shard.entries if entry.name not in held
+            entry.name: (entry, ends[entry.name] - entry.nbytes) for entry in shard.entries if entry.name not in written
         }
-        if not held:
+        if not written:
             self._file.write(shard.header)
 
     def write(self, name: str, array: Array) -> None:
-        """Write the bytes of one tensor in its place; the array must hold as many as the header says."""
+        """Write the bytes of one tensor. Raises ValueError unless the array has as many as the header states."""
         entry, position = self._missing.pop(name)
         contiguous = np.ascontiguousarray(array)
         if contiguous.nbytes != entry.nbytes:
@@ -128,23 +128,23 @@ class ShardFile:
             self._file.write(flat[start : start + CHUNK_BYTES].data)
 
     def finish(self) -> None:
-        """Bring everything to the disk and close; every tensor must have been written."""
+        """Sync everything to disk and close. Raises ValueError if a tensor was not written."""
         if self._missing:
             raise ValueError(f"tensors described but not written: {sorted(self._missing)}")
-        self._file.truncate(self._nbytes)  # what pads the last tensor
+        self._file.truncate(self._nbytes)  # pads the last tensor
         self.sync()
         self._file.close()
 
     def sync(self) -> None:
-        """Bring what was written so far to the disk."""
+        """Sync what was written so far to disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close without a claim that the file is complete."""
+        """Close, complete or not."""
         self._file.close()
 
 
 def partial_path(path: Path) -> Path:
-    """Where a file lies until it is complete."""
+    """Return the path of a file until it is complete."""
     return path.with_name(path.name + PARTIAL_SUFFIX)

@@ -1,4 +1,4 @@
-"""From what the user typed to the files to read: a file, a directory, a sharded directory or an index."""
+"""The files behind a source as typed: a file, a directory, a sharded directory or an index."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from mxcli.files.safetensors import looks_like_safetensors
 class Source:
     """Files of one kind in name order, the index that names them, and notes on what was left aside.
 
-    `is_model` is true when the files are the model of the directory `root`, so that its side files belong to
-    them; false for a file opened by itself. `is_dump` is true when they lie in folders of steps and ranks below `root`,
-    which only captures do.
+    `is_model` is true if the files are the model of the directory `root`, so that its side files belong to them; false
+    for a file opened by itself. `is_dump` is true if they are in step and rank folders below `root`, as only captures
+    are.
     """
 
     root: Path
@@ -53,17 +53,16 @@ class Source:
 
     @property
     def may_be_dump(self) -> bool:
-        """Whether the names in the files may tell that they are captures of another program: an index and numbered
-        shards are a model's."""
+        """Return whether the files may be captures of another program: those have no index and no numbered shards."""
         numbered = any(SHARD_NAME.fullmatch(path.name) for path in self.files)
         return self.kind != GGUF and self.index is None and not numbered
 
 
 def locate(source: str | Path) -> Source:
-    """The files behind a source; raises InputError when there are none, or some are missing or unreadable.
+    """Find the files behind a source. Raises InputError if there are none, or some are missing or unreadable.
 
-    A file is read by itself, unless it is the whole model of a directory with a config.json: then it stands
-    for the directory.
+    A file is read by itself, unless it is the whole model of a directory with a config.json: then it stands for the
+    directory.
     """
     if not str(source).strip():
         raise InputError("The source is empty; give a checkpoint file or directory.")
@@ -130,7 +129,7 @@ def _lone_shard(path: Path, names: list[str]) -> tuple[str, ...]:
 
 
 def _kind_of(path: Path) -> str:
-    """The kind a file's ending, or else its first bytes, tell; raises InputError when neither does."""
+    """Return the kind by a file's ending, else by its first bytes. Raises InputError if both are unknown."""
     if path.suffix in KINDS:
         return KINDS[path.suffix]
     head, size = read_head(path)
@@ -149,7 +148,7 @@ def _kind_of(path: Path) -> str:
 
 
 def _neighbour(path: Path) -> str:
-    """A question naming what lies beside a path that does not exist, or an empty string."""
+    """Return a question naming a similar file next to a path that does not exist, or an empty string."""
     if os.path.lexists(path):
         return ""
     try:
@@ -158,15 +157,16 @@ def _neighbour(path: Path) -> str:
         return ""
 
 
-_READ_BESIDE = (CONFIG, PRODUCER_CONFIG, RECORD)
-"""What is read beside weights, whether they were named by their directory or by themselves."""
+_CONFIGS = (CONFIG, PRODUCER_CONFIG, RECORD)
+"""Files read along with weights, whether the source is their directory or the weight file."""
 
 
 def source_of(file: Path, sources: Iterable[str]) -> str | None:
-    """The first of the sources that a file belongs to, or would if it were there; None where it is none's.
+    """Return the first of the sources that a file belongs to, or would if it existed; None without one.
 
-    To a directory, and to a file that stands for the model of one, belongs every file in it, and a new one by a name
-    that is read as part of a model. To a file by itself belong it and the configuration beside it. Links are resolved.
+    Every file in a directory belongs to it, and to a file that stands for the directory's model, as does a new one
+    whose name is read as part of a model. To a file by itself belong it and the configuration next to it. Links are
+    resolved.
     """
     return next((source for source in sources if _belongs(file, source)), None)
 
@@ -174,7 +174,7 @@ def source_of(file: Path, sources: Iterable[str]) -> str | None:
 def _belongs(file: Path, source: str) -> bool:
     try:
         located = locate(source)
-    except (InputError, OSError):  # no checkpoint, or none yet: what reads it will say what it thinks of it
+    except (InputError, OSError):  # not a checkpoint, or not yet: reading it will raise the error
         path = Path(source)
         return _same(file, path) or (path.is_dir() and _is_part(file, path))
     parts = (*located.files, *(() if located.index is None else (located.index.path,)))
@@ -182,23 +182,23 @@ def _belongs(file: Path, source: str) -> bool:
         return True
     if located.is_model or located.is_dump:
         return _is_part(file, located.root)
-    return any(place.parent == located.root.resolve() and place.name in _READ_BESIDE for place in _places(file))
+    return any(path.parent == located.root.resolve() and path.name in _CONFIGS for path in _paths(file))
 
 
 def _is_part(file: Path, root: Path) -> bool:
-    """Whether a file lies in a directory, or would and be read as part of the model there."""
-    inside = any(place.is_relative_to(root.resolve()) for place in _places(file))
+    """Return whether a file is in a directory, or would be and be read as part of the model there."""
+    inside = any(path.is_relative_to(root.resolve()) for path in _paths(file))
     return inside and (file.exists() or _is_read(file.name))
 
 
-def _places(file: Path) -> tuple[Path, Path]:
-    """Where a file lies: by its own name, and by that of what it is a link to."""
+def _paths(file: Path) -> tuple[Path, Path]:
+    """Return the path of a file by its own name, and with its link resolved."""
     return file.parent.resolve() / file.name, file.resolve()
 
 
 def _is_read(name: str) -> bool:
-    """Whether a file of that name would be read as part of a model."""
-    return name in _READ_BESIDE or name.endswith(INDEX_SUFFIX) or Path(name).suffix in KINDS
+    """Return whether a file of that name would be read as part of a model."""
+    return name in _CONFIGS or name.endswith(INDEX_SUFFIX) or Path(name).suffix in KINDS
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Which dimension of a stored weight its matrix product reduces over: where blocks must run."""
+"""The structure of a model: tied output heads, and the dimension that each weight's matrix product reduces over."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mxcli.files.tensors import TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """An embedding's name (full match), the names that share it, the model types it holds for (none: all)."""
+    """An embedding's name (full match), the names that share it, and the model types it holds for (none: all)."""
 
     stored: str
     aliases: tuple[str, ...]
     model_types: frozenset[str] = frozenset()
 
 
-# The first row that fits decides; \1 is the stored name's prefix.
+# The first matching row decides; \1 is the stored name's prefix.
 TIES = (
     Tie(r"(.*\.)?decoder\.embed_tokens\.weight", ("proj_out.weight",), frozenset({"whisper"})),
     Tie(
@@ -43,30 +43,30 @@ GENERATES = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditiona
 def tied_by_config(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, object] | None
 ) -> tuple[dict[str, str], list[str]]:
-    """Absent name to stored name of every tie, and notes.
+    """Return absent name to stored name of every tie, and notes.
 
-    A head that is absent is tied when the configuration says tie_word_embeddings, or says nothing and its
-    architecture generates text. Nothing is tied when a head is stored, or the architecture has none.
+    A head that is absent is tied if the configuration states tie_word_embeddings, or does not state it and its
+    architecture generates text. Nothing is tied if a head is stored, or the architecture has none.
     """
     if config is None:
         return {}, []
     heads = [name for name, info in tensors.items() if info.role == "lm_head"]
-    says = _says_tied(config)
+    stated = _stated_tie(config)
     if heads:
         head = printable(heads[0])
-        return {}, [f"The configuration ties the output head, yet {head} is stored."] if says else []
+        return {}, [f"The configuration ties the output head, yet {head} is stored."] if stated else []
     has_head = _has_head(config)
-    if has_head is False or (has_head is None and not says):
+    if has_head is False or (has_head is None and not stated):
         return {}, []
     row, match = _embedding(tensors, config)
     if row is None or match is None:
         return {}, []
-    if says is False:
+    if stated is False:
         return {}, ["The configuration says the output head is not tied, yet no head is stored."]
     stored = match[0]
     aliases = sorted(match.expand(alias) for alias in row.aliases)
     tied = {alias: stored for alias in aliases if alias not in tensors}
-    why = "" if says else " (the configuration does not say so, but no head is stored)"
+    why = "" if stated else " (the configuration does not say so, but no head is stored)"
     return tied, [f"{alias} is tied to {printable(stored)}{why}." for alias in tied]
 
 
@@ -84,16 +84,16 @@ def _embedding(
     return None, None
 
 
-def _says_tied(config: Mapping[str, object]) -> bool | None:
+def _stated_tie(config: Mapping[str, object]) -> bool | None:
     for part in (config, config.get("text_config")):
-        says = part.get("tie_word_embeddings") if isinstance(part, Mapping) else None
-        if isinstance(says, bool):
-            return says
+        stated = part.get("tie_word_embeddings") if isinstance(part, Mapping) else None
+        if isinstance(stated, bool):
+            return stated
     return None
 
 
 def _has_head(config: Mapping[str, object]) -> bool | None:
-    """Whether the architecture has an output head; None when the configuration names no architecture."""
+    """Return whether the architecture has an output head; None if the configuration names no architecture."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         return None
@@ -124,11 +124,11 @@ _FUSED = re.compile(r"(^|\.)h\.\d+\.attn\.c_attn\.weight$")
 
 
 def reduction_axis(info: TensorInfo, config: Mapping[str, object] | None = None, *, conv1d: bool = False) -> int:
-    """-1 or -2: the dimension the layer sums over.
+    """Return the dimension that the layer sums over: -1 or -2.
 
-    A stack of experts is decided by which of its dimensions is the config's hidden_size, where only one is;
-    else the TRANSPOSED rows for the config's model type decide. `conv1d` is stores_conv1d() of the source,
-    for sources without a config.
+    For a stack of experts, the dimension equal to the config's hidden_size decides if there is exactly one; else the
+    TRANSPOSED rows for the config's model type decide. `conv1d` is stores_conv1d() of the source, for sources without a
+    config.
     """
     if len(info.shape) < 2:
         return LAST
@@ -145,7 +145,7 @@ def reduction_axis(info: TensorInfo, config: Mapping[str, object] | None = None,
 
 
 def stores_conv1d(tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether the shapes of fused attention weights show GPT-2's [in, out] order."""
+    """Return whether the shapes of fused attention weights show GPT-2's [in, out] order."""
     return any(
         len(info.shape) == 2 and info.shape[1] == 3 * info.shape[0]
         for name, info in tensors.items()

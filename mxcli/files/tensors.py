@@ -1,4 +1,4 @@
-"""What a file says about its tensors before any data is read: dtypes as rows, one record per tensor."""
+"""Dtypes as rows, and what a file header states about each tensor before any data is read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import gcd, prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 IN_MEMORY = -1
 MAX_DIMENSIONS = 32
@@ -19,7 +20,8 @@ LARGEST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A safetensors dtype: name, width, the numpy dtype its bytes are handed out as, and if it is a float."""
+    """A safetensors dtype: its name, its width, the numpy dtype of the arrays returned for it, and whether it is a
+    float."""
 
     name: str
     bits: int
@@ -28,16 +30,16 @@ class DType:
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes of one element of the storage dtype; offsets must be multiples of it to be mapped."""
+        """Return the bytes of one storage element; offsets must be multiples of it to be mapped."""
         return max(self.bits // 8, 1)
 
     @property
     def is_raw(self) -> bool:
-        """Whether numpy has no type for it, so that its bytes are handed out as unsigned integers."""
+        """Return whether numpy lacks this float type, so that its bytes are returned as unsigned integers."""
         return self.is_float and not self.storage.startswith("<f")
 
 
-_ROWS = (
+_DTYPES = (
     DType("F64", 64, "<f8", True),
     DType("F32", 32, "<f4", True),
     DType("F16", 16, "<f2", True),
@@ -61,18 +63,17 @@ _ROWS = (
     DType("BOOL", 8, "|b1", False),
     DType("C64", 64, "<c8", False),
 )
-DTYPES: Mapping[str, DType] = {row.name: row for row in _ROWS}
+DTYPES: Mapping[str, DType] = {dtype.name: dtype for dtype in _DTYPES}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a source.
+    """A tensor of a source.
 
-    `dtype` is a safetensors name and `shape` the logical shape (an F4 row of 16 counts 16, not 8). `offset`
-    is the position of its first byte in `file`, or IN_MEMORY where the bytes must be decoded first
-    (compressed, pickled, byte-swapped or transposed data). `nbytes` counts the bytes `read` returns.
-    `block_type` names the type of GGUF whose blocks the bytes are; empty where `dtype` and `shape` say it all.
-    `layer` is the module that it was captured at; empty where it was not, so that its name tells.
+    `dtype` is a safetensors name and `shape` the logical shape (an F4 row of 16 counts 16, not 8). `offset` is the
+    position of its first byte in `file`, or IN_MEMORY if the bytes must be decoded first (compressed, pickled,
+    byte-swapped or transposed data). `nbytes` counts the bytes that `read` returns. `block_type` is the GGUF type of
+    the blocks, empty for other tensors. `layer` is the module it was captured at, empty for uncaptured tensors.
     """
 
     name: str
@@ -87,21 +88,20 @@ class TensorInfo:
 
     @property
     def type_name(self) -> str:
-        """What its bytes are, as people call it."""
+        """Return the usual name of its type."""
         return self.block_type or self.dtype
 
     @property
     def elements(self) -> int:
-        """Number of logical elements; 1 for a 0-dim tensor, 0 for an empty one."""
+        """Return the number of logical elements; 1 for a 0-dim tensor, 0 for an empty one."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """All that one file holds, in file order; what every reader returns.
+    """The contents of one file in file order, as every reader returns them.
 
-    `decode` returns tensors whose offset is IN_MEMORY. `tied` maps a name to the earlier name it shares
-    storage with.
+    `decode` returns tensors whose offset is IN_MEMORY. `tied` maps a name to the earlier name it shares storage with.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -112,9 +112,9 @@ class FileContents:
 
 
 def storage_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the array of storage elements: the last dimension shrinks for dtypes below one byte.
+    """Return the shape in storage elements: the last dimension shrinks for dtypes below one byte.
 
-    Raises ValueError when a row of such a dtype does not end on a byte.
+    Raises ValueError if a row of such a dtype does not end on a byte.
     """
     bits = DTYPES[dtype].bits
     if bits >= 8:
@@ -129,7 +129,7 @@ def storage_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def byte_count(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes a tensor occupies; raises ValueError like storage_shape, and for more than numpy can hold."""
+    """Return the bytes of a tensor. Raises ValueError like storage_shape, and for more than numpy can hold."""
     stored = storage_shape(dtype, shape)
     if len(stored) > MAX_DIMENSIONS:
         raise ValueError(f"{len(stored)} dimensions; at most {MAX_DIMENSIONS} can be held")

@@ -1,134 +1,137 @@
-"""A benchmark as a table and as records."""
+"""Benchmarks of `quantize`, on the CPU and on GPUs, as a table and as records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from mxcli.flows.bench.quantize import BenchReport, Row, Timing
-from mxcli.output.numbers import ABSENT, significant
+from mxcli.output.fields import COUNT, FLAG, NUMBER, TEXT, TEXT_OR_NULL, Field, Fields, attributes
+from mxcli.output.numbers import significant
 from mxcli.output.screen import Screen
-from mxcli.output.table import Column, aligned
+from mxcli.output.table import aligned
 
-TIMING_NAMES = ("seconds_median", "seconds_p10", "seconds_p90", "rounds")
+if TYPE_CHECKING:
+    from mxcli.flows.bench.gpu import GpuReport, GpuRow
+    from mxcli.flows.bench.quantize import BenchReport, Row, Timing
 
-
-class TimedRow(Protocol):
-    """A row of a benchmark, a frozen record."""
-
-    @property
-    def timing(self) -> Timing | None:
-        """How long it took; None where it could not be timed."""
-
-    @property
-    def elements_per_second(self) -> float | None:
-        """From the median."""
-
-    @property
-    def bytes_per_second(self) -> float | None:
-        """From the median."""
-
-    @property
-    def bytes_equal(self) -> bool | None:
-        """Whether another package's bytes are ours."""
+UNSTABLE_PERCENT = 5.0
+"""A row of a GPU benchmark is unstable if its times spread over more."""
 
 
-def settings_record(report: Any, rows: list[dict[str, object]]) -> dict[str, object]:
-    """A benchmark for JSON: its settings and checks as they are, and its rows as records."""
-    return {**asdict(report), "rows": rows}
+def spread_percent(timing: Timing) -> float:
+    """Return the range from the 10th to the 90th percentile relative to the median."""
+    return 100.0 * (timing.p90 - timing.p10) / timing.median
 
 
-def flat_records(rows: Iterable[Any], names: Sequence[str]) -> list[dict[str, object]]:
-    """One flat record per row, with `names` for keys; times under TIMING_NAMES."""
-    return [_record(row, names) for row in rows]
+def _billions(rate: float | None) -> str:
+    return significant(None if rate is None else rate / 1e9)
 
 
-def spread_percent(row: TimedRow) -> float:
-    """From the 10th to the 90th percentile, against the median."""
-    assert row.timing is not None
-    return 100.0 * (row.timing.p90 - row.timing.p10) / row.timing.median
+def _time(name: str, row: Any) -> float | int | None:
+    return None if row.timing is None else getattr(row.timing, name)
 
 
-def rate_cells(row: TimedRow) -> list[str]:
-    """Billions of elements and of bytes a second."""
-    rates = (row.elements_per_second, row.bytes_per_second)
-    return [significant(None if rate is None else rate / 1e9) for rate in rates]
-
-
-def equal_cell(row: TimedRow) -> str:
-    """Whether bytes are ours, where there was anything to compare."""
-    return ABSENT if row.bytes_equal is None else "yes" if row.bytes_equal else "no"
-
-
-def _record(row: Any, names: Sequence[str]) -> dict[str, object]:
-    values = asdict(row)
-    timing = values.pop("timing") or {}
-    values |= {f"seconds_{name}": timing.get(name) for name in ("median", "p10", "p90")}
-    values["rounds"] = timing.get("rounds")
-    return {name: values[name] for name in names}
-
-
-_COLUMNS = (
-    Column("what", right=False),
-    Column("format", right=False),
-    Column("scale\nrounding", right=False),
-    Column("threads"),
-    Column("statistics", right=False),
-    Column("G elements/s"),
-    Column("GB/s"),
-    Column("% of copy"),
-    Column("spread %\n(p10..p90)", drop=1),
-    Column("bytes\nequal ours", right=False, drop=2),
+TIMES: Fields[Any] = Fields(
+    *(Field(f"seconds_{name}", partial(_time, name), NUMBER) for name in ("median", "p10", "p90")),
+    Field("rounds", partial(_time, "rounds"), COUNT),
 )
-RECORD_NAMES = (
-    "name",
-    "format",
-    "scale_rounding",
-    "threads",
-    "statistics",
-    *TIMING_NAMES,
-    "elements_per_second",
-    "bytes_per_second",
-    "copy_percent",
-    "bytes_equal",
-    "problem",
+"""Seconds per call of a row; null if it was not timed."""
+SPREAD: Field[Any] = Field(
+    "spread",
+    lambda row: None if row.timing is None else spread_percent(row.timing),
+    title="spread %\n(p10..p90)",
+    drop=1,
 )
+_NAMES: Fields[Any] = Fields(
+    Field("name", lambda row: row.name, TEXT, "what", right=False),
+    Field("format", lambda row: row.format, TEXT_OR_NULL, "format", right=False),
+    Field("scale_rounding", lambda row: row.scale_rounding, TEXT_OR_NULL, "scale\nrounding", right=False),
+)
+_RATES: Fields[Any] = Fields(
+    TIMES,
+    Field("elements_per_second", lambda row: row.elements_per_second, NUMBER, "G elements/s",
+          cell=lambda row: _billions(row.elements_per_second)),
+    Field("bytes_per_second", lambda row: row.bytes_per_second, NUMBER, "GB/s",
+          cell=lambda row: _billions(row.bytes_per_second)),
+)  # fmt: skip
+_CHECKED: Fields[Any] = Fields(
+    SPREAD,
+    Field("bytes_equal", lambda row: row.bytes_equal, FLAG, "bytes\nequal ours", right=False, drop=2),
+    Field("problem", lambda row: row.problem, TEXT_OR_NULL),
+)
+_ROW: Fields[Row] = Fields(
+    _NAMES,
+    Field("threads", lambda row: row.threads, COUNT, "threads"),
+    Field("statistics", lambda row: row.statistics, FLAG, "statistics", right=False),
+    _RATES,
+    Field("copy_percent", lambda row: row.copy_percent, NUMBER, "% of copy"),
+    _CHECKED,
+)
+_GPU_ROW: Fields[GpuRow] = Fields(
+    _NAMES,
+    Field("work", lambda row: row.work, TEXT, "work", right=False),
+    _RATES,
+    *attributes(NUMBER, "limit_seconds"),
+    Field("limit_percent", lambda row: row.limit_percent, NUMBER, "% of\nlimit"),
+    _CHECKED,
+)
+RECORD_NAMES, GPU_RECORD_NAMES = tuple(_ROW.names), tuple(_GPU_ROW.names)
+"""The keys of rows, on the CPU and on GPUs."""
 
 
-def bench_text(report: BenchReport, screen: Screen) -> str:
-    """The settings, what was checked, and a row per timed thing."""
+def bench_text(report: BenchReport | GpuReport, screen: Screen) -> str:
+    """Return the settings, the checks, and a row per case timed."""
+    from mxcli.flows.bench.quantize import BenchReport
+
+    fields = _fields(report)
+    head = _head(report) if isinstance(report, BenchReport) else _gpu_head(report)
+    rows = [fields.cells(row) for row in report.rows if row.timing]
+    problems = [f"{row.name} {row.format}: {row.problem}" for row in report.rows if row.problem]
+    return "\n".join([*head, "", *aligned(fields.columns(), rows, screen), *problems])
+
+
+def bench_record(report: BenchReport | GpuReport) -> dict[str, object]:
+    """Return the settings and checks, and a record per row."""
+    return {**asdict(report), "rows": row_records(report)}
+
+
+def row_records(report: BenchReport | GpuReport) -> list[dict[str, object]]:
+    """Return a flat record per row, with the keys RECORD_NAMES or GPU_RECORD_NAMES."""
+    return [*map(_fields(report).record, report.rows)]
+
+
+def _fields(report: BenchReport | GpuReport) -> Fields[Any]:
+    from mxcli.flows.bench.quantize import BenchReport
+
+    return _ROW if isinstance(report, BenchReport) else _GPU_ROW
+
+
+def _head(report: BenchReport) -> list[str]:
     rows, columns = report.shape
-    head = [
+    return [
         f"{report.processor}, kernel on {report.instruction_set}; {report.dtype} {rows}x{columns}, {report.data}",
         f"medians of {report.rounds} interleaved rounds after a warm-up; outputs reuse their memory; bytes are input "
         "read plus output written",
+        *(f"checked: {check}" for check in report.checks),
     ]
-    checks = [f"checked: {check}" for check in report.checks]
-    problems = [f"{row.name} {row.format}: {row.problem}" for row in report.rows if row.problem]
-    timed = [_cells(row) for row in report.rows if row.timing]
-    return "\n".join([*head, *checks, "", *aligned(_COLUMNS, timed, screen), *problems])
 
 
-def bench_record(report: BenchReport) -> dict[str, object]:
-    """The same for JSON: settings, checks, and a record per row."""
-    return settings_record(report, row_records(report))
-
-
-def row_records(report: BenchReport) -> list[dict[str, object]]:
-    """One flat record per row, with RECORD_NAMES for keys."""
-    return flat_records(report.rows, RECORD_NAMES)
-
-
-def _cells(row: Row) -> list[str]:
+def _gpu_head(report: GpuReport) -> list[str]:
+    rows, columns = report.shape
+    spreads = [spread_percent(row.timing) for row in report.rows if row.timing]
+    unstable = sum(spread > UNSTABLE_PERCENT for spread in spreads)
     return [
-        row.name,
-        row.format or ABSENT,
-        row.scale_rounding or ABSENT,
-        str(row.threads),
-        "yes" if row.statistics else "no",
-        *rate_cells(row),
-        significant(row.copy_percent),
-        significant(spread_percent(row)),
-        equal_cell(row),
+        f"{report.device}: {report.description}; {report.dtype} {rows}x{columns}, {report.data}",
+        f"clocks before {report.clocks[0]}; after {report.clocks[1]}",
+        f"medians of {report.rounds} rounds in random order after a warm-up, timed on the device, L2 cache overwritten "
+        "before each",
+        "limit: this device's copy (of bytes read and written), its reading (where nothing is written), and one more "
+        "reading where the tensor's amax comes first",
+        f"checked: bytes and counts of {report.checks} schemes equal the CPU's",
+        *(
+            [f"unstable: {unstable} of {len(spreads)} rows spread over more than {UNSTABLE_PERCENT:g} %"]
+            if unstable
+            else []
+        ),
     ]

@@ -1,65 +1,70 @@
-"""Timed products as a table, as records, as a picture, and beside an earlier run."""
+"""Benchmarks of matrix products as a table, as records, as a picture, and compared with an earlier run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mxcli.errors import InputError, LimitError, printable
-from mxcli.files.plain import read_json_object
-from mxcli.flows.bench.gemm import GemmReport, GemmRow
-from mxcli.flows.bench.quantize import Timing
+from mxcli.output.bench import SPREAD, TIMES
+from mxcli.output.fields import COUNT, FLAG, NUMBER, TEXT, TEXT_OR_NULL, Field, Fields
 from mxcli.output.numbers import ABSENT, counted, significant
 from mxcli.output.screen import Screen, folded_lines
-from mxcli.output.table import Column, aligned
+from mxcli.output.table import aligned
 
-_COLUMNS = (
-    Column("product", right=False),
-    Column("m x n x k", right=False),
-    Column("pass", right=False, drop=5),
-    Column("TFLOP/s"),
-    Column("{reference}"),
-    Column("SQNR\ndB"),
-    Column("time\nms", drop=1),
-    Column("spread %\n(p10..p90)", drop=3),
-    Column("making A\nms", drop=2),
-    Column("not exact", drop=4),
-    Column("% of\npeak", drop=6),
-)
-_ALWAYS = 6
-"""Columns that are there even when nothing is in them."""
-RECORD_NAMES = (
-    "kernel",
-    "format_a",
-    "format_b",
-    "m",
-    "n",
-    "k",
-    "pass",
-    "layer",
-    "layers",
-    "tflops",
-    "speedup",
-    "sqnr_db",
-    "deviation",
-    "inexact",
-    "seconds_median",
-    "seconds_p10",
-    "seconds_p90",
-    "rounds",
-    "drift_percent",
-    "quantize_seconds_median",
-    "includes_quantize",
-    "peak_percent",
-    "problem",
-)
+if TYPE_CHECKING:
+    from mxcli.flows.bench.gemm import GemmReport, GemmRow
+    from mxcli.flows.bench.quantize import Timing
+
+
+def _milliseconds(timing: Timing | None) -> str:
+    return significant(None if timing is None else 1e3 * timing.median)
+
+
+def _passes(row: GemmRow) -> str:
+    layers = row.shape.layers
+    return f"{row.shape.passes} ({counted(layers, 'layer')})" if layers > 1 else row.shape.passes
+
+
+_ROW: Fields[GemmRow] = Fields(
+    Field("kernel", lambda row: row.kernel, TEXT, "product", right=False),
+    Field("format_a", lambda row: row.formats[0] if row.formats else "bf16", TEXT),
+    Field("format_b", lambda row: row.formats[1] if row.formats else "bf16", TEXT),
+    Field("m", lambda row: row.shape.m, COUNT),
+    Field("n", lambda row: row.shape.n, COUNT),
+    Field("k", lambda row: row.shape.k, COUNT),
+    Field("shape", lambda row: row.shape.text, title="m x n x k", right=False),
+    Field("pass", lambda row: row.shape.passes, TEXT, "pass", cell=_passes, right=False, drop=5),
+    Field("layer", lambda row: row.shape.layer, TEXT_OR_NULL),
+    Field("layers", lambda row: row.shape.layers, COUNT),
+    Field("tflops", lambda row: row.tflops, NUMBER, "TFLOP/s"),
+    Field("speedup", lambda row: row.speedup, NUMBER, "speedup"),
+    Field("sqnr_db", lambda row: row.sqnr_db, NUMBER, "SQNR\ndB"),
+    Field("deviation", lambda row: row.deviation, NUMBER),
+    Field("inexact", lambda row: row.inexact, COUNT, "not exact", drop=4),
+    TIMES.only("seconds_median"),
+    Field("time", lambda row: row.timing, title="time\nms", cell=lambda row: _milliseconds(row.timing), drop=1),
+    SPREAD.at(drop=3),
+    TIMES.without("seconds_median"),
+    Field("drift_percent", lambda row: row.drift_percent, NUMBER),
+    Field("quantize_seconds_median", lambda row: row.quantize.median if row.quantize else None, NUMBER,
+          "making A\nms", cell=lambda row: _milliseconds(row.quantize), drop=2),
+    Field("includes_quantize", lambda row: row.includes_quantize, FLAG),
+    Field("peak_percent", lambda row: row.peak_percent, NUMBER, "% of\npeak", drop=6),
+    Field("problem", lambda row: row.problem, TEXT_OR_NULL),
+)  # fmt: skip
+RECORD_NAMES = tuple(_ROW.names)
+_ALWAYS = ("kernel", "shape", "pass", "tflops", "speedup", "sqnr_db")
+"""Columns that are shown even if they are empty."""
+_IF_ANY = ("time", "spread", "quantize_seconds_median", "inexact", "peak_percent")
 EVERY_TIME = ("kernel", "m", "n", "k", "pass", "includes_quantize")
-"""Keys by which rows of two runs are the same."""
+"""The keys that identify a row in another run."""
 
 
 def gemm_text(report: GemmReport, screen: Screen) -> str:
-    """What was measured and how, a row per product that was computed, and why the others were not."""
+    """Return the settings, a row per product that was computed, and the reasons why others were not."""
     head = [
         f"{report.device}: {report.description}",
         f"operands: {report.data}; {report.own_data}",
@@ -68,13 +73,13 @@ def gemm_text(report: GemmReport, screen: Screen) -> str:
     ]
     head += [f"peak: {report.peaks}"] if report.peaks else []
     head += [f"clocks before: {report.clocks[0]}; after: {report.clocks[1]}"] if report.clocks else []
-    computed = [_cells(row) for row in report.rows if row.problem is None]
-    said = [at for at in range(len(_COLUMNS)) if at < _ALWAYS or any(cells[at] != ABSENT for cells in computed)]
-    titles = [column.title.format(reference=f"{report.reference}\n= 1") for column in _COLUMNS]
-    columns = [replace(_COLUMNS[at], title=titles[at]) for at in said]
-    computed = [[cells[at] for at in said] for cells in computed]
+    computed = [row for row in report.rows if row.problem is None]
+    some = [key for key in _IF_ANY if any(_ROW[key].text(row) != ABSENT for row in computed)]
+    fields = Fields(
+        *(field.at(title=f"{report.reference}\n= 1") if field.key == "speedup" else field for field in _ROW)
+    ).only(*_ALWAYS, *some)
     lines = [line for text in head for line in folded_lines(text, screen)]
-    lines += ["", *aligned(columns, computed, screen)]
+    lines += ["", *aligned(fields.columns(), [fields.cells(row) for row in computed], screen)]
     problems = _problems(report.rows)
     if problems:
         lines += ["", *(line for text in problems for line in folded_lines(text, screen, indent="  "))]
@@ -82,34 +87,35 @@ def gemm_text(report: GemmReport, screen: Screen) -> str:
 
 
 def gemm_record(report: GemmReport) -> dict[str, object]:
-    """The same for JSON."""
-    settings = asdict(report)
-    return {**settings, "rows": row_records(report)}
+    """Return the settings, and a record per row."""
+    return {**asdict(report), "rows": row_records(report)}
 
 
 def row_records(report: GemmReport) -> list[dict[str, object]]:
-    """One flat record per row, with RECORD_NAMES for keys."""
-    return [_record(row) for row in report.rows]
+    """Return a flat record per row, with the keys RECORD_NAMES."""
+    return [*map(_ROW.record, report.rows)]
 
 
 Earlier = Mapping[tuple[object, ...], Mapping[str, object]]
 
 
 def read_earlier(file: Path) -> Earlier:
-    """The rows of an earlier record by what they are of; raises InputError for a file that is no such record."""
+    """Read the rows of an earlier record, by the values of EVERY_TIME. Raises InputError for any other file."""
+    from mxcli.files.plain import read_json_object
+
     try:
         content = read_json_object(file)
     except OSError as error:
         raise InputError(f"{printable(file)}: cannot be read: {printable(error.strerror)}.") from error
     rows = content.get("rows")
     if content.get("schema") != "mxcli.bench.gemm/1" or not isinstance(rows, list):
-        raise InputError(f"{printable(file)}: no record of `mxcli bench gemm --json`.")
+        raise InputError(f"{printable(file)}: not a record of `mxcli bench gemm --json`.")
     return {tuple(row.get(key) for key in EVERY_TIME): row for row in rows if isinstance(row, Mapping)}
 
 
 def compare_with(report: GemmReport, known: Earlier, earlier: str, threshold_percent: float) -> list[str]:
-    """A line for every product that an earlier record has too. Raises InputError where it has none of them, and
-    LimitError naming the products that are slower by more than the threshold."""
+    """Return a line for every product that an earlier record has too. Raises InputError if it has none of them, and
+    LimitError with the products that are slower by more than the threshold."""
     lines, slower = [], []
     for record in row_records(report):
         before = known.get(tuple(record[key] for key in EVERY_TIME))
@@ -131,7 +137,7 @@ def compare_with(report: GemmReport, known: Earlier, earlier: str, threshold_per
 
 
 def plot_rates(report: GemmReport, file: Path) -> None:
-    """TFLOP/s against the number of operations, a line for each product, as PNG or SVG by the file's ending."""
+    """Plot TFLOP/s against the number of operations, a line for each product, as PNG or SVG by the file's ending."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
@@ -149,7 +155,7 @@ def plot_rates(report: GemmReport, file: Path) -> None:
 
 
 def _problems(rows: Sequence[GemmRow]) -> list[str]:
-    """Why products were not computed: a line for each product and reason, with the shapes where they matter."""
+    """Return the reasons why products were not computed, each with the shapes unless it is that of all."""
     shapes: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.problem is not None:
@@ -159,40 +165,3 @@ def _problems(rows: Sequence[GemmRow]) -> list[str]:
         f"{kernel}: {problem}" + ("" if len(set(texts)) == everywhere else f" ({', '.join(dict.fromkeys(texts))})")
         for (kernel, problem), texts in shapes.items()
     ]
-
-
-def _cells(row: GemmRow) -> list[str]:
-    shape = row.shape
-    times = f" ({counted(shape.layers, 'layer')})" if shape.layers > 1 else ""
-    return [
-        row.kernel,
-        shape.text,
-        f"{shape.passes}{times}",
-        significant(row.tflops),
-        significant(row.speedup),
-        significant(row.sqnr_db),
-        _milliseconds(row.timing),
-        significant(None if row.timing is None else 100 * (row.timing.p90 - row.timing.p10) / row.timing.median),
-        _milliseconds(row.quantize),
-        ABSENT if row.inexact is None else f"{row.inexact:,}",
-        significant(row.peak_percent),
-    ]
-
-
-def _milliseconds(timing: Timing | None) -> str:
-    return significant(None if timing is None else 1e3 * timing.median)
-
-
-def _record(row: GemmRow) -> dict[str, object]:
-    shape, timing = row.shape, row.timing
-    values: dict[str, object] = {
-        **{name: getattr(row, name) for name in RECORD_NAMES if hasattr(row, name)},
-        "format_a": row.formats[0] if row.formats else "bf16",
-        "format_b": row.formats[1] if row.formats else "bf16",
-        **{name: getattr(shape, name) for name in ("m", "n", "k", "layer", "layers")},
-        "pass": shape.passes,
-        **{f"seconds_{name}": getattr(timing, name) if timing else None for name in ("median", "p10", "p90")},
-        "rounds": timing.rounds if timing else None,
-        "quantize_seconds_median": row.quantize.median if row.quantize else None,
-    }
-    return {name: values[name] for name in RECORD_NAMES}

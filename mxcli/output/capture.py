@@ -1,125 +1,86 @@
-"""What `mxcli capture` will record or has recorded: a plan as text and JSON, a result as JSON."""
+"""Captures as JSON; plans of captures are in `plans`."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from mxcli.errors import printable
-from mxcli.files.capture_writer import CapturedTensor, StepName
-from mxcli.flows.capture.plan import CapturePlan
-from mxcli.flows.capture.run import CaptureRun
+from mxcli.files.captures import CAPTURED_ROLES
 from mxcli.output.export import json_text
-from mxcli.output.numbers import ABSENT, byte_size, counted, shape_text
-from mxcli.output.screen import Screen, bold, folded_lines
-from mxcli.output.table import Column, Row, aligned
+from mxcli.output.fields import (
+    AMOUNT,
+    COUNT,
+    FLAG,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    Field,
+    Fields,
+    array,
+    attributes,
+    choice,
+    records,
+)
+
+if TYPE_CHECKING:
+    from mxcli.files.capture_writer import CapturedTensor
+    from mxcli.flows.capture.plan import CapturePlan
+    from mxcli.flows.capture.run import CaptureRun
+
+REQUEST: Fields[CapturePlan] = Fields(
+    Field("source", lambda plan: plan.source, TEXT),
+    Field("output", lambda plan: str(plan.output.folder), TEXT),
+    Field("text", lambda plan: plan.text.name, TEXT),
+    Field("layers", lambda plan: [layer.name for layer in plan.layers], array(TEXT)),
+    Field("roles", lambda plan: list(plan.request.recorded), array(choice(CAPTURED_ROLES))),
+    Field("dtype", lambda plan: plan.model.dtype, TEXT, meaning="of the model's computation"),
+    Field("batch", lambda plan: plan.windows.batch, POSITIVE),
+    Field("tokens_per_window", lambda plan: plan.windows.tokens, POSITIVE),
+    Field("tokens", lambda plan: plan.windows.steps * plan.windows.step_tokens, COUNT, meaning="read by all steps"),
+    Field("sample_rows", lambda plan: plan.request.sample_rows, {"type": ["integer", "null"], "minimum": 1}),
+    Field("seed", lambda plan: plan.request.seed, COUNT),
+    Field("learning_rate", lambda plan: plan.request.learning_rate, AMOUNT),
+)
+"""The request of a capture, resolved for the model and the text."""
+
+CAPTURED: Fields[CapturedTensor] = Fields(
+    attributes(TEXT, "name", "layer", "role", "dtype"),
+    Field("shape", lambda tensor: list(tensor.shape), array(COUNT)),
+    Field("bytes", lambda tensor: tensor.nbytes, COUNT),
+)
+"""A tensor of the file of a step."""
 
 
-def capture_plan_text(plan: CapturePlan, screen: Screen) -> str:
-    """The layers with what of each goes to a step's file, and what that takes."""
-    windows = plan.windows
-    first, *lines = folded_lines(
-        f"{printable(plan.source)}: {counted(len(plan.layers), 'linear layer')}, {plan.model.dtype}; "
-        f"{counted(windows.steps, 'step')} of {windows.batch:,} x {windows.tokens:,} tokens of "
-        f"{printable(plan.text.name)}",
-        screen,
-    )
-    roles = plan.asked.recorded
-    columns = (Column("layer", right=False), Column("weight", right=False, drop=1), *(Column(role) for role in roles))
-    tensors = {tensor.name: tensor for tensor in plan.tensors}
-    rows: list[Row] = [
-        [
-            printable(layer.name),
-            shape_text((layer.outputs, layer.inputs)),
-            *(byte_size(tensors[f"{layer.name}.{role}"].nbytes) for role in roles),
-        ]
-        for layer in plan.layers
-    ]
-    sums = [byte_size(nbytes) for nbytes in _bytes_by_role(plan.tensors, roles).values()]
-    rows += [None, [f"all {len(plan.layers):,} layers", ABSENT, *sums]]
-    steps = windows.steps
-    kept = f", of which {len(plan.kept):,} are there" if plan.kept else ""
-    needs = (
-        f"disk: {byte_size(plan.size.disk)} a step, {byte_size(steps * plan.size.disk)} in all{kept}; "
-        f"{byte_size(_free(plan))} available"
-    )
-    memory = f"memory: about {byte_size(plan.memory_bytes)}, {byte_size(plan.model.nbytes)} of it weights"
-    ending = [*folded_lines(needs, screen), *folded_lines(memory, screen)]
-    return "\n".join([bold(first, screen), *lines, "", *aligned(columns, rows, screen), "", *ending])
+def _losses(run: CaptureRun) -> list[tuple[CaptureRun, int]]:
+    return [(run, step) for step in run.losses]
 
 
-def capture_plan_json(plan: CapturePlan) -> str:
-    """The same as one JSON object."""
-    return json_text(
-        "capture.plan",
-        {
-            **_asked(plan),
-            "disk_bytes_per_step": plan.size.disk,
-            "disk_bytes": plan.windows.steps * plan.size.disk,
-            "memory_bytes": plan.memory_bytes,
-            "weight_bytes": plan.model.nbytes,
-            "steps_there": sorted(plan.kept),
-            "notes": list(plan.notes),
-            "tensors": [
-                {
-                    "name": tensor.name,
-                    "layer": tensor.layer,
-                    "role": tensor.role,
-                    "dtype": tensor.dtype,
-                    "shape": list(tensor.shape),
-                    "bytes": tensor.nbytes,
-                }
-                for tensor in plan.tensors
-            ],
-        },
-    )
+def _file(run: CaptureRun, step: int) -> str:
+    from mxcli.files.capture_writer import StepName
+
+    return str(run.plan.output.folder / str(StepName(step)))
+
+
+_STEP: Fields[tuple[CaptureRun, int]] = Fields(
+    Field("step", lambda of: of[1], COUNT),
+    Field("file", lambda of: _file(*of), TEXT),
+    Field(
+        "loss",
+        lambda of: of[0].losses[of[1]],
+        NUMBER,
+        meaning="mean cross-entropy in nats per token; null: not finite",
+    ),
+    Field("resumed", lambda of: of[1] not in of[0].written, FLAG, meaning="made by an earlier run"),
+)
+CAPTURE: Fields[CaptureRun] = Fields(
+    REQUEST.through(lambda run: run.plan),
+    Field("bytes", lambda run: run.nbytes, COUNT, meaning="of all files"),
+    Field("seconds", lambda run: run.seconds, AMOUNT, meaning="taken by the steps of this run"),
+    records("steps", _losses, _STEP),
+    Field("notes", lambda run: [*run.plan.notes, *run.notes], array(TEXT)),
+)
+"""The JSON of `mxcli capture`."""
 
 
 def capture_json(captured: CaptureRun) -> str:
-    """What was recorded, as one JSON object."""
-    plan = captured.plan
-    return json_text(
-        "capture",
-        {
-            **_asked(plan),
-            "bytes": captured.nbytes,
-            "seconds": captured.seconds,
-            "steps": [
-                {
-                    "step": step,
-                    "file": str(plan.place.folder / str(StepName(step))),
-                    "loss": loss,
-                    "resumed": step not in captured.made,
-                }
-                for step, loss in captured.losses.items()
-            ],
-            "notes": [*plan.notes, *captured.notes],
-        },
-    )
-
-
-def _asked(plan: CapturePlan) -> dict[str, object]:
-    windows = plan.windows
-    return {
-        "source": plan.source,
-        "output": str(plan.place.folder),
-        "text": plan.text.name,
-        "layers": [layer.name for layer in plan.layers],
-        "roles": list(plan.asked.recorded),
-        "dtype": plan.model.dtype,
-        "batch": windows.batch,
-        "tokens_per_window": windows.tokens,
-        "tokens": windows.steps * windows.step_tokens,
-        "sample_rows": plan.asked.sample_rows,
-        "seed": plan.asked.seed,
-        "learning_rate": plan.asked.learning_rate,
-    }
-
-
-def _bytes_by_role(tensors: Sequence[CapturedTensor], roles: Sequence[str]) -> Mapping[str, int]:
-    return {role: sum(tensor.nbytes for tensor in tensors if tensor.role == role) for role in roles}
-
-
-def _free(plan: CapturePlan) -> int:
-    folder = plan.place.folder.absolute()
-    return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.is_dir())).free
+    """Return the recorded steps as JSON."""
+    return json_text("capture", CAPTURE.record(captured))

@@ -1,34 +1,39 @@
-"""Forms of charts: what is drawn, without how. Each has a key (also a file name), a title, a caption that says how to
-read it, and its data as a table."""
+"""Charts as descriptions: data, ranges, ticks and labels. `svg` draws them for pages, `plots` for files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from mxcli.output import axes
+from mxcli.output.numbers import significant
 
 Cell = str | int | float | None
 Table = tuple[tuple[str, ...], list[tuple[Cell, ...]]]
 """Names of columns, and rows."""
 
+MARKERS = ("circle", "square", "diamond", "triangle", "down", "cross", "plus", "ring")
+"""Shapes of points, one for each colour of a series."""
+COLOURS, GREY, COLUMNS = len(MARKERS), 56, 400
+"""Most lines with colours, most lines for context, and most points of a line or columns of a heat map."""
+MOST_MARKERS, MOST_VALUES, VALUE_WIDTH = 64, 14, 38.0
+"""Most points of a line with markers, most bars of a histogram with numbers, and least width of a cell with one."""
+PANEL_GAP = 44.0
 
-class Chart(Protocol):
-    """What all charts have."""
 
-    @property
-    def key(self) -> str:
-        """A name for files and links: letters, digits and underscores."""
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Base of all charts: a key (also a file name: letters, digits and underscores), a title, and a caption that says
+    how to read it."""
 
-    @property
-    def title(self) -> str:
-        """What is seen."""
-
-    @property
-    def caption(self) -> str:
-        """How to read it."""
+    key: str
+    title: str
+    caption: str
 
     @property
     def table(self) -> Table:
         """The data, with units in the names of columns."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,56 +45,154 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class LineChart:
-    """Lines over layers or steps; `others` are drawn without colour, for context. A unit stands in brackets in `y`."""
+class LineChart(Chart):
+    """Lines over layers or steps; `others` are drawn without colour, for context. A unit stands in brackets in `y`.
+    With `names`, x counts them."""
 
-    key: str
-    title: str
-    caption: str
     x: str
     y: str
     lines: tuple[Line, ...]
     others: tuple[Line, ...] = ()
+    names: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
-        """What follows a number, if anything does."""
+        """The unit of the values; empty if there is none."""
         return self.y.partition("[")[2].rstrip("]")
+
+    @property
+    def places(self) -> list[int]:
+        """Return each x that has a value."""
+        return sorted({x for line in (*self.lines, *self.others) for x, y in line.points if y is not None})
+
+    @property
+    def has_markers(self) -> bool:
+        """Return whether each point has a marker."""
+        return len(self.places) <= MOST_MARKERS
+
+    @property
+    def x_axis(self) -> axes.Axis:
+        """The x axis; a single x is in the middle."""
+        low, high = (0, len(self.names) - 1) if self.names else (self.places[0], self.places[-1])
+        if self.names:
+            every = axes.sparse(self.names, (axes.WIDE - axes.LEFT - axes.MARGIN) / len(self.names), turned=True)
+            shown: Sequence[float] = range(0, len(self.names), every)
+            texts = [axes.fitted(self.names[int(at)], axes.TURNED) for at in shown]
+        else:
+            shown = axes.ticks(low, high, 20, whole=True)
+            texts = axes.tick_texts(shown)
+        return axes.Axis(low - (low == high), high + (low == high), shown, texts)
+
+    @property
+    def y_axis(self) -> axes.Axis:
+        """The y axis, with room above and below."""
+        known = [y for line in (*self.lines, *self.others) for _, y in line.points if y is not None]
+        low, high = min(known), max(known)
+        pad = max((high - low) * 0.08, abs(high) * 0.005, 0.05)
+        return axes.axis(low - pad, high + pad, 8)
+
+    def text(self, line: Line, x: int, y: float) -> str:
+        """Return the description of a point."""
+        place = self.names[x] if self.names else f"{self.x} {x}"
+        return f"{line.name}, {place}: {significant(y)} {self.unit}".rstrip()
 
     @property
     def table(self) -> Table:
         """A row per point."""
         rows: list[tuple[Cell, ...]] = [
-            (line.name, x, y) for line in (*self.lines, *self.others) for x, y in line.points if y is not None
+            (line.name, self.names[x] if self.names else x, y)
+            for line in (*self.lines, *self.others)
+            for x, y in line.points
+            if y is not None
         ]
         return ("series", self.x, self.y), rows
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A heat map of the `values` (None: nothing there) in rows and columns; darker is `what` there is more of."""
+    """Values of a heat map in rows and columns (None: blank). More is darker, from 0 on; with `low_is_dark` less is
+    darker, from the highest value to the lowest. `what` also names the colour."""
 
     what: str
     unit: str
     values: tuple[tuple[float | None, ...], ...]
+    low_is_dark: bool = False
 
     @property
-    def most(self) -> float:
-        """The largest value; 0 where there is none."""
-        return max((value for row in self.values for value in row if value is not None), default=0.0)
+    def colour(self) -> str:
+        """The name of the colour."""
+        return self.what.lower()
+
+    @property
+    def light(self) -> float:
+        """The value with the lightest shade."""
+        return max(self._known, default=0.0) if self.low_is_dark else 0.0
+
+    @property
+    def dark(self) -> float:
+        """The value with the darkest shade; the lightest where there is no other."""
+        return min(self._known, default=0.0) if self.low_is_dark else max(self._known, default=0.0)
+
+    @property
+    def _known(self) -> list[float]:
+        return [value for row in self.values for value in row if value is not None]
+
+    def level(self, value: float) -> float:
+        """Return the darkness of a value, 0 to 1."""
+        span = self.dark - self.light
+        return (value - self.light) / span if span else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class HeatMap:
+class HeatMap(Chart):
     """Panels with the same rows and columns."""
 
-    key: str
-    title: str
-    caption: str
     x: str
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     panels: tuple[Panel, ...]
+
+    @property
+    def side_by_side(self) -> bool:
+        """Return whether panels are next to one another."""
+        return len(self.columns) <= 20
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of rows, shortened."""
+        return [axes.fitted(row) for row in self.rows]
+
+    @property
+    def left(self) -> float:
+        """The width left of the cells."""
+        return max(map(axes.width_of, self.labels)) + 16
+
+    @property
+    def cell_width(self) -> float:
+        """The width of a cell."""
+        across = len(self.panels) if self.side_by_side else 1
+        width = (axes.WIDE - self.left - axes.MARGIN - PANEL_GAP * (across - 1)) / across
+        return min(width / len(self.columns), 132.0)
+
+    @property
+    def has_values(self) -> bool:
+        """Return whether cells have their numbers."""
+        return self.cell_width >= VALUE_WIDTH
+
+    @property
+    def is_turned(self) -> bool:
+        """Return whether names of columns are turned by a quarter."""
+        return max(map(axes.width_of, self.columns)) > max(self.cell_width, 60.0)
+
+    @property
+    def ticks(self) -> dict[int, str]:
+        """The names of columns that fit, by index."""
+        names = [axes.fitted(name, axes.TURNED) for name in self.columns] if self.is_turned else self.columns
+        return {at: names[at] for at in range(0, len(names), axes.sparse(names, self.cell_width, self.is_turned))}
+
+    def text(self, panel: Panel, row: int, column: int, value: float) -> str:
+        """Return the description of a cell."""
+        return f"{self.rows[row]}, {self.x} {self.columns[column]}: {significant(value)} {panel.unit} {panel.what}"
 
     @property
     def table(self) -> Table:
@@ -105,33 +208,30 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The counts of a histogram's bins."""
+    """Counts of a histogram's bins."""
 
     name: str
     counts: tuple[int, ...]
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Percent of all that was counted."""
+        """Percent of the sum of counts."""
         total = sum(self.counts) or 1
         return tuple(100.0 * count / total for count in self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A value on the x axis worth a line: `at` counts bins from the left edge of the first."""
+    """A line at a value of the x axis: `at` counts bins from the left edge of the first."""
 
     name: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
-    """Shares of what `counted` names, by bin."""
+class Histogram(Chart):
+    """Shares of `counted`, by bin. A single series has bars, several have outlines."""
 
-    key: str
-    title: str
-    caption: str
     x: str
     counted: str
     bins: tuple[str, ...]
@@ -142,6 +242,27 @@ class Histogram:
     def y(self) -> str:
         """The label of the shares."""
         return f"% of {self.counted}"
+
+    @property
+    def y_axis(self) -> axes.Axis:
+        """The y axis, from 0, with room above."""
+        return axes.axis(0.0, max(share for each in self.series for share in each.shares) * 1.12 or 1.0)
+
+    @property
+    def has_values(self) -> bool:
+        """Return whether bars have their numbers."""
+        return len(self.series) == 1 and len(self.bins) <= MOST_VALUES
+
+    @property
+    def ticks(self) -> dict[int, str]:
+        """The names of bins that fit, by index: multiples of a round number, and words."""
+        every = axes.sparse(self.bins, (axes.HALF - axes.LEFT - axes.MARGIN) / len(self.bins))
+        shown = {}
+        for at, name in enumerate(self.bins):
+            near = self.bins[max(at - every + 1, 0) : at + every]
+            if name.isalpha() or (int(name) % every == 0 and not any(map(str.isalpha, near))):
+                shown[at] = axes.signed(name)
+        return shown
 
     @property
     def table(self) -> Table:
@@ -166,14 +287,16 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeChart:
+class RangeChart(Chart):
     """Ranges below one another."""
 
-    key: str
-    title: str
-    caption: str
     x: str
     rows: tuple[Range, ...]
+
+    @property
+    def x_axis(self) -> axes.Axis:
+        """The x axis, from 0 to the largest limit."""
+        return axes.axis(0.0, max(row.limit for row in self.rows))
 
     @property
     def table(self) -> Table:
@@ -184,15 +307,25 @@ class RangeChart:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One measure of each row (None: absent); `better` is high or low."""
+    """A measure of each row (None: absent); `better` is high or low."""
 
     label: str
     better: str
     values: tuple[float | None, ...]
 
     @property
+    def texts(self) -> list[str]:
+        """The values as text."""
+        return [significant(value) for value in self.values]
+
+    @property
+    def most(self) -> float:
+        """The value of the longest bar."""
+        return max((value for value in self.values if value is not None), default=0.0) or 1.0
+
+    @property
     def best(self) -> frozenset[int]:
-        """The rows that are best, none where all are equal."""
+        """The rows that are best; empty where all are equal."""
         known = [value for value in self.values if value is not None]
         if len(set(known)) < 2:
             return frozenset()
@@ -201,12 +334,9 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
-class BarChart:
+class BarChart(Chart):
     """Several measures of the same rows side by side."""
 
-    key: str
-    title: str
-    caption: str
     rows: tuple[str, ...]
     measures: tuple[Bars, ...]
 
@@ -217,13 +347,9 @@ class BarChart:
         return ("row", *(bars.label for bars in self.measures)), list(rows)
 
 
-DRAWABLE = 1e300
-"""What is beyond has no place beside anything else."""
-
-
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element of a block by its place: value, code as text, the value that the code stands for."""
+    """An element of a block by its place: value, code as text, and the code's value."""
 
     place: str
     value: float
@@ -232,15 +358,37 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockChart:
-    """The elements of one block before and after; none lies beyond `limit`, the largest value that can be held."""
+class BlockChart(Chart):
+    """The elements of a block before and after quantization; `limit` is the largest magnitude of a code."""
 
-    key: str
-    title: str
-    caption: str
     x: str
     limit: float
     elements: tuple[Element, ...]
+
+    @property
+    def y_axis(self) -> axes.Axis:
+        """The y axis: all values that can be drawn, and 0."""
+        numbers = (number for each in self.elements for number in (each.value, each.quantized))
+        known = list(filter(axes.is_drawable, numbers))
+        low, high = min([0.0, *known]), max([0.0, *known])
+        pad = (high - low) * 0.08 or 1.0
+        return axes.axis(low - pad, high + pad, 5)
+
+    @property
+    def limits(self) -> list[float]:
+        """Those of +-limit that are in the range."""
+        span = self.y_axis
+        return [limit for limit in (self.limit, -self.limit) if span.low < limit < span.high]
+
+    @property
+    def ticks(self) -> dict[int, str]:
+        """The places of elements that fit, by index."""
+        every = max(1, -(-len(self.elements) // (16 if "," not in self.x else 8)))
+        return {at: self.elements[at].place for at in range(0, len(self.elements), every)}
+
+    def text(self, element: Element) -> str:
+        """Return the description of an element."""
+        return f"{self.x} {element.place}: {element.value:.6g} became {element.quantized:.6g}, code {element.code}"
 
     @property
     def table(self) -> Table:
@@ -249,45 +397,3 @@ class BlockChart:
             (each.place, each.value, each.code, each.quantized, each.quantized - each.value) for each in self.elements
         ]
         return (self.x, "value", "code", "quantized", "error"), rows
-
-
-# Each stands out from its background by 3:1 at least, and from the others also to those who see two colours only
-# (a CIE76 difference above 20 as protanopes, deuteranopes and tritanopes see them).
-SERIES_LIGHT = ("#1f577c", "#ce700d", "#26a57b", "#891fb0", "#794101", "#3573fa", "#da3c51", "#4a363f")
-SERIES_DARK = ("#7995fc", "#e39e42", "#2bd698", "#c371bd", "#f0d524", "#bbfae4", "#ff6c6b", "#bab1c0")
-
-LIGHT: dict[str, str] = {
-    "paper": "#ffffff",
-    "card": "#ffffff",
-    "sunken": "#f5f6f8",
-    "ink": "#1a1e24",
-    "soft": "#555d68",
-    "rule": "#dde1e6",
-    "grid": "#e8ebef",
-    "accent": "#0b62a4",
-    "hover": "#eef4fa",
-    "saturated": "#bf4a06",
-    "underflowed": "#1f5f93",
-    "context": "#b3b9c2",
-    **{f"series-{at}": colour for at, colour in enumerate(SERIES_LIGHT)},
-}
-DARK: dict[str, str] = {
-    "paper": "#14171b",
-    "card": "#1a1e23",
-    "sunken": "#20252b",
-    "ink": "#e9ecef",
-    "soft": "#a3abb6",
-    "rule": "#333a43",
-    "grid": "#2a3038",
-    "accent": "#6db3f2",
-    "hover": "#232c36",
-    "saturated": "#f79a56",
-    "underflowed": "#74b8f5",
-    "context": "#5d6671",
-    **{f"series-{at}": colour for at, colour in enumerate(SERIES_DARK)},
-}
-
-
-def variables(colours: dict[str, str]) -> str:
-    """The colours as CSS custom properties."""
-    return "".join(f"--{name}:{colour};" for name, colour in colours.items())

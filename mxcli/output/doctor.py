@@ -1,4 +1,4 @@
-"""A diagnosis as text made for pasting into an issue."""
+"""A diagnosis of the machine as text and as a JSON record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mxcli.output.screen import Screen
 
 
 def doctor_text(diagnosis: Diagnosis, screen: Screen) -> str:
-    """Aligned facts, one line each."""
+    """Return aligned facts, one line each."""
     kernel = diagnosis.kernel
     return "\n".join(
         [
@@ -24,6 +24,7 @@ def doctor_text(diagnosis: Diagnosis, screen: Screen) -> str:
                     "python": diagnosis.python,
                     "system": diagnosis.system,
                     "packages": _versions(diagnosis.packages),
+                    "extras": _extras(diagnosis.extras),
                     "processor": diagnosis.processor,
                     "threads": f"{diagnosis.threads}",
                     "memory": byte_size(diagnosis.memory_bytes) if diagnosis.memory_bytes else "unknown",
@@ -40,14 +41,14 @@ def doctor_text(diagnosis: Diagnosis, screen: Screen) -> str:
 
 
 def doctor_record(diagnosis: Diagnosis) -> dict[str, object]:
-    """The same for JSON."""
+    """Return the diagnosis for JSON."""
     record = asdict(diagnosis)
     record["gpu"]["usable"] = [gpu.device for gpu in diagnosis.gpu.usable]
     return record
 
 
 def _gpu_facts(diagnosis: Diagnosis) -> dict[str, str]:
-    """The driver, each GPU, what it needs, and whether one is used."""
+    """Return the driver, each GPU, what it needs, and whether one is usable."""
     state = diagnosis.gpu
     facts = {
         "NVIDIA driver": f"{diagnosis.driver_release or 'installed'}, serves CUDA {_dotted(state.driver)}"
@@ -76,3 +77,10 @@ def _versions(packages: Mapping[str, str | None]) -> str:
     found = [f"{name} {version}" for name, version in packages.items() if version]
     missing = [name for name, version in packages.items() if version is None]
     return ", ".join(found or ["none"]) + (f" (not installed: {', '.join(missing)})" if missing else "")
+
+
+def _extras(extras: Mapping[str, bool]) -> str:
+    """Return the extras that are installed, those that are not, and the command that installs one."""
+    found, missing = ([name for name, there in extras.items() if there is wanted] for wanted in (True, False))
+    lacks = f"; not installed: {', '.join(missing)} (pip install 'mxcli[NAME]')" if missing else ""
+    return ", ".join(found or ["none"]) + lacks

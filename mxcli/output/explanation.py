@@ -1,4 +1,4 @@
-"""What `mxcli explain` can explain, and a page about each: words, formula and source from its row."""
+"""Pages of `mxcli explain`: words, formula and source of a row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Row = (
 )
 
 TRAINING = "training"
-"""What stands before the name of a training recipe, since some have the name of their format."""
+"""Prefix of the names of training recipes, some of which are named as their format."""
 
 TOPICS: Mapping[str, Mapping[str, Row]] = {
     "block formats": FORMATS,
@@ -53,7 +53,7 @@ TOPICS: Mapping[str, Mapping[str, Row]] = {
     "transforms": TRANSFORMS,
     "dialects (--as)": DIALECTS,
     "layouts (--layout)": LAYOUTS,
-    "training recipes (report --training)": {f"{TRAINING}:{name}": row for name, row in TRAINING_RECIPES.items()},
+    "training recipes (mxcli training)": {f"{TRAINING}:{name}": row for name, row in TRAINING_RECIPES.items()},
     "metrics": METRICS,
     "objectives of recommend": OBJECTIVES,
 }
@@ -73,7 +73,7 @@ class Topic:
 
 
 def find_topics(name: str) -> list[Topic]:
-    """Every row that bears the name, or that it spells; raises UsageError with the closest names."""
+    """Return the rows with this name or spelling. Raises UsageError with the closest names if there are none."""
     wanted = name.strip().lower()
     names = [wanted, f"{TRAINING}:{wanted}"]
     found = next(
@@ -88,7 +88,7 @@ def find_topics(name: str) -> list[Topic]:
 
 
 def names_page(screen: Screen) -> str:
-    """All names by kind."""
+    """Return all names by kind."""
     lines: list[str] = []
     for kind, rows in TOPICS.items():
         lines += [bold(kind, screen), *_wrapped(", ".join(rows), screen), ""]
@@ -96,7 +96,7 @@ def names_page(screen: Screen) -> str:
 
 
 def topic_page(topic: Topic, example: list[str], screen: Screen) -> str:
-    """The page about a row, with its worked example."""
+    """Return the page about a row, with its worked example."""
     title, *body = _page(topic.row, screen)
     lines = [bold(title, screen), *body]
     if example:
@@ -155,7 +155,7 @@ def _page(row: Row, screen: Screen) -> list[str]:
 
 
 def _named() -> Iterator[tuple[str, str, Row]]:
-    """Kind, name and row of everything that can be asked for, aliases and spellings included."""
+    """Yield kind, name and row of every topic, under each of its aliases and spellings."""
     for kind, rows in TOPICS.items():
         for known, row in rows.items():
             for name in {known, getattr(row, "spelling", known), *getattr(row, "aliases", ())}:
@@ -176,7 +176,7 @@ def _facts(
 
 
 def _choices(dialect: Dialect, screen: Screen) -> list[str]:
-    """A line for each kind of scale and element that the dialect decides about."""
+    """Return a line for each kind of scale and element that the dialect decides about."""
     return facts_lines(
         {
             f"{kind} scales" + ("" if element == ANY else f", {element} elements"): _choice_words(choice)
@@ -188,14 +188,14 @@ def _choices(dialect: Dialect, screen: Screen) -> list[str]:
 
 
 def _choice_words(choice: ProducerChoice) -> str:
-    """The rule, the rounding, and every field that differs from the usual."""
-    usual = ProducerChoice(choice.rule)
-    odd = [
+    """Return the rule, the rounding, and the fields that are not at their defaults."""
+    default = ProducerChoice(choice.rule)
+    others = [
         f"{field.name.replace('_', ' ')} {_value_words(getattr(choice, field.name))}"
         for field in fields(ProducerChoice)
-        if field.name not in ("rule", "rounding") and getattr(choice, field.name) != getattr(usual, field.name)
+        if field.name not in ("rule", "rounding") and getattr(choice, field.name) != getattr(default, field.name)
     ]
-    return "; ".join([f"{choice.rule}, {choice.rounding}", *odd])
+    return "; ".join([f"{choice.rule}, {choice.rounding}", *others])
 
 
 def _value_words(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Reports as JSON, JSON lines and CSV: no NaN or infinity tokens, the same names in all three."""
+"""JSON, JSON lines and CSV: no NaN or infinity tokens, the same names in all three."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def json_text(verb: str, content: Mapping[str, object]) -> str:
-    """One JSON object that begins with its schema, `mxcli.VERB/1`; a key a line, and of lists of records a record."""
+    """Return a JSON object that begins with its schema, `mxcli.VERB/1`: a line per key, and per record of a list."""
     parts = {"schema": f"mxcli.{verb}/1", **content}
     lines = ",\n".join(f"{json.dumps(key)}: {_spread(part)}" for key, part in parts.items())
     return f"{{\n{lines}\n}}"
 
 
 def json_line(value: object) -> str:
-    """A value on one line; a number that is not finite becomes null."""
+    """Return a value on one line; a number that is not finite becomes null."""
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:
@@ -25,7 +25,7 @@ def json_line(value: object) -> str:
 
 
 def csv_text(records: Iterable[Mapping[str, object]], names: Sequence[str]) -> str:
-    """A header and a row per record, quoted as in RFC 4180; absent is empty, nested values are JSON in a cell."""
+    """Return a header and a row per record as in RFC 4180; absent is empty, nested values are JSON in a cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     careful = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)  # minimal quoting leaves \r bare
@@ -47,7 +47,7 @@ def _cell(value: object) -> object:
 
 
 def _finite(value: object) -> object:
-    """The value with numbers that are not finite as None."""
+    """Return the value with numbers that are not finite as None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The format rows with their derived numbers: a table, a page about one, JSON, and the README's Markdown."""
+"""Formats with their derived numbers: a table, a page about one, JSON, and the README's Markdown."""
 
 from __future__ import annotations
 
@@ -8,82 +8,77 @@ from collections.abc import Iterable, Mapping
 from mxcli.numerics.floats import FloatFormat
 from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.scheme import Scheme, resolve, scale_rules
+from mxcli.output.fields import COUNT, NUMBER, TEXT, TEXT_OR_NULL, Field, Fields, array, attributes
 from mxcli.output.numbers import ABSENT, decimal, power_of_two
 from mxcli.output.screen import Screen
-from mxcli.output.table import Column, aligned
+from mxcli.output.table import aligned
 
 TEXT_WIDTH = 100
-"""Columns of running text, however wide the screen."""
+"""Most columns of running text."""
 
-_COLUMNS = (
-    Column("format", right=False),
-    Column("element", right=False),
-    Column("scale", right=False),
-    Column("block", right=False),
-    Column("tensor\nscale", right=False, drop=2),
-    Column("bits per\nelement"),
-    Column("max"),
-    Column("min\nnormal", drop=3),
-    Column("min\npositive", drop=4),
-    Column("binades", drop=1),
-    Column("aliases", right=False, drop=5),
-)
-
-
-def format_record(row: BlockFormat) -> dict[str, object]:
-    """Everything about a format that `mxcli formats --json` lists, under its key names."""
-    element, (block_rows, block_columns) = row.element, row.block
-    return {
-        "name": row.name,
-        "aliases": list(row.aliases),
-        "spelling": row.spelling,
-        "element": element.name,
-        "element_bits": element.bits,
-        "stored_bits": element.stored_bits,
-        "scale": row.scale.name,
-        "scale_bits": row.scale.bits,
-        "block": row.block_name,
-        "block_rows": block_rows,
-        "block_columns": block_columns,
-        "tensor_scale": row.tensor_scale.name if row.tensor_scale else None,
-        "bits_per_element": row.bits_per_element,
-        "max": element.max,
-        "emax": element.emax,
-        "min_normal": element.min_normal,
-        "min_positive": element.min_positive,
-        "binades": element.binades,
-        "scale_roundings": scale_rules(row),
-        "default_scale_rounding": resolve(row).scale_rule.name,
-    }
+_FORMAT: Fields[BlockFormat] = Fields(
+    Field("name", lambda fmt: fmt.name, TEXT, "format", right=False),
+    Field("aliases", lambda fmt: list(fmt.aliases), array(TEXT), "aliases", right=False, drop=5,
+          cell=lambda fmt: ", ".join(fmt.aliases) or ABSENT),
+    attributes(TEXT, "spelling"),
+    Field("element", lambda fmt: fmt.element.name, TEXT, "element", right=False),
+    Field("element_bits", lambda fmt: fmt.element.bits, COUNT),
+    Field("stored_bits", lambda fmt: fmt.element.stored_bits, COUNT),
+    Field("scale", lambda fmt: fmt.scale.name, TEXT, "scale", right=False),
+    Field("scale_bits", lambda fmt: fmt.scale.bits, COUNT),
+    Field("block", lambda fmt: fmt.block_name, TEXT, "block", right=False),
+    Field("block_rows", lambda fmt: fmt.block[0], {"type": ["integer", "null"]}),
+    Field("block_columns", lambda fmt: fmt.block[1], {"type": ["integer", "null"]}),
+    Field("tensor_scale", lambda fmt: fmt.tensor_scale.name if fmt.tensor_scale else None, TEXT_OR_NULL,
+          "tensor\nscale", right=False, drop=2),
+    Field("bits_per_element", lambda fmt: fmt.bits_per_element, NUMBER, "bits per\nelement",
+          cell=lambda fmt: f"{fmt.bits_per_element:.4g}"),
+    Field("max", lambda fmt: fmt.element.max, NUMBER, "max", cell=lambda fmt: decimal(fmt.element.max)),
+    Field("emax", lambda fmt: fmt.element.emax, {"type": "integer"}),
+    Field("min_normal", lambda fmt: fmt.element.min_normal, NUMBER, "min\nnormal", drop=3,
+          cell=lambda fmt: power_of_two(fmt.element.min_normal)),
+    Field("min_positive", lambda fmt: fmt.element.min_positive, NUMBER, "min\npositive", drop=4,
+          cell=lambda fmt: power_of_two(fmt.element.min_positive)),
+    Field("binades", lambda fmt: fmt.element.binades, NUMBER, "binades", drop=1,
+          cell=lambda fmt: f"{fmt.element.binades:.1f}"),
+    Field("scale_roundings", lambda fmt: list(scale_rules(fmt)), array(TEXT)),
+    Field("default_scale_rounding", lambda fmt: resolve(fmt).scale_rule.name, TEXT),
+)  # fmt: skip
+_TABLE = Fields(_FORMAT.without("aliases"), _FORMAT["aliases"])
 
 
-def format_table(rows: Iterable[BlockFormat], screen: Screen) -> str:
-    """One line per format."""
-    return "\n".join(aligned(_COLUMNS, [_cells(row) for row in rows], screen))
+def format_record(fmt: BlockFormat) -> dict[str, object]:
+    """Return the record of a format in `mxcli formats --json`."""
+    return _FORMAT.record(fmt)
 
 
-def format_page(row: BlockFormat, screen: Screen) -> list[str]:
-    """One format in words and numbers, as lines."""
-    element = row.element
+def format_table(formats: Iterable[BlockFormat], screen: Screen) -> str:
+    """Return a line per format."""
+    return "\n".join(aligned(_TABLE.columns(), [_TABLE.cells(fmt) for fmt in formats], screen))
+
+
+def format_page(fmt: BlockFormat, screen: Screen) -> list[str]:
+    """Return the lines of the page about a format."""
+    element = fmt.element
     kind = (
         "two's complement" if element.twos_complement else f"{element.exponent_bits} exponent bits, bias {element.bias}"
     )
-    aliases = f" (also {', '.join(row.aliases)})" if row.aliases else ""
+    aliases = f" (also {', '.join(fmt.aliases)})" if fmt.aliases else ""
     facts = {
-        "spelling": row.spelling,
+        "spelling": fmt.spelling,
         "element": f"{element.name}: {element.bits} bits, {kind}, {element.mantissa_bits} mantissa bits",
         "values": f"up to {decimal(element.max)}; normal from {power_of_two(element.min_normal)}, "
         f"smallest {power_of_two(element.min_positive)}; {element.binades:.1f} binades",
-        "scale": f"{row.scale.name}, one per {_block_words(row)}",
-        "tensor scale": row.tensor_scale.name if row.tensor_scale else "none",
-        "stored": f"{element.stored_bits} bits a code, {row.bits_per_element:.4g} bits per element with scales",
-        "scale rules": f"{', '.join(scale_rules(row))}; default {resolve(row).scale_rule.name}",
+        "scale": f"{fmt.scale.name}, one per {_block_words(fmt)}",
+        "tensor scale": fmt.tensor_scale.name if fmt.tensor_scale else "none",
+        "stored": f"{element.stored_bits} bits a code, {fmt.bits_per_element:.4g} bits per element with scales",
+        "scale rules": f"{', '.join(scale_rules(fmt))}; default {resolve(fmt).scale_rule.name}",
     }
-    return [f"{row.name}{aliases}: a block format", "", *facts_lines(facts, screen)]
+    return [f"{fmt.name}{aliases}: a block format", "", *facts_lines(facts, screen)]
 
 
 def facts_lines(facts: Mapping[str, str], screen: Screen) -> list[str]:
-    """`key  value` lines with the values aligned, long ones continued below."""
+    """Return `key  value` lines with the values aligned, long ones continued below."""
     indent = max(map(len, facts)) + 4
     width = max(min(screen.width or TEXT_WIDTH, TEXT_WIDTH), indent + 20)
     lines: list[str] = []
@@ -100,57 +95,41 @@ def facts_lines(facts: Mapping[str, str], screen: Screen) -> list[str]:
     return lines
 
 
-def scalar_facts(row: FloatFormat) -> dict[str, str]:
-    """What there is to say about a format of single values."""
+def scalar_facts(fmt: FloatFormat) -> dict[str, str]:
+    """Return the facts about a format of single values."""
     facts = {
-        "bits": f"{row.bits} ({row.signed:d} sign, {row.exponent_bits} exponent, {row.mantissa_bits} mantissa)",
-        "max": decimal(row.max),
-        "min normal": power_of_two(row.min_normal),
-        "min positive": power_of_two(row.min_positive),
-        "binades": f"{row.binades:.1f}",
+        "bits": f"{fmt.bits} ({fmt.signed:d} sign, {fmt.exponent_bits} exponent, {fmt.mantissa_bits} mantissa)",
+        "max": decimal(fmt.max),
+        "min normal": power_of_two(fmt.min_normal),
+        "min positive": power_of_two(fmt.min_positive),
+        "binades": f"{fmt.binades:.1f}",
     }
-    if row.bits <= 6:
-        facts["magnitudes"] = " ".join(decimal(row.magnitude(code)) for code in range(row.max_code + 1))
+    if fmt.bits <= 6:
+        facts["magnitudes"] = " ".join(decimal(fmt.magnitude(code)) for code in range(fmt.max_code + 1))
     return facts
 
 
-def format_markdown(rows: Iterable[BlockFormat]) -> str:
-    """The table as the README shows it."""
-    titles = [column.title.replace("\n", " ") for column in _COLUMNS]
-    marks = ["---:" if column.right else "---" for column in _COLUMNS]
-    lines = [titles, marks, *([f"`{cells[0]}`", *cells[1:]] for cells in map(_cells, rows))]
+def format_markdown(formats: Iterable[BlockFormat]) -> str:
+    """Return the table as the README shows it."""
+    columns, rows = _TABLE.columns(), [_TABLE.cells(fmt) for fmt in formats]
+    titles = [column.title.replace("\n", " ") for column in columns]
+    marks = ["---:" if column.right else "---" for column in columns]
+    lines = [titles, marks, *([f"`{cells[0]}`", *cells[1:]] for cells in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cells(row: BlockFormat) -> list[str]:
-    element = row.element
-    return [
-        row.name,
-        element.name,
-        row.scale.name,
-        row.block_name,
-        row.tensor_scale.name if row.tensor_scale else ABSENT,
-        f"{row.bits_per_element:.4g}",
-        decimal(element.max),
-        power_of_two(element.min_normal),
-        power_of_two(element.min_positive),
-        f"{element.binades:.1f}",
-        ", ".join(row.aliases) or ABSENT,
-    ]
-
-
-def _block_words(row: BlockFormat) -> str:
-    rows, columns = row.block
+def _block_words(fmt: BlockFormat) -> str:
+    rows, columns = fmt.block
     if columns is None:
         return "tensor" if rows is None else "row"
     return f"block of {rows} x {columns} elements"
 
 
-def rules_words(recipe: Scheme) -> str:
-    """How scales and elements are rounded, after which transform and as whom: all that its bytes depend on."""
-    seed = f" (seed {recipe.seed})" if recipe.rounding.is_random else ""
-    after = f" after {recipe.hadamard.name}" if recipe.hadamard is not None else ""
+def rules_words(scheme: Scheme) -> str:
+    """Return the scale and element rounding, the transform and the dialect: all that the bytes depend on."""
+    seed = f" (seed {scheme.seed})" if scheme.rounding.is_random else ""
+    after = f" after {scheme.hadamard.name}" if scheme.hadamard is not None else ""
     return (
-        f"scale rounding {recipe.scale_rule.name}, element rounding {recipe.rounding.name}{seed}{after}, as "
-        f"{recipe.dialect.name}"
+        f"scale rounding {scheme.scale_rule.name}, element rounding {scheme.rounding.name}{seed}{after}, as "
+        f"{scheme.dialect.name}"
     )

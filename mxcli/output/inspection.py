@@ -3,45 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from mxcli.errors import printable
-from mxcli.flows.measure.inspect import Captured, Inspection, Total
-from mxcli.output.numbers import byte_size, counted, quantity, shape_text
+from mxcli.output.fields import (
+    COUNT,
+    TEXT,
+    TEXT_OR_NULL,
+    TOTAL,
+    Field,
+    Fields,
+    array,
+    attributes,
+    mapping,
+    record_of,
+    records,
+    records_by_name,
+)
+from mxcli.output.numbers import ABSENT, byte_size, counted, quantity, shape_text
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
 
-_COLUMNS = (
-    Column("tensor", right=False),
-    Column("dtype", right=False),
-    Column("shape", right=False),
-    Column("role", right=False),
-    Column("size", drop=1),
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mxcli.files.tensors import TensorInfo
+    from mxcli.flows.measure.inspect import Captured, Inspection, Total
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A tensor with the record of its capture (None: not captured)."""
+
+    info: TensorInfo
+    capture: Mapping[str, object] | None
+
+
+def _captured(key: str, listed: _Listed) -> object:
+    return ABSENT if listed.capture is None else listed.capture.get(key, ABSENT)
+
+
+_ONLY_CAPTURED = ("layer", "step", "rank")
+"""Columns of captures, shown if some tensor has them."""
+_TENSOR: Fields[_Listed] = Fields(
+    Field("name", lambda each: each.info.name, TEXT, "tensor", right=False),
+    Field("dtype", lambda each: each.info.dtype, TEXT, "dtype", right=False, cell=lambda each: each.info.type_name),
+    Field("block_type", lambda each: each.info.block_type or None, TEXT_OR_NULL),
+    Field("shape", lambda each: list(each.info.shape), array(COUNT), "shape", right=False,
+          cell=lambda each: shape_text(each.info.shape)),
+    Field("role", lambda each: each.info.role, TEXT, "role", right=False),
+    Field("layer", partial(_captured, "layer"), title="layer", right=False, drop=3),
+    Field("step", lambda each: str(_captured("step", each)), title="step", drop=2),
+    Field("rank", lambda each: str(_captured("rank", each)), title="rank", drop=2),
+    Field("elements", lambda each: each.info.elements, COUNT),
+    Field("bytes", lambda each: each.info.nbytes, COUNT, "size", drop=1,
+          cell=lambda each: byte_size(each.info.nbytes)),
+    Field("file", lambda each: each.info.file.name, TEXT),
+    Field("capture", lambda each: each.capture, {"type": ["object", "null"]}),
+)  # fmt: skip
+_FILE: Fields[tuple[Path, int]] = Fields(
+    Field("name", lambda file: str(file[0]), TEXT),
+    Field("bytes", lambda file: file[1], COUNT),
 )
-_CAPTURED = (Column("layer", right=False, drop=3), Column("step", drop=2), Column("rank", drop=2))
-"""Columns that a source of captures has besides, where there is something in them."""
+_INSPECTION: Fields[Inspection] = Fields(
+    attributes(TEXT, "source", "kind"),
+    records("files", lambda inspection: inspection.files.items(), _FILE),
+    Field("index", lambda inspection: str(inspection.index) if inspection.index else None, TEXT_OR_NULL),
+    attributes(TEXT_OR_NULL, "dialect"),
+    record_of("total", lambda inspection: inspection.total, TOTAL),
+    records_by_name("by_dtype", lambda inspection: inspection.by_dtype, TOTAL),
+    records_by_name("by_role", lambda inspection: inspection.by_role, TOTAL),
+    Field("tied", lambda inspection: dict(inspection.tied), mapping(TEXT)),
+    Field(
+        "captured",
+        lambda inspection: asdict(inspection.captured) if inspection.captured else None,
+        {"type": ["object", "null"]},
+    ),
+    Field("notes", lambda inspection: list(inspection.notes), array(TEXT)),
+    records("tensors", lambda inspection: _listed(inspection), _TENSOR),
+)
 _TOTALS = (Column("", right=False), Column("tensors"), Column("elements"), Column("size"))
 
 
 def inspection_text(inspection: Inspection, screen: Screen) -> str:
-    """Headline, one line per tensor, totals by dtype and role, ties and notes."""
+    """Return a headline, a line per tensor, totals by dtype and role, ties and notes."""
     layout = f"quantized ({inspection.dialect})" if inspection.dialect else "not quantized"
     source = source_line(inspection.source, inspection.total, inspection.by_dtype, len(inspection.files))
-    headline = f"{source}; {layout}"
-    lines = [bold(line, screen) for line in folded_lines(headline, screen)]
+    lines = [bold(line, screen) for line in folded_lines(f"{source}; {layout}", screen)]
     if inspection.captured:
         lines += folded_lines(captured_line(inspection.captured), screen)
-    lines.append("")
-    told = [column for column in _CAPTURED if any(column.title in record for record in inspection.captures.values())]
-    rows: list[Row] = [
-        [
-            *(printable(info.name), info.type_name, shape_text(info.shape), info.role),
-            *(printable(inspection.captures.get(info.name, {}).get(column.title, "-")) for column in told),
-            byte_size(info.nbytes),
-        ]
-        for info in inspection.tensors
-    ]
-    lines += [*aligned((*_COLUMNS[:-1], *told, _COLUMNS[-1]), rows, screen), ""]
+    records_there = inspection.captures.values()
+    fields = _TENSOR.without(*(key for key in _ONLY_CAPTURED if not any(key in record for record in records_there)))
+    lines += ["", *aligned(fields.columns(), [*map(fields.cells, _listed(inspection))], screen), ""]
     totals = [
         *_rows(inspection.by_dtype),
         None,
@@ -58,8 +113,17 @@ def inspection_text(inspection: Inspection, screen: Screen) -> str:
     return "\n".join(lines)
 
 
+def inspection_record(inspection: Inspection) -> dict[str, object]:
+    """Return the inspection for JSON."""
+    return _INSPECTION.record(inspection)
+
+
+def _listed(inspection: Inspection) -> list[_Listed]:
+    return [_Listed(info, inspection.captures.get(info.name)) for info in inspection.tensors]
+
+
 def captured_line(captured: Captured) -> str:
-    """`captures of 29 layers at 3 steps (0 to 200) on 2 ranks: 174 activations, 174 gradients`."""
+    """Return `captures of 29 layers at 3 steps (0 to 200) on 2 ranks: 174 activations, 174 gradients`."""
     places = ""
     if captured.steps:
         first, last = captured.steps[0], captured.steps[-1]
@@ -74,7 +138,7 @@ def captured_line(captured: Captured) -> str:
 
 
 def source_line(source: str, total: Total, by_dtype: Mapping[str, Total], files: int = 1) -> str:
-    """The source, how much it holds and in which types."""
+    """Return the source, its size and its dtypes."""
     spread = "" if files == 1 else f" in {counted(files, 'file')}"
     return (
         f"{printable(source)}: {quantity(total.elements)} elements, {counted(total.tensors, 'tensor')}, "
@@ -83,42 +147,11 @@ def source_line(source: str, total: Total, by_dtype: Mapping[str, Total], files:
 
 
 def dtype_mix(by_dtype: Mapping[str, Total]) -> str:
-    """`BF16`, or `BF16 97.1%, F32 2.9%` by bytes."""
+    """Return `BF16`, or `BF16 97.1%, F32 2.9%` by bytes."""
     if len(by_dtype) == 1:
         return next(iter(by_dtype))
     whole = sum(total.bytes for total in by_dtype.values()) or 1
     return ", ".join(f"{dtype} {100 * total.bytes / whole:.1f}%" for dtype, total in by_dtype.items())
-
-
-def inspection_record(inspection: Inspection) -> dict[str, object]:
-    """Everything about the source for JSON."""
-    return {
-        "source": inspection.source,
-        "kind": inspection.kind,
-        "files": [{"name": str(path), "bytes": size} for path, size in inspection.files.items()],
-        "index": str(inspection.index) if inspection.index else None,
-        "dialect": inspection.dialect,
-        "total": asdict(inspection.total),
-        "by_dtype": {key: asdict(total) for key, total in inspection.by_dtype.items()},
-        "by_role": {key: asdict(total) for key, total in inspection.by_role.items()},
-        "tied": dict(inspection.tied),
-        "captured": asdict(inspection.captured) if inspection.captured else None,
-        "notes": list(inspection.notes),
-        "tensors": [
-            {
-                "name": info.name,
-                "dtype": info.dtype,
-                "block_type": info.block_type or None,
-                "shape": list(info.shape),
-                "role": info.role,
-                "elements": info.elements,
-                "bytes": info.nbytes,
-                "file": info.file.name,
-                "capture": inspection.captures.get(info.name),
-            }
-            for info in inspection.tensors
-        ],
-    }
 
 
 def _rows(totals: Mapping[str, Total]) -> list[Row]:

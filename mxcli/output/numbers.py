@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits, units, powers of two."""
+"""Numbers as text: three significant digits, units, powers of two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ABSENT = "-"
 
 
 def significant(value: float | None) -> str:
-    """Three significant digits; a value that is not zero never reads as zero."""
+    """Return three significant digits; a nonzero value never reads as zero."""
     if value is None:
         return ABSENT
     if not math.isfinite(value):
@@ -28,24 +28,24 @@ def significant(value: float | None) -> str:
 
 
 def trimmed(value: float) -> str:
-    """Three significant digits without trailing zeros, as in a sentence: `0.2`, `1.35`, `12`."""
+    """Return three significant digits without trailing zeros, as in a sentence: `0.2`, `1.35`, `12`."""
     text = significant(value)
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
 def power_of_two(value: float) -> str:
-    """`2^-6` for an exact power of two other than 1, else the shortest decimal."""
+    """Return `2^-6` for an exact power of two other than 1, else the shortest decimal."""
     fraction, exponent = math.frexp(value)
     return f"2^{exponent - 1}" if fraction == 0.5 and value != 1 else decimal(value)
 
 
 def decimal(value: float) -> str:
-    """Seven significant digits at most, without trailing zeros: enough for every element value up to FP8."""
+    """Return at most seven significant digits without trailing zeros: enough for every element value up to FP8."""
     return f"{value:.7g}"
 
 
 def byte_size(count: float) -> str:
-    """Bytes in the decimal unit that keeps one to three digits before the point."""
+    """Return bytes in the decimal unit that keeps one to three digits before the point."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 999.5 or unit == "TB":
             break
@@ -54,7 +54,7 @@ def byte_size(count: float) -> str:
 
 
 def quantity(count: int) -> str:
-    """A number of elements: `853 k`, `1.24 B`; exact below ten thousand."""
+    """Return a number of elements: `853 k`, `1.24 B`; exact below ten thousand."""
     if count < 10_000:
         return f"{count:,}"
     for unit, size in (("k", 1e3), ("M", 1e6), ("B", 1e9), ("T", 1e12)):
@@ -64,17 +64,17 @@ def quantity(count: int) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 tensor`, `28 tensors`."""
+    """Return `1 tensor`, `28 tensors`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """`128x384`; `scalar` for a tensor without dimensions."""
+    """Return `128x384`; `scalar` for a tensor without dimensions."""
     return "x".join(map(str, shape)) or "scalar"
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3 min 10 s`, `2 h 5 min`."""
+    """Return `42 s`, `3 min 10 s`, `2 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -88,7 +88,7 @@ MOST_BARS = 12
 
 
 def sparkline(counts: Mapping[int, int]) -> str:
-    """Bars for counts by consecutive numbers, none for a number that has none; the highest is full.
+    """Return bars for counts by consecutive numbers, a space for a number without; the highest is full.
 
     More than twelve numbers share bars.
     """
@@ -110,11 +110,11 @@ Metrics = Mapping[str, Value]
 
 
 def noise_cell(metrics: Metrics, name: str) -> str:
-    """A measure of noise; `exact` where there is none."""
+    """Return a measure of noise; `exact` where there is none."""
     return EXACT if metrics["mse"] == 0 else number_cell(metrics, name)
 
 
 def number_cell(metrics: Metrics, name: str) -> str:
-    """Three significant digits of a metric, and two of how unsure an estimate is."""
+    """Return three significant digits of a metric, and two of the uncertainty of an estimate."""
     unsure = uncertainty_of(metrics, name)
     return significant(number_of(metrics, name)) + ("" if unsure is None else f" ±{unsure:#.2g}".rstrip("."))

@@ -1,4 +1,4 @@
-"""Charts as PNG and SVG files through matplotlib; the same charts have the same bytes."""
+"""Charts as PNG and SVG files through matplotlib; the same charts give the same bytes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mxcli.errors import import_extra
+from mxcli.output.axes import LIGHT, SERIES_LIGHT, Axis, fitted, is_drawable
 from mxcli.output.charts import (
-    DRAWABLE,
-    LIGHT,
-    SERIES_LIGHT,
+    MARKERS,
     BarChart,
     BlockChart,
     Chart,
@@ -20,7 +20,6 @@ from mxcli.output.charts import (
     RangeChart,
 )
 from mxcli.output.numbers import significant
-from mxcli.output.svg import fitted, signed, sparse
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,11 +27,17 @@ if TYPE_CHECKING:
 
 FORMS = ("png", "svg")
 DPI = 144
-MARKERS = ("o", "s", "D", "^", "v", "x", "+", "o")
-"""As `mxcli.output.svg.MARKERS`."""
-MARKED_LAYERS, LABELLED_CELLS, LABELLED_BINS = 64, 20, 14
-LABEL = 240.0
-"""The widest label, in the pixels of `mxcli.output.svg`."""
+SYMBOLS = {
+    "circle": "o",
+    "square": "s",
+    "diamond": "D",
+    "triangle": "^",
+    "down": "v",
+    "cross": "x",
+    "plus": "+",
+    "ring": "o",
+}
+"""The names of matplotlib for `MARKERS`."""
 _STYLE: dict[str, Any] = {
     "svg.hashsalt": "mxcli",
     "text.parse_math": False,
@@ -59,7 +64,8 @@ _STYLE: dict[str, Any] = {
 
 
 def write_plots(charts: Iterable[Chart], folder: Path) -> None:
-    """Two files for each chart in a folder that exists; each appears whole, and replaces what has its name."""
+    """Write two files for each chart to an existing folder; each appears whole and replaces a file of its name."""
+    import_extra("matplotlib", "--plots")
     import matplotlib.style
 
     for chart in charts:
@@ -93,26 +99,39 @@ def _axes(chart: Chart, width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def _subplots(chart: Chart, width: float, height: float, down: int, across: int) -> tuple[Figure, list[Axes]]:
+    figure = _figure(width, height)
+    figure.suptitle(chart.title, x=0.01, ha="left", fontweight="bold", fontsize=10.5)
+    return figure, list(figure.subplots(down, across, squeeze=False).flat)
+
+
 def _legend(axes: Axes, handles: Sequence[Any], names: Sequence[str]) -> None:
     # A label that begins with an underscore would be left out.
-    axes.legend(handles, [f" {fitted(name, LABEL)}" for name in names], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(handles, [f" {fitted(name)}" for name in names], loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _lines(chart: LineChart) -> Figure:
-    from matplotlib.ticker import MaxNLocator
+def _y_axis(axes: Axes, y: Axis, title: str) -> None:
+    axes.set_ylim(y.low, y.high)
+    axes.set_yticks(y.ticks, y.texts)
+    axes.set_ylabel(title)
 
-    figure, axes = _axes(chart, 10, 3.8)
-    marked = len({x for each in chart.lines for x, _ in each.points}) <= MARKED_LAYERS
+
+def draw_lines(chart: LineChart) -> Figure:
+    """Draw lines with markers, numbered or named along x."""
+    figure, axes = _axes(chart, 10, 4.8 if chart.names else 3.8)
     for each in chart.others:
         axes.plot(*_points(each.points), color=LIGHT["context"], linewidth=0.8, alpha=0.5)
     handles = []
     for at, each in enumerate(chart.lines):
-        face = "white" if at == len(MARKERS) - 1 else SERIES_LIGHT[at]
-        style: dict[str, Any] = {"marker": MARKERS[at], "markersize": 5, "markerfacecolor": face} if marked else {}
-        handles += axes.plot(*_points(each.points), color=SERIES_LIGHT[at], linewidth=1.4, **style)
+        face = "white" if MARKERS[at] == "ring" else SERIES_LIGHT[at]
+        style: dict[str, Any] = {"marker": SYMBOLS[MARKERS[at]], "markersize": 5, "markerfacecolor": face}
+        handles += axes.plot(
+            *_points(each.points), color=SERIES_LIGHT[at], linewidth=1.4, **(style if chart.has_markers else {})
+        )
     axes.set_xlabel(chart.x)
-    axes.set_ylabel(chart.y)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    x = chart.x_axis
+    axes.set_xticks(x.ticks, x.texts, rotation=90 if chart.names else 0)
+    _y_axis(axes, chart.y_axis, chart.y)
     _legend(axes, handles, [each.name for each in chart.lines])
     return figure
 
@@ -121,45 +140,46 @@ def _points(points: Sequence[tuple[int, float | None]]) -> tuple[list[int], list
     return [x for x, _ in points], [float("nan") if y is None else y for _, y in points]
 
 
-def _heat(chart: HeatMap) -> Figure:
+def draw_heat_map(chart: HeatMap) -> Figure:
+    """Draw the panels of a heat map, next to one another or one below the other."""
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 
-    few = len(chart.columns) <= LABELLED_CELLS
-    down, across = (1, len(chart.panels)) if few else (len(chart.panels), 1)
-    figure = _figure(11, (0.27 * len(chart.rows) + 1.3) * down)
-    figure.suptitle(chart.title, x=0.01, ha="left", fontweight="bold", fontsize=10.5)
-    for at, (panel, axes) in enumerate(
-        zip(chart.panels, figure.subplots(down, across, squeeze=False).flat, strict=True)
-    ):
+    down, across = (1, len(chart.panels)) if chart.side_by_side else (len(chart.panels), 1)
+    height = 0.27 * len(chart.rows) + (2.4 if chart.is_turned else 1.3)
+    figure, panels = _subplots(chart, 11, height * down, down, across)
+    for at, (panel, axes) in enumerate(zip(chart.panels, panels, strict=True)):
         values = np.array(panel.values, dtype=float)
-        shades = LinearSegmentedColormap.from_list(panel.what, [LIGHT["sunken"], LIGHT[panel.what]])
-        image = axes.imshow(values, cmap=shades, vmin=0, vmax=panel.most or 1.0, aspect="auto", interpolation="nearest")
+        shades = [LIGHT["sunken"], LIGHT[panel.colour]]
+        colours = LinearSegmentedColormap.from_list(panel.colour, shades[::-1] if panel.low_is_dark else shades)
+        low, high = sorted((panel.light, panel.dark))
+        image = axes.imshow(
+            values, cmap=colours, vmin=low, vmax=high if high > low else low + 1.0, aspect="auto",
+            interpolation="nearest",
+        )  # fmt: skip
         axes.grid(False)
         axes.set_title(f"{panel.what}, {panel.unit}", fontsize=9)
-        every = sparse(chart.columns, 11 * 72 / across / max(len(chart.columns), 1))
-        axes.set_xticks(range(0, len(chart.columns), every), chart.columns[::every])
+        axes.set_xticks(list(chart.ticks), list(chart.ticks.values()), rotation=90 if chart.is_turned else 0)
         axes.set_xlabel(chart.x)
-        axes.set_yticks(
-            range(len(chart.rows)),
-            [fitted(row, LABEL) for row in chart.rows] if not (few and at) else [""] * len(chart.rows),
-        )
-        for (row, column), value in np.ndenumerate(values) if few and len(chart.columns) <= 12 else ():
+        is_first = not (chart.side_by_side and at)
+        axes.set_yticks(range(len(chart.rows)), chart.labels if is_first else [""] * len(chart.rows))
+        for (row, column), value in np.ndenumerate(values) if chart.has_values else ():
             if not np.isnan(value):
-                colour = "white" if panel.most and value > panel.most / 2 else LIGHT["ink"]
+                colour = "white" if panel.level(value) > 0.5 else LIGHT["ink"]
                 axes.text(column, row, significant(float(value)), ha="center", va="center", fontsize=8, color=colour)
         figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03).outline.set_visible(False)
     return figure
 
 
-def _histogram(chart: Histogram) -> Figure:
+def draw_histogram(chart: Histogram) -> Figure:
+    """Draw bars of a single series, or outlines of several."""
     figure, axes = _axes(chart, 6.4, 3.4)
     edges = list(range(len(chart.bins) + 1))
     handles: list[Any] = []
     for at, each in enumerate(chart.series):
         if len(chart.series) == 1:
             bars = axes.bar([edge + 0.5 for edge in edges[:-1]], each.shares, width=0.94, color=SERIES_LIGHT[0])
-            if len(chart.bins) <= LABELLED_BINS:
+            if chart.has_values:
                 texts = [significant(share) if share else "" for share in each.shares]
                 axes.bar_label(bars, texts, padding=2, fontsize=7.5, color=LIGHT["soft"])
         else:
@@ -169,19 +189,16 @@ def _histogram(chart: Histogram) -> Figure:
     for mark in chart.marks:
         axes.axvline(mark.at, color=LIGHT["ink"], linewidth=0.8, linestyle=":")
         axes.text(mark.at, 1.0, mark.name, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=7.5)
-    every = sparse(chart.bins, 5.6 * 72 / len(chart.bins))
-    shown = [at for at, name in enumerate(chart.bins) if name.isalpha() or int(name) % every == 0]
-    axes.set_xticks([at + 0.5 for at in shown], [signed(chart.bins[at]) for at in shown])
+    axes.set_xticks([at + 0.5 for at in chart.ticks], list(chart.ticks.values()))
     axes.set_xlabel(chart.x)
-    axes.set_ylabel(chart.y)
-    axes.margins(y=0.12)
-    axes.set_ylim(bottom=0)
+    _y_axis(axes, chart.y_axis, chart.y)
     if handles:
         _legend(axes, handles, [each.name for each in chart.series])
     return figure
 
 
-def _ranges(chart: RangeChart) -> Figure:
+def draw_ranges(chart: RangeChart) -> Figure:
+    """Draw a bar up to the middle of each range, with a line from its low to its high end."""
     figure, axes = _axes(chart, 6.4, 0.28 * len(chart.rows) + 1.2)
     places = range(len(chart.rows))
     axes.barh(places, [row.limit for row in chart.rows], height=0.5, color=LIGHT["grid"])
@@ -189,27 +206,27 @@ def _ranges(chart: RangeChart) -> Figure:
     axes.hlines(places, [row.low for row in chart.rows], [row.high for row in chart.rows], colors=LIGHT["ink"])
     for at, row in enumerate(chart.rows):
         axes.text(row.limit * 1.02, at, f"{row.middle:.2f}", va="center", color=LIGHT["soft"])
-    axes.set_yticks(places, [fitted(row.name, LABEL) for row in chart.rows])
+    x = chart.x_axis
+    axes.set_xticks(x.ticks, x.texts)
+    axes.set_yticks(places, [fitted(row.name) for row in chart.rows])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(chart.x)
     return figure
 
 
-def _bars(chart: BarChart) -> Figure:
-    figure = _figure(11, 0.3 * len(chart.rows) + 1.0)
-    figure.suptitle(chart.title, x=0.01, ha="left", fontweight="bold", fontsize=10.5)
+def draw_bars(chart: BarChart) -> Figure:
+    """Draw the measures of a bar chart side by side."""
+    figure, panels = _subplots(chart, 11, 0.3 * len(chart.rows) + 1.0, 1, len(chart.measures))
     places = range(len(chart.rows))
     colours = [SERIES_LIGHT[at % len(SERIES_LIGHT)] for at in places]
-    for at, (measure, axes) in enumerate(
-        zip(chart.measures, figure.subplots(1, len(chart.measures), squeeze=False).flat, strict=True)
-    ):
+    for at, (measure, axes) in enumerate(zip(chart.measures, panels, strict=True)):
         bars = axes.barh(places, [value or 0.0 for value in measure.values], height=0.6, color=colours)
-        texts = [significant(value) for value in measure.values]
-        for label, place in zip(axes.bar_label(bars, texts, padding=3, fontsize=8), places, strict=True):
+        labels = axes.bar_label(bars, measure.texts, padding=3, fontsize=8)
+        for label, place in zip(labels, places, strict=True):
             label.set_fontweight("bold" if place in measure.best else "normal")
         axes.set_title(measure.label, fontsize=8.5)
-        axes.set_yticks(places, [fitted(row, LABEL) for row in chart.rows] if at == 0 else [""] * len(chart.rows))
+        axes.set_yticks(places, [fitted(row) for row in chart.rows] if at == 0 else [""] * len(chart.rows))
         axes.invert_yaxis()
         axes.grid(False)
         axes.set_xticks([])
@@ -217,7 +234,8 @@ def _bars(chart: BarChart) -> Figure:
     return figure
 
 
-def _block(chart: BlockChart) -> Figure:
+def draw_block(chart: BlockChart) -> Figure:
+    """Draw the elements of a block: a ring for each value, a dot for its code, and its error between them."""
     figure, axes = _axes(chart, 6.4, 3.0)
     axes.set_title(_in_lines(chart.title))
     places = range(len(chart.elements))
@@ -227,20 +245,17 @@ def _block(chart: BlockChart) -> Figure:
     axes.vlines(places, before, after, colors=LIGHT["saturated"], linewidth=1.3)
     axes.plot(places, before, "o", markerfacecolor="white", markeredgecolor=LIGHT["ink"], markersize=5)
     axes.plot(places, after, "o", color=LIGHT["accent"], markersize=3)
-    low, high = axes.get_ylim()
-    for limit in (chart.limit, -chart.limit):
-        if low < limit < high:
-            axes.axhline(limit, color=LIGHT["saturated"], linewidth=1, linestyle="--")
-    every = -(-len(chart.elements) // (16 if chart.x == "element" else 8)) or 1
-    axes.set_xticks(places[::every], [each.place for each in chart.elements[::every]])
+    for limit in chart.limits:
+        axes.axhline(limit, color=LIGHT["saturated"], linewidth=1, linestyle="--")
+    axes.set_xticks(list(chart.ticks), list(chart.ticks.values()))
     axes.set_xlabel(chart.x)
-    axes.set_ylabel("value (ring), quantized (dot)")
+    _y_axis(axes, chart.y_axis, "value (ring), quantized (dot)")
     return figure
 
 
 def _drawable(value: float) -> float:
-    """The value; not a number where it is beyond what can be drawn."""
-    return value if abs(value) < DRAWABLE else float("nan")
+    """Return the value, or NaN if it is not drawable."""
+    return value if is_drawable(value) else float("nan")
 
 
 def _in_lines(text: str, length: int = 70) -> str:
@@ -248,10 +263,10 @@ def _in_lines(text: str, length: int = 70) -> str:
 
 
 DRAW: dict[type, Callable[[Any], Figure]] = {
-    LineChart: _lines,
-    HeatMap: _heat,
-    Histogram: _histogram,
-    RangeChart: _ranges,
-    BarChart: _bars,
-    BlockChart: _block,
+    LineChart: draw_lines,
+    HeatMap: draw_heat_map,
+    Histogram: draw_histogram,
+    RangeChart: draw_ranges,
+    BarChart: draw_bars,
+    BlockChart: draw_block,
 }

@@ -3,79 +3,117 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
-from mxcli.flows.products.report import LayerProduct, ProductReport
-from mxcli.flows.products.shapes import DY, W, X
-from mxcli.flows.write.records import scheme_record
+from mxcli.flows.products.shapes import DY, PASSES, W, X
 from mxcli.output.export import csv_text, json_text
+from mxcli.output.fields import (
+    COUNT,
+    METRIC,
+    SCHEME,
+    SCHEME_OPTIONS,
+    TEXT,
+    Field,
+    Fields,
+    Metrics,
+    choice,
+    records,
+    records_by_name,
+)
 from mxcli.output.formats import rules_words
 from mxcli.output.numbers import counted, significant
+from mxcli.output.report import NOTES
 from mxcli.output.screen import Screen, bold, folded_lines
-from mxcli.output.table import Column, Row, aligned
+from mxcli.output.table import Row, aligned
 
-_COLUMNS = (
-    Column("layer", right=False),
-    Column("product", right=False),
-    Column("m x n x k", right=False, drop=4),
-    Column("formats of A, B", right=False, drop=5),
-    Column("SQNR\ndB"),
-    Column("relative\nerror", drop=2),
-    Column("cosine", drop=3),
-)
-_FORMULAS = {"fprop": "Y = X W^T", "dgrad": "dX = dY W", "wgrad": "dW = dY^T X"}
+if TYPE_CHECKING:
+    from mxcli.flows.products.report import LayerProduct, ProductReport
+
+FORMULAS = {"fprop": "Y = X W^T", "dgrad": "dX = dY W", "wgrad": "dW = dY^T X"}
 METRICS = ("sqnr_db", "relative_error", "cosine", "bias")
-RECORD_NAMES = ("layer", "pass", "m", "n", "k", "format_a", "format_b", *METRICS)
 SORTS = (*METRICS, "name")
 
 
+def _cosine(metrics: Metrics) -> str:
+    value = metrics["cosine"]
+    return f"{value:.5f}" if isinstance(value, float) else significant(None)
+
+
+_METRICS: Fields[Metrics] = Fields(
+    METRIC["sqnr_db"].at(cell=None),
+    METRIC["relative_error"].at(cell=None, drop=2),
+    METRIC["cosine"].at(title="cosine", cell=_cosine, drop=3),
+    METRIC["bias"].at(title=None),
+)
+SIZES: Fields[Any] = Fields(
+    Field("m", lambda product: product.sizes[0], COUNT),
+    Field("n", lambda product: product.sizes[1], COUNT),
+    Field("k", lambda product: product.sizes[2], COUNT),
+)
+_PRODUCT: Fields[LayerProduct] = Fields(
+    Field("layer", lambda product: product.layer, TEXT, "layer", right=False),
+    Field("pass", lambda product: product.passes, choice(PASSES), "product", right=False),
+    SIZES,
+    Field("sizes", lambda product: "{}x{}x{}".format(*product.sizes), title="m x n x k", right=False, drop=4),
+    Field("format_a", lambda product: product.formats[0], TEXT),
+    Field("format_b", lambda product: product.formats[1], TEXT),
+    Field(
+        "formats", lambda product: list(dict.fromkeys(product.formats)), title="formats of A, B", right=False, drop=5
+    ),
+    _METRICS.through(lambda product: product.energies.metrics),
+)
+RECORD_NAMES = tuple(_PRODUCT.names)
+"""The columns of CSV."""
+PRODUCTS: Fields[ProductReport] = Fields(
+    Field("source", lambda report: report.source, TEXT),
+    Field("captures", lambda report: report.captures, TEXT),
+    records_by_name("rules", lambda report: report.recipes, Fields(SCHEME, SCHEME_OPTIONS)),
+    NOTES,
+    records_by_name(
+        "by_pass", lambda report: {name: energies.metrics for name, energies in report.by_pass.items()}, _METRICS
+    ),
+    records("products", lambda report: report.products, _PRODUCT),
+)
+"""The JSON of products."""
+
+
 def products_text(report: ProductReport, screen: Screen, sort: str = "sqnr_db", top: int | None = None) -> str:
-    """The rules, a row per product with the worst first, and sums by pass."""
+    """Return the rules, a row per product with the worst first, and totals by pass."""
     head = [
         f"{report.source} with {report.captures}: {counted(len(report.products), 'product')} of "
         f"{counted(len({product.layer for product in report.products}), 'layer')}",
         *(
-            f"{name}: {recipe.format.name}, {rules_words(recipe)}"
+            f"{name}: {scheme.format.name}, {rules_words(scheme)}"
             for name in (X, W, DY)
-            if (recipe := report.recipes.get(name)) is not None
+            if (scheme := report.recipes.get(name)) is not None
         ),
     ]
     lines = [line for text in head for line in folded_lines(text, screen)]
     ranked = _ranked(report.products, sort)
     shown = ranked if top is None else ranked[:top]
-    rows: list[Row] = [_cells(product) for product in shown]
-    rows.append(None)
+    rows: list[Row] = [*map(_PRODUCT.cells, shown), None]
     rows += [
-        [f"all of {_FORMULAS[name]}", name, "", "", *_numbers(energies.metrics)]
+        [f"all of {FORMULAS[name]}", name, "", "", *_METRICS.cells(energies.metrics)]
         for name, energies in report.by_pass.items()
     ]
-    lines = [bold(lines[0], screen), *lines[1:], "", *aligned(_COLUMNS, rows, screen)]
+    lines = [bold(lines[0], screen), *lines[1:], "", *aligned(_PRODUCT.columns(), rows, screen)]
     if len(shown) < len(ranked):
         lines += ["", f"{len(shown)} of {counted(len(ranked), 'product')} shown, worst {sort} first"]
     return "\n".join(lines)
 
 
 def products_json(report: ProductReport) -> str:
-    """The same as one object."""
-    return json_text(
-        "products",
-        {
-            "source": report.source,
-            "captures": report.captures,
-            "rules": {name: scheme_record(recipe) for name, recipe in report.recipes.items()},
-            "notes": list(report.notes),
-            "by_pass": {name: energies.metrics for name, energies in report.by_pass.items()},
-            "products": [_record(product) for product in report.products],
-        },
-    )
+    """Return the report as JSON."""
+    return json_text("products", PRODUCTS.record(report))
 
 
 def products_csv(report: ProductReport) -> str:
-    """One row per product, with RECORD_NAMES for columns."""
-    return csv_text([_record(product) for product in report.products], RECORD_NAMES)
+    """Return a row per product."""
+    return csv_text(map(_PRODUCT.record, report.products), RECORD_NAMES)
 
 
 def _ranked(products: tuple[LayerProduct, ...], sort: str) -> list[LayerProduct]:
-    """Worst first; a product without a number, which has no error, comes last."""
+    """Return products with the worst first, and those without a number, which have no error, last."""
     if sort == "name":
         return sorted(products, key=lambda product: (product.layer, product.passes))
     high_is_good = sort in ("sqnr_db", "cosine")
@@ -87,32 +125,3 @@ def _ranked(products: tuple[LayerProduct, ...], sort: str) -> list[LayerProduct]
         return value if high_is_good else -abs(value)
 
     return sorted(products, key=badness)
-
-
-def _cells(product: LayerProduct) -> list[str]:
-    m, n, k = product.sizes
-    formats = ", ".join(dict.fromkeys(product.formats))
-    return [product.layer, product.passes, f"{m}x{n}x{k}", formats, *_numbers(product.energies.metrics)]
-
-
-def _numbers(metrics: dict[str, float | None]) -> list[str]:
-    cosine = metrics["cosine"]
-    return [
-        significant(metrics["sqnr_db"]),
-        significant(metrics["relative_error"]),
-        significant(None) if cosine is None else f"{cosine:.5f}",
-    ]
-
-
-def _record(product: LayerProduct) -> dict[str, object]:
-    m, n, k = product.sizes
-    return {
-        "layer": product.layer,
-        "pass": product.passes,
-        "m": m,
-        "n": n,
-        "k": k,
-        "format_a": product.formats[0],
-        "format_b": product.formats[1],
-        **product.energies.metrics,
-    }

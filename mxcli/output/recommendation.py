@@ -4,53 +4,179 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from mxcli.errors import printable
-from mxcli.flows.recommend.candidates import BITS, KEEP_PERCENT, MIN_SQNR, Effect, Group, Target
-from mxcli.flows.recommend.recommend import GroupChoice, Recommendation
-from mxcli.flows.write.records import options_record
-from mxcli.numerics.metrics import Objective, number_of
+from mxcli.numerics.metrics import number_of
+from mxcli.output.conclusion import bold_lines
 from mxcli.output.export import csv_text, json_text
+from mxcli.output.fields import (
+    AMOUNT,
+    COUNT,
+    FLAG,
+    METRIC,
+    NUMBER,
+    SOURCE,
+    TENSORS,
+    TEXT,
+    Field,
+    Fields,
+    Schema,
+    array,
+    attributes,
+    mapping,
+    nested,
+    record_of,
+    records,
+    records_by_name,
+)
 from mxcli.output.inspection import source_line
-from mxcli.output.numbers import ABSENT, counted, quantity, significant, trimmed
+from mxcli.output.numbers import ABSENT, EXACT, counted, quantity, significant, trimmed
+from mxcli.output.report import NOTES, OPTIONS
 from mxcli.output.screen import Screen, bold, folded_lines
-from mxcli.output.table import Column, Row, aligned
+from mxcli.output.table import Row, aligned
+
+if TYPE_CHECKING:
+    from mxcli.files.tensors import TensorInfo
+    from mxcli.flows.plan.plan import Options
+    from mxcli.flows.recommend.candidates import Group, Target
+    from mxcli.flows.recommend.recommend import GroupChoice, Recommendation
+    from mxcli.numerics.metrics import Objective
 
 DEFAULT_SORT = "harm"
-RECORD_KEYS = (
-    "name", "group", "role", "dtype", "shape", "elements", "option", "bits_per_element", "harm", "sqnr_db", "chosen"
-)  # fmt: skip
 _TARGETS = {
-    BITS: "at most {:g} bits per element on average, scales included",
-    MIN_SQNR: "an SQNR of {:g} dB or more for every tensor",
-    KEEP_PERCENT: "at most {:g} % of the elements kept",
+    "bits": "at most {:g} bits per element on average, scales included",
+    "min_sqnr": "an SQNR of {:g} dB or more for every tensor",
+    "keep_percent": "at most {:g} % of the elements kept",
 }
+"""By `kind`."""
+_TARGET: Schema = {**mapping({"type": "number"}), "minProperties": 1, "maxProperties": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """The effect of an option on a tensor or a group, which has `elements`."""
+
+    bits: int
+    elements: int
+    harm: float
+    sqnr_db: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor of a group, with its place there."""
+
+    choice: GroupChoice
+    at: int
+
+    @property
+    def info(self) -> TensorInfo:
+        return self.choice.group.tensors[self.at]
+
+    @property
+    def options(self) -> dict[str, _Effect]:
+        effects = ((option.name, option.effects[self.at]) for option in self.choice.options)
+        return {name: _Effect(each.bits, self.info.elements, each.harm, each.sqnr_db) for name, each in effects}
+
+
+def _group_options(choice: GroupChoice) -> dict[str, _Effect]:
+    elements = choice.group.elements
+    return {each.name: _Effect(each.bits, elements, each.harm, each.sqnr_db) for each in choice.options}
+
+
+_EFFECT: Fields[_Effect] = Fields(
+    Field("bits_per_element", lambda effect: effect.bits / effect.elements, AMOUNT),
+    Field("harm", lambda effect: effect.harm, AMOUNT),
+    Field("sqnr_db", lambda effect: effect.sqnr_db if math.isfinite(effect.sqnr_db) else None, NUMBER,
+          meaning="null: exact"),
+)  # fmt: skip
+_CHOSEN: Field[GroupChoice] = Field(
+    "chosen", lambda choice: choice.option.name, TEXT, "chosen", right=False, meaning="the name of one of the options"
+)
+_GROUP: Fields[GroupChoice] = Fields(
+    Field("name", lambda choice: choice.group.name, TEXT, "tensor or group", right=False),
+    Field("tensors", lambda choice: [info.name for info in choice.group.tensors], array(TEXT), "tensors", drop=3,
+          cell=lambda choice: f"{len(choice.group.tensors):,}"),
+    Field("elements", lambda choice: choice.group.elements, COUNT, "elements", drop=4,
+          cell=lambda choice: quantity(choice.group.elements)),
+    _CHOSEN,
+    records_by_name("options", _group_options, _EFFECT),
+)  # fmt: skip
+_TENSOR: Fields[_Tensor] = Fields(
+    Field("name", lambda tensor: tensor.info.name, TEXT),
+    Field("group", lambda tensor: tensor.choice.group.name, TEXT),
+    Field("role", lambda tensor: tensor.info.role, TEXT),
+    Field("dtype", lambda tensor: tensor.info.dtype, TEXT),
+    Field("shape", lambda tensor: list(tensor.info.shape), array(COUNT)),
+    Field("elements", lambda tensor: tensor.info.elements, COUNT),
+    Fields(_CHOSEN).through(lambda tensor: tensor.choice),
+    records_by_name("options", lambda tensor: tensor.options, _EFFECT),
+)
+_ROW: Fields[tuple[_Tensor, str]] = Fields(
+    _TENSOR.without("chosen", "options").through(lambda row: row[0]),
+    Field("option", lambda row: row[1], TEXT),
+    _EFFECT.through(lambda row: row[0].options[row[1]]),
+    _TENSOR.only("chosen").through(lambda row: row[0]),
+)
+"""A tensor under an option: a row of CSV."""
+RECORD_KEYS = tuple(_ROW.names)
+"""The columns of CSV."""
+
+_RESULT: Fields[Recommendation] = Fields(
+    SOURCE,
+    Field("target", lambda result: {result.target.kind: result.target.value}, _TARGET),
+    record_of("objective", lambda result: result.objective, attributes(TEXT, "name", "formula")),
+    Field("formats", lambda result: list(result.formats), array(TEXT)),
+    Field("chosen_for_elements", lambda result: result.elements, COUNT),
+    attributes(AMOUNT, "bits_per_element", "harm"),
+    Field("harm_lower_bound", lambda result: result.bound, AMOUNT),
+    Field("exact", lambda result: result.exact, FLAG, meaning="no other choice within the target does less harm"),
+    attributes(AMOUNT, "smallest_harm"),
+    Field("kept_elements_percent", lambda result: _kept_percent(result), AMOUNT),
+    Field("conclusion", lambda result: conclusion(result), array(TEXT)),
+    NOTES,
+    nested(
+        "predicted_totals",
+        lambda result: None if result.report is None else result.report.sum,
+        Fields(TENSORS, METRIC),
+    ),
+    Field("recipe", lambda result: _options_record(result.recipe), OPTIONS),
+    records("groups", lambda result: result.choices, _GROUP),
+    records("tensors", lambda result: _tensors(result), _TENSOR),
+)
+RECOMMENDATION: Fields[tuple[Recommendation, Sequence[str]]] = Fields(
+    _RESULT.through(lambda output: output[0]),
+    Field("written", lambda output: list(output[1]), array(TEXT), meaning="files"),
+)
+"""The JSON of `mxcli recommend`: the recommendation, and the files written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sort:
-    """An order of groups: by what, and in words."""
+    """An order of groups: the sort key, and the order in words."""
 
     key: Callable[[GroupChoice], float | str]
     words: str
 
 
 SORTS: dict[str, Sort] = {
-    # Per tensor: three fused layers of ordinary harm are no worse than each of them.
+    # Per tensor: three fused layers of ordinary harm are as good as each of them.
     "harm": Sort(lambda choice: -_worst(choice) / len(choice.group.tensors), "most harm per tensor first"),
     "sqnr_db": Sort(lambda choice: choice.option.sqnr_db, "lowest SQNR first"),
     "bits_per_element": Sort(lambda choice: -choice.option.bits / choice.group.elements, "most bits first"),
     "elements": Sort(lambda choice: -choice.group.elements, "largest first"),
     "name": Sort(lambda choice: choice.group.name, "in order of name"),
 }
-"""By the names of the JSON records."""
+"""By the keys of the JSON records."""
 
 
 def recommendation_text(
     result: Recommendation, screen: Screen, sort: str = DEFAULT_SORT, top: int | None = None
 ) -> str:
-    """What was asked, the groups in the order of `sort`, and the outcome in words; `top` limits the groups shown."""
+    """Return the target, the groups in the order of `sort`, and the conclusion; `top` limits the groups shown."""
     ranked = sorted(result.choices, key=SORTS[sort].key)
     shown = ranked if top is None else ranked[:top]
     head = [
@@ -60,18 +186,17 @@ def recommendation_text(
     ]
     lines = [line for text in head for line in folded_lines(text, screen)]
     lines = [bold(lines[0], screen), *lines[1:], ""]
-    lines += aligned(_columns(result), [*(_row(choice, result) for choice in shown), None, _total(result)], screen)
+    fields = _table(result)
+    rows: list[Row] = [*map(fields.cells, shown), None, _total(result)]
+    lines += aligned(fields.columns(), rows, screen)
     lines.append("")
     if len(shown) < len(ranked):
         lines += folded_lines(f"{len(shown):,} of {counted(len(ranked), 'group')} shown, {SORTS[sort].words}", screen)
-    for sentence in conclusion(result):
-        first, *rest = folded_lines(sentence, screen, "  ")
-        lines += [bold(first, screen), *(bold(line, screen) for line in rest)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *bold_lines(conclusion(result), screen)])
 
 
 def target_line(target: Target, groups: Sequence[Group]) -> str:
-    """What is asked, and of how much."""
+    """Return the target, and the number of elements it applies to."""
     tensors = sum(len(group.tensors) for group in groups)
     return (
         f"target: {_TARGETS[target.kind].format(target.value)}; chosen for "
@@ -80,49 +205,40 @@ def target_line(target: Target, groups: Sequence[Group]) -> str:
 
 
 def objective_line(objective: Objective) -> str:
-    """What harm is."""
+    """Return the definition of harm."""
     return f"harm: error of {objective.of} ({objective.name}), {objective.formula}"
 
 
-def recommendation_json(result: Recommendation, **more: object) -> str:
-    """The whole recommendation as one object; `more` are further keys."""
-    report = result.report
-    content: dict[str, object] = {
-        "source": result.source,
-        "elements": result.total.elements,
-        "bytes": result.total.bytes,
-        "by_dtype": {dtype: asdict(total) for dtype, total in result.by_dtype.items()},
-        "target": {result.target.kind: result.target.value},
-        "objective": {"name": result.objective.name, "formula": result.objective.formula},
-        "formats": list(result.formats),
-        "chosen_for_elements": result.elements,
-        "bits_per_element": result.bits_per_element,
-        "harm": result.harm,
-        "harm_lower_bound": result.bound,
-        "exact": result.exact,
-        "smallest_harm": result.smallest_harm,
-        "kept_elements_percent": _kept_percent(result),
-        "conclusion": conclusion(result),
-        "notes": list(result.notes),
-        "predicted_totals": None if report is None else report.sum,
-        "recipe": options_record(result.recipe),
-        "groups": [_group_record(choice) for choice in result.choices],
-        "tensors": list(tensor_records(result)),
-        **more,
-    }
-    return json_text("recommend", content)
+def recommendation_json(result: Recommendation, *, written: Sequence[str] = ()) -> str:
+    """Return the recommendation as JSON, with the files written."""
+    return json_text("recommend", RECOMMENDATION.record((result, written)))
 
 
 def recommendation_csv(result: Recommendation) -> str:
-    """One row per tensor and option, under the names of the JSON records; `option` is the key there."""
-    rows = (
-        {**tensor, "option": name, **effect} for tensor in tensor_records(result) for name, effect in _options(tensor)
-    )
-    return csv_text(rows, RECORD_KEYS)
+    """Return a row per tensor and option, under the names of the JSON records; `option` is the key there."""
+    rows = ((tensor, name) for tensor in _tensors(result) for name in tensor.options)
+    return csv_text(map(_ROW.record, rows), RECORD_KEYS)
+
+
+def tensor_records(result: Recommendation) -> Iterator[dict[str, object]]:
+    """Return the tensors for JSON lines, in the order of the groups."""
+    return map(_TENSOR.record, _tensors(result))
+
+
+def _tensors(result: Recommendation) -> Iterator[_Tensor]:
+    return (_Tensor(choice, at) for choice in result.choices for at in range(len(choice.group.tensors)))
+
+
+def _options_record(options: Options) -> dict[str, object]:
+    from mxcli.flows.write.records import options_record
+
+    return options_record(options)
 
 
 def conclusion(result: Recommendation) -> list[str]:
-    """The outcome in words."""
+    """Return the outcome in words."""
+    from mxcli.flows.recommend.candidates import KEEP_PERCENT, MIN_SQNR
+
     kept, groups = len(result.kept), len(result.choices)
     bits = f"{result.bits_per_element:.4g} bits per element on average"
     first = f"Recommended: {bits}, {_formats(result)}; {kept:,} of {counted(groups, 'group')} kept"
@@ -130,7 +246,7 @@ def conclusion(result: Recommendation) -> list[str]:
         first += f", {trimmed(_kept_percent(result))} % of the elements"
     sentences = [f"{first}."]
     if kept == groups:
-        return [*sentences, "No format named is good enough for any group: there is nothing to quantize."]
+        return [*sentences, "None of the formats is good enough for any group; nothing is quantized."]
     smallest = _smallest(result)
     if result.smallest_harm > 0:
         removed = 100 * (1 - result.harm / result.smallest_harm)
@@ -161,7 +277,7 @@ def _smallest(result: Recommendation) -> str:
 
 
 def _formats(result: Recommendation) -> str:
-    """Formats with the number of groups that get them, most used first."""
+    """Return formats with the number of groups that get them, most used first."""
     count = {name: sum(choice.option.name == name for choice in result.choices) for name in result.formats}
     used = sorted((name for name in count if count[name]), key=lambda name: -count[name])
     return ", ".join(f"{name} for {count[name]:,}" for name in used) or "no format for any"
@@ -175,34 +291,28 @@ def _worst(choice: GroupChoice) -> float:
     return min(choice.options, key=lambda option: option.bits).harm
 
 
-def _columns(result: Recommendation) -> Sequence[Column]:
-    return (
-        Column("tensor or group", right=False),
-        Column("tensors", drop=3),
-        Column("elements", drop=4),
-        *(Column("harm", group=name, drop=1) for name in result.formats),
-        Column("chosen", right=False),
-        Column("bits per\nelement", drop=5),
-        Column("lowest\nSQNR dB", drop=2),
-    )
+def _harm(name: str, choice: GroupChoice) -> float | None:
+    option = choice.of(name)
+    return None if option is None else option.harm
 
 
-def _row(choice: GroupChoice, result: Recommendation) -> Row:
-    group, option = choice.group, choice.option
-    harms = [None if (each := choice.of(name)) is None else each.harm for name in result.formats]
-    return [
-        printable(group.name),
-        f"{len(group.tensors):,}",
-        quantity(group.elements),
-        *(significant(harm) for harm in harms),
-        option.name,
-        f"{option.bits / group.elements:.4g}",
-        significant(option.sqnr_db) if math.isfinite(option.sqnr_db) else "exact",
-    ]
+def _table(result: Recommendation) -> Fields[GroupChoice]:
+    return Fields(
+        _GROUP.only("name", "tensors", "elements"),
+        *(Field(name, partial(_harm, name), title="harm", group=name, drop=1) for name in result.formats),
+        _CHOSEN,
+        Field("bits_per_element", lambda choice: f"{choice.option.bits / choice.group.elements:.4g}",
+              title="bits per\nelement", drop=5),
+        Field("sqnr_db", lambda choice: _lowest(choice.option.sqnr_db), title="lowest\nSQNR dB", drop=2),
+    )  # fmt: skip
+
+
+def _lowest(sqnr_db: float) -> str:
+    return significant(sqnr_db) if math.isfinite(sqnr_db) else EXACT
 
 
 def _total(result: Recommendation) -> Row:
-    """Everything: the harm where every group that can has a format, and what was chosen."""
+    """Return the row of totals: the harm of each format that all groups can have, and that of the choice."""
     harms = []
     for name in result.formats:
         options = [choice.of(name) for choice in result.choices]
@@ -217,47 +327,3 @@ def _total(result: Recommendation) -> Row:
         f"{result.bits_per_element:.4g}",
         ABSENT if sqnr is None else f"all {significant(sqnr)}",
     ]
-
-
-def _group_record(choice: GroupChoice) -> dict[str, object]:
-    group = choice.group
-    return {
-        "name": group.name,
-        "tensors": [info.name for info in group.tensors],
-        "elements": group.elements,
-        "chosen": choice.option.name,
-        "options": {
-            option.name: {
-                "bits_per_element": option.bits / group.elements,
-                "harm": option.harm,
-                "sqnr_db": option.sqnr_db if math.isfinite(option.sqnr_db) else None,
-            }
-            for option in choice.options
-        },
-    }
-
-
-def tensor_records(result: Recommendation) -> Iterator[dict[str, object]]:
-    """The tensors for JSON and JSON lines, in the order of the groups."""
-    for choice in result.choices:
-        for at, info in enumerate(choice.group.tensors):
-            yield {
-                "name": info.name,
-                "group": choice.group.name,
-                "role": info.role,
-                "dtype": info.dtype,
-                "shape": list(info.shape),
-                "elements": info.elements,
-                "chosen": choice.option.name,
-                "options": {option.name: _effect(option.effects[at], info.elements) for option in choice.options},
-            }
-
-
-def _options(tensor: dict[str, object]) -> list[tuple[str, dict[str, object]]]:
-    options = tensor["options"]
-    return list(options.items()) if isinstance(options, dict) else []
-
-
-def _effect(effect: Effect, elements: int) -> dict[str, object]:
-    sqnr = effect.sqnr_db if math.isfinite(effect.sqnr_db) else None
-    return {"bits_per_element": effect.bits / elements, "harm": effect.harm, "sqnr_db": sqnr}

@@ -2,143 +2,224 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mxcli.errors import printable
-from mxcli.flows.measure.inspect import Total
-from mxcli.flows.measure.report import KEPT, LayerReport, Report
-from mxcli.flows.measure.sampled import Taken
-from mxcli.flows.plan.plan import Options
-from mxcli.flows.write.records import options_record, scheme_record
-from mxcli.numerics.estimates import keys_of
-from mxcli.numerics.measures import Value
 from mxcli.numerics.metrics import METRICS, number_of
 from mxcli.numerics.samples import CONFIDENCE_PERCENT
-from mxcli.numerics.scheme import Scheme
-from mxcli.output.both_axes import axes_concluded
+from mxcli.numerics.scheme import NONFINITE_POLICIES, TENSOR_RULES
+from mxcli.output.conclusion import bold_lines, sentences
 from mxcli.output.export import csv_text, json_line, json_text
+from mxcli.output.fields import (
+    AXIS,
+    COUNT,
+    METRIC,
+    NOTHING,
+    SCHEME,
+    SCHEME_OPTIONS,
+    SOURCE,
+    TEXT,
+    TEXT_OR_NULL,
+    TOTALS,
+    Field,
+    Fields,
+    Metrics,
+    array,
+    attributes,
+    choice,
+    column,
+    mapping,
+    metric_fields,
+    nested,
+    object_of,
+    record_of,
+    records,
+    records_by_name,
+)
 from mxcli.output.formats import rules_words
 from mxcli.output.inspection import source_line
-from mxcli.output.numbers import ABSENT, counted, noise_cell, number_cell, shape_text, significant, sparkline
+from mxcli.output.numbers import ABSENT, counted, shape_text, significant, sparkline
 from mxcli.output.screen import Screen, bold, folded_lines
-from mxcli.output.series import series_lines, series_records
-from mxcli.output.table import Column, Row, aligned
+from mxcli.output.series import BY_STEP, STEP_TOTAL, series_lines
+from mxcli.output.table import Row, aligned
+
+if TYPE_CHECKING:
+    from mxcli.flows.measure.report import LayerReport, Report, Result
+    from mxcli.flows.measure.sampled import Taken
+    from mxcli.flows.measure.totals import Named, Totals
+    from mxcli.flows.plan.plan import Options
+    from mxcli.numerics.formats import BlockFormat
+    from mxcli.numerics.scheme import Scheme
 
 DEFAULT_SORT = "sqnr_db"
-_AXIS = Column("axis", right=False)
-_COLUMNS = (
-    Column("tensor", right=False),
-    Column("shape", right=False, drop=6),
-    Column("SQNR\ndB"),
-    Column("relative\nerror", drop=2),
-    Column("saturated\n% of elements", drop=1),
-    Column("underflowed\n% of elements", drop=3),
-    Column("scale\nexponents", drop=4),
-    Column("blocks\nby them", right=False, drop=5),
-    Column("binades\nused/available", drop=7),
-    Column("decision", right=False, drop=8),
-)
-_LAYER_KEYS = (
-    "name",
-    "dtype",
-    "shape",
-    "role",
-    "decision",
-    "reason",
-    "format",
-    "scale_rounding",
-    "rounding",
-    "dialect",
-    "axis",
-)
-RECORD_KEYS = (*_LAYER_KEYS, *METRICS)
-SAMPLE_KEYS = (*_LAYER_KEYS, *keys_of(METRICS, sampled=True))
-"""Of a report on a sample."""
-
-Metrics = Mapping[str, Value]
 T = TypeVar("T")
+L = TypeVar("L", bound="Named")
+
+DECISIONS = ("quantized", "padded", "kept", "tied")
+DECIDED: Fields[Any] = Fields(
+    Field("name", lambda layer: layer.name, TEXT, "tensor", right=False),
+    Field("dtype", lambda layer: layer.dtype, TEXT),
+    Field(
+        "shape",
+        lambda layer: list(layer.shape),
+        array(COUNT),
+        "shape",
+        cell=lambda layer: shape_text(layer.shape),
+        right=False,
+        drop=6,
+    ),
+    Field("role", lambda layer: layer.role, TEXT),
+    Field("decision", lambda layer: layer.decision, choice(DECISIONS), "decision", right=False, drop=8),
+    Field("reason", lambda layer: layer.reason, TEXT),
+)
+"""A tensor of a report or a comparison, and the decision about it."""
+_AXIS: Field[LayerReport] = Field(
+    "axis", lambda layer: NOTHING if layer.axis is None else layer.axis, AXIS, "axis", right=False
+)
+_SCHEME: Fields[LayerReport] = SCHEME.through(lambda layer: layer.scheme)
 
 
-class Decided(Protocol):
-    """A tensor of which it was decided what to do."""
-
-    @property
-    def role(self) -> str:
-        """What it is for."""
-
-    @property
-    def decision(self) -> str:
-        """What became of it."""
+def layer_fields(*, sampled: bool) -> Fields[LayerReport]:
+    """Return the columns of CSV; with `sampled` those of a report on a sample."""
+    return Fields(DECIDED, _SCHEME, _AXIS, metric_fields(sampled=sampled).through(lambda layer: layer.metrics))
 
 
-class Measured(Protocol):
-    """What reports and comparisons have in common."""
+LAYER: Fields[LayerReport] = Fields(
+    DECIDED,
+    _SCHEME,
+    SCHEME_OPTIONS.through(lambda layer: layer.scheme),
+    _AXIS,
+    metric_fields().through(lambda layer: layer.metrics),
+)
+"""A measured tensor."""
+KEPT_LAYER: Fields[LayerReport] = Fields(DECIDED, _AXIS.at(optional=True))
+"""A tensor that is kept; it has an axis where it is measured along the other."""
 
-    @property
-    def source(self) -> str:
-        """What the user called the source."""
+SAMPLE: Fields[Taken] = Fields(
+    Field("fraction", lambda sample: sample.fraction, {"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+    *attributes(COUNT, "seed", "tensors"),
+    *attributes(COUNT, "read_whole", meaning="tensors of which nothing was left out"),
+    *attributes(COUNT, "elements", "sampled_elements"),
+    *attributes(array(TEXT), "tensor_scales", meaning="formats with a scale of the sample, not of the tensor"),
+    Field("confidence_percent", lambda sample: CONFIDENCE_PERCENT, {"const": CONFIDENCE_PERCENT}),
+)
+OPTIONS = object_of(
+    {
+        "format": TEXT,
+        **dict.fromkeys(TENSOR_RULES, TEXT_OR_NULL),
+        "nonfinite": choice(NONFINITE_POLICIES),
+        "on_indivisible": choice(("error", "pad", "keep")),
+    },
+    optional=("format", "scale_rounding", "rounding"),
+)
+"""Schema of `options_record`; a comparison lacks the options that differ."""
+RESULT: Fields[Any] = Fields(
+    Field("counts", lambda result: dict(result.counts), mapping(COUNT)),
+    Field("unfinished", lambda result: result.unfinished, COUNT, meaning="tensors left unmeasured by an interruption"),
+    record_of("sample", lambda result: result.sample, SAMPLE, meaning="with --sample only").when(
+        lambda result: result.sample is not None
+    ),
+)
+"""Keys that reports and comparisons have in common."""
+NOTES: Field[Any] = Field("notes", lambda result: list(result.notes), array(TEXT))
+CONCLUSION: Field[Any] = Field("conclusion", lambda result: sentences(result.conclusion), array(TEXT))
+_AXIS_TOTALS: Fields[Totals] = Fields(
+    nested("totals", lambda totals: totals.sum, TOTALS),
+    records_by_name("by_role", lambda totals: totals.by_role, TOTALS),
+)
+_COUNTED_SCHEME: Fields[tuple[Scheme, int]] = Fields(
+    SCHEME.through(lambda pair: pair[0]),
+    SCHEME_OPTIONS.through(lambda pair: pair[0]),
+    Field("tensors", lambda pair: pair[1], COUNT),
+)
 
-    @property
-    def total(self) -> Total:
-        """How much it holds."""
+REPORT: Fields[Report] = Fields(
+    SOURCE,
+    Field("options", lambda report: _options_record(report.options), OPTIONS),
+    records("recipes", lambda report: report.schemes, _COUNTED_SCHEME),
+    RESULT,
+    nested(
+        "totals",
+        lambda report: report.sum,
+        TOTALS,
+        meaning="null: nothing was measured, or along both axes (by_axis)",
+    ),
+    records_by_name(
+        "by_role", lambda report: report.by_role, TOTALS, meaning="empty where both axes were measured (by_axis)"
+    ),
+    records_by_name(
+        "by_axis",
+        lambda report: report.by_axis,
+        _AXIS_TOTALS,
+        meaning="with --axis both, by row and column; layers, counts and unfinished count each axis",
+    ).when(lambda report: report.by_axis),
+    CONCLUSION.at(meaning="with --axis both: the axis that serves a role better").when(lambda report: report.by_axis),
+    records("by_step", lambda report: report.by_step, STEP_TOTAL, meaning=BY_STEP).when(lambda report: report.by_step),
+    NOTES,
+    records("layers", lambda report: report.layers, LAYER),
+    records("kept", lambda report: report.kept, KEPT_LAYER),
+)
+"""The JSON of `mxcli report`, and of the report that `mxcli quantize` gives."""
 
-    @property
-    def by_dtype(self) -> Mapping[str, Total]:
-        """How much of each type."""
 
-    @property
-    def options(self) -> Options:
-        """What was asked for."""
+def _scale_exponents(metrics: Metrics) -> str:
+    low, high = metrics["scale_exponent_min"], metrics["scale_exponent_max"]
+    return ABSENT if low is None else f"{low}..{high}"
 
-    @property
-    def layers(self) -> Sequence[Decided]:
-        """The tensors measured."""
 
-    @property
-    def kept(self) -> Sequence[Decided]:
-        """The others."""
+def _blocks_by_exponent(metrics: Metrics) -> str:
+    histogram = metrics["scale_exponent_histogram"]
+    if metrics["scale_exponent_min"] is None or not isinstance(histogram, Mapping):
+        return ""
+    counts = {int(exponent): int(count or 0) for exponent, count in histogram.items() if _is_whole(exponent)}
+    return sparkline(counts)
 
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """How many there are of each decision."""
 
-    @property
-    def unfinished(self) -> int:
-        """How many an interruption left unmeasured."""
+def _is_whole(text: object) -> bool:
+    return str(text).lstrip("-").isdecimal()
 
-    @property
-    def sample(self) -> Taken | None:
-        """The sample that was measured; None: no sample was asked for."""
+
+def _binades(metrics: Metrics) -> str:
+    used, available = number_of(metrics, "binades_used"), number_of(metrics, "binades_available")
+    return ABSENT if available is None else f"{ABSENT if used is None else f'{used:.1f}'}/{available:.1f}"
+
+
+_BARS: Field[Metrics] = column("blocks\nby them", _blocks_by_exponent, right=False, drop=5)
+_MEASURES: Fields[Metrics] = Fields(
+    METRIC["sqnr_db"],
+    METRIC["relative_error"].at(drop=2),
+    METRIC["saturated_percent"].at(drop=1),
+    METRIC["underflowed_percent"].at(drop=3),
+    column("scale\nexponents", _scale_exponents, drop=4),
+    _BARS,
+    column("binades\nused/available", _binades, drop=7),
+)
+"""The columns of the table that totals have too."""
 
 
 def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: int | None = None) -> str:
-    """Two headlines, the tensors with the worst first, totals by role, and what was decided, counted; of both axes a
-    row for each and what they change, of several steps how they differ.
+    """Return headlines, the tensors with the worst first, totals by role, and the decisions, counted; of both axes a
+    row for each and the effects of the axis, of several training steps the worst.
 
-    `top` limits the tensors shown, never what the totals cover.
+    `top` limits the tensors shown, not those that the totals cover.
     """
     lines = [*headlines(report, screen), ""]
-    layers = _sorted(report.layers, sort)
+    layers = ordered(report.layers, sort, lambda layer: [layer.metrics])
     shown = layers if top is None else layers[:top]
-    rows = [*(_layer_row(report, layer, screen) for layer in shown), *_total_rows(report, screen)]
-    lines += [*aligned(_columns(report), rows, screen), ""]
+    lines += [*_table(report, shown, screen), ""]
     if report.by_step:
-        lines += [*series_lines(report.by_step, screen), ""]
-    for sentence in axes_concluded(report):
-        lines += [bold(line, screen) for line in folded_lines(sentence, screen, "  ")]
+        lines += [*series_lines(report.series, screen), ""]
+    lines += bold_lines(sentences(report.conclusion), screen)
     some = report.totals[0][1].sum
     lines += ending_lines(report, some, screen, len(shown), sort, "case" if report.by_axis else "tensor")
     return "\n".join(lines)
 
 
 def ending_lines(
-    result: Measured, total: Metrics | None, screen: Screen, shown: int, sort: str, noun: str = "tensor"
+    result: Result[Any], total: Metrics | None, screen: Screen, shown: int, sort: str, noun: str = "tensor"
 ) -> list[str]:
-    """How many tensors, or what else a row is, are shown, what was decided about how many, and whether an interruption
-    left some out."""
+    """Return the number of tensors (or what else `noun` says) shown, the decisions, counted, and the number that an
+    interruption left out."""
     lines, layers = list[str](), len(result.layers)
     if shown < layers:
         order = "in order of name" if sort == "name" else f"worst {sort} first"
@@ -150,12 +231,12 @@ def ending_lines(
 
 
 def headlines(report: Report, screen: Screen) -> list[str]:
-    """What the source is, the rules in force and the policies."""
+    """Return the source, the rules of each scheme and the policies."""
     return headed(report, map(scheme_line, report.schemes), screen)
 
 
-def headed(result: Measured, rules: Iterable[str], screen: Screen) -> list[str]:
-    """What the source is, the rules given, and the policies."""
+def headed(result: Result[Any], rules: Iterable[str], screen: Screen) -> list[str]:
+    """Return the source, the rules given, and the policies."""
     source = source_line(result.source, result.total, result.by_dtype)
     said = (source, *rules, policy_line(result.options), *sample_lines(result.sample))
     lines = [line for text in said for line in folded_lines(text, screen)]
@@ -163,121 +244,72 @@ def headed(result: Measured, rules: Iterable[str], screen: Screen) -> list[str]:
 
 
 def report_json(report: Report, verb: str = "report", **more: object) -> str:
-    """The whole report as one object; `more` are further keys."""
-    content: dict[str, object] = {
-        "source": report.source,
-        "elements": report.total.elements,
-        "bytes": report.total.bytes,
-        "by_dtype": {dtype: asdict(total) for dtype, total in report.by_dtype.items()},
-        "options": options_record(report.options),
-        "recipes": [{**scheme_record(recipe), "tensors": count} for recipe, count in report.schemes],
-        "counts": dict(report.counts),
-        "unfinished": report.unfinished,
-        **sample_record(report.sample),
-        "totals": report.sum,
-        "by_role": report.by_role,
-        **_axes_record(report),
-        **({"by_step": series_records(report.by_step)} if report.by_step else {}),
-        "notes": list(report.notes),
-        "layers": [layer_record(layer) for layer in report.layers],
-        "kept": [layer_record(layer) for layer in report.kept],
-        **more,
-    }
-    return json_text(verb, content)
+    """Return the whole report as one object; `more` are further keys."""
+    return json_text(verb, {**REPORT.record(report), **more})
 
 
 def report_csv(report: Report) -> str:
-    """One row per tensor, measured or kept, under the names of the JSON records."""
-    keys = RECORD_KEYS if report.sample is None else SAMPLE_KEYS
-    return csv_text([layer_record(layer) for layer in (*report.layers, *report.kept)], keys)
+    """Return a row per tensor, measured or kept, under the names of the JSON records."""
+    names = layer_fields(sampled=report.sample is not None).names
+    return csv_text(map(layer_record, (*report.layers, *report.kept)), names)
 
 
 def layer_record(layer: LayerReport) -> dict[str, object]:
-    """A tensor under the key names of JSON, JSON lines and CSV."""
-    return {
-        "name": layer.name,
-        "dtype": layer.dtype,
-        "shape": list(layer.shape),
-        "role": layer.role,
-        "decision": layer.decision,
-        "reason": layer.reason,
-        **(scheme_record(layer.scheme) if layer.scheme else {}),
-        **({} if layer.axis is None else {"axis": layer.axis}),
-        **layer.metrics,
-    }
-
-
-def _axes_record(report: Report) -> dict[str, object]:
-    """What there is of both axes, for JSON; nothing where there is one."""
-    if not report.by_axis:
-        return {}
-    by_axis = {axis: {"totals": each.sum, "by_role": each.by_role} for axis, each in report.by_axis.items()}
-    return {"by_axis": by_axis, "conclusion": axes_concluded(report)}
+    """Return a tensor under the key names of JSON, JSON lines and CSV."""
+    return (LAYER if layer.scheme else KEPT_LAYER).record(layer)
 
 
 def layer_line(layer: LayerReport) -> str:
-    """The record of a tensor on one line."""
+    """Return the record of a tensor on one line."""
     return json_line(layer_record(layer))
 
 
 def policy_line(options: Options) -> str:
-    """What is done about values and lengths that do not fit."""
+    """Return the policies for values and lengths that do not fit."""
     return f"non-finite input: {options.rules.nonfinite}; indivisible lengths: {options.on_indivisible}"
 
 
 def sample_lines(sample: Taken | None) -> list[str]:
-    """What was read of the tensors; nothing where no sample was asked for."""
+    """Return the share of the tensors that was read; nothing without a sample."""
     if sample is None:
         return []
     unsure = "" if sample.is_everything else f"; ± is half of a {CONFIDENCE_PERCENT} % interval"
     scales = (
         f"; tensor scales are those of the sample ({', '.join(sample.tensor_scales)})" if sample.tensor_scales else ""
     )
-    return [f"sample: {_share(sample)} of the elements, seed {sample.seed}{unsure}{scales}"]
+    share = significant(100 * sample.sampled_elements / sample.elements) if sample.elements else "100"
+    return [f"sample: {share} % of the elements, seed {sample.seed}{unsure}{scales}"]
 
 
-def estimate_sentences(sample: Taken | None) -> list[str]:
-    """What all that is said rests on, where something was left out."""
-    if sample is None or sample.is_everything:
-        return []
-    return [f"Estimated from {_share(sample)} of the elements."]
+def scheme_line(counted_scheme: tuple[Scheme, int]) -> str:
+    """Return a scheme in words with the number of its tensors."""
+    scheme, count = counted_scheme
+    return f"{format_words(scheme.format)}; {rules_words(scheme)} ({counted(count, 'tensor')})"
 
 
-def sample_record(sample: Taken | None) -> dict[str, object]:
-    """The key of the sample for JSON; none where no sample was asked for."""
-    return {} if sample is None else {"sample": {**asdict(sample), "confidence_percent": CONFIDENCE_PERCENT}}
+def format_words(fmt: BlockFormat) -> str:
+    """Return the name, elements and scales of a format."""
+    tensor = f", {fmt.tensor_scale.name} tensor scale" if fmt.tensor_scale else ""
+    return f"{fmt.name}: {fmt.element.name} elements, {fmt.scale.name} scales by {fmt.block_name}{tensor}"
 
 
-def _share(sample: Taken) -> str:
-    return f"{significant(100 * sample.sampled_elements / sample.elements) if sample.elements else '100'} %"
+def _options_record(options: Options) -> dict[str, object]:
+    from mxcli.flows.write.records import options_record
+
+    return options_record(options)
 
 
-def scheme_line(counted_recipe: tuple[Scheme, int]) -> str:
-    """A recipe in words, and how many tensors have it."""
-    recipe, count = counted_recipe
-    row = recipe.format
-    tensor = f", {row.tensor_scale.name} tensor scale" if row.tensor_scale else ""
-    return (
-        f"{row.name}: {row.element.name} elements, {row.scale.name} scales by {row.block_name}{tensor}; "
-        f"{rules_words(recipe)} ({counted(count, 'tensor')})"
+def _table(report: Report, shown: Sequence[LayerReport], screen: Screen) -> list[str]:
+    """Return the tensors, everything together, and totals by role; along each axis where there are both."""
+    measures = _MEASURES if screen.unicode else _with(_MEASURES, _BARS.at(cell=lambda metrics: ""))
+    fields: Fields[LayerReport] = Fields(
+        LAYER["name"],
+        *([_AXIS] if report.by_axis else []),
+        LAYER["shape"],
+        measures.through(lambda layer: layer.metrics),
+        LAYER["decision"],
     )
-
-
-def _columns(report: Report) -> list[Column]:
-    first, *others = _COLUMNS
-    return [first, *([_AXIS] if report.by_axis else []), *others]
-
-
-def _layer_row(report: Report, layer: LayerReport, screen: Screen) -> list[str]:
-    axis = [layer.axis or ""] if report.by_axis else []
-    return [
-        printable(layer.name), *axis, shape_text(layer.shape), *_metric_cells(layer.metrics, screen), layer.decision
-    ]  # fmt: skip
-
-
-def _total_rows(report: Report, screen: Screen) -> list[Row]:
-    """Everything together, and by role; along each axis where there are both."""
-    rows = list[Row]()
+    rows: list[Row] = [fields.cells(layer) for layer in shown]
     for axis, totals in report.totals:
         if totals.sum is None:
             continue
@@ -285,60 +317,33 @@ def _total_rows(report: Report, screen: Screen) -> list[Row]:
         if len(totals.by_role) > 1:
             titled |= {f"{role} ({total['tensors']:,})": total for role, total in totals.by_role.items()}
         along = [] if axis is None else [axis]
-        rows += [None, *([title, *along, "", *_metric_cells(m, screen), ""] for title, m in titled.items())]
-    return rows
+        rows += [None, *([title, *along, "", *measures.cells(total), ""] for title, total in titled.items())]
+    return aligned(fields.columns(), rows, screen)
 
 
-def _metric_cells(metrics: Metrics, screen: Screen) -> list[str]:
-    used, available = number_of(metrics, "binades_used"), number_of(metrics, "binades_available")
-    return [
-        noise_cell(metrics, "sqnr_db"),
-        noise_cell(metrics, "relative_error"),
-        number_cell(metrics, "saturated_percent"),
-        number_cell(metrics, "underflowed_percent"),
-        *_exponent_cells(metrics, screen),
-        ABSENT if available is None else f"{ABSENT if used is None else f'{used:.1f}'}/{available:.1f}",
-    ]
+def _with(fields: Fields[T], other: Field[T]) -> Fields[T]:
+    """Return the fields with one replaced by another of its key."""
+    return Fields(*(other if field.key == other.key else field for field in fields))
 
 
-def _exponent_cells(metrics: Metrics, screen: Screen) -> list[str]:
-    """From which to which scale exponent, and how blocks lie between them where bars can be shown."""
-    low, high = metrics["scale_exponent_min"], metrics["scale_exponent_max"]
-    if low is None:
-        return [ABSENT, ""]
-    histogram = metrics["scale_exponent_histogram"]
-    assert isinstance(histogram, Mapping)
-    counts = {int(exponent): int(count or 0) for exponent, count in histogram.items() if _is_whole(exponent)}
-    return [f"{low}..{high}", sparkline(counts) if screen.unicode else ""]
-
-
-def _is_whole(text: object) -> bool:
-    return str(text).lstrip("-").isdecimal()
-
-
-def worst_first(layers: Iterable[T], sort: str, metrics: Callable[[T], Sequence[Metrics]]) -> list[T]:
-    """Ordered by a metric, the worst under any of a tensor's recipes deciding; exact and absent ones last."""
+def ordered(layers: Iterable[L], sort: str, metrics: Callable[[L], Sequence[Metrics]]) -> list[L]:
+    """Return the layers by name, or by the worst value of a metric under any scheme; exact and absent ones last."""
+    if sort == "name":
+        return sorted(layers, key=lambda layer: layer.name)
     sign = 1 if METRICS[sort].better == "high" else -1
 
-    def harm(layer: T) -> tuple[bool, float]:
+    def harm(layer: L) -> tuple[bool, float]:
         known = [sign * value for each in metrics(layer) if (value := number_of(each, sort)) is not None]
         return not known, min(known, default=0.0)
 
     return sorted(layers, key=harm)
 
 
-def _sorted(layers: Sequence[LayerReport], sort: str) -> list[LayerReport]:
-    if sort == "name":
-        return sorted(layers, key=lambda layer: layer.name)
-    return worst_first(layers, sort, lambda layer: [layer.metrics])
-
-
-def count_lines(result: Measured, total: Metrics | None, screen: Screen) -> list[str]:
-    """What was decided about how many tensors, which kinds were kept, and what was not finite in the `total`."""
-    kinds = Counter(layer.role for layer in result.kept if layer.decision == KEPT)
-    kept = ", ".join(f"{role} {count:,}" for role, count in kinds.most_common())
+def count_lines(result: Result[Any], total: Metrics | None, screen: Screen) -> list[str]:
+    """Return the decisions, counted, the roles of kept tensors, and what was not finite in the `total`."""
+    kept = ", ".join(f"{role} {count:,}" for role, count in result.kept_by_role.items())
     words = [
-        f"{word} {count:,}" + (f" ({kept})" if word == KEPT and kept else "") for word, count in result.counts.items()
+        f"{word} {count:,}" + (f" ({kept})" if word == "kept" and kept else "") for word, count in result.counts.items()
     ]
     lines = folded_lines(", ".join(words), screen)
     if total and total["nonfinite"]:

@@ -1,4 +1,4 @@
-"""What the place that text goes to can show, and text made to fit it."""
+"""Screens: the width, colour and characters of an output stream, and text that fits them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ELLIPSIS = "…"
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Columns (None: as many as a line needs), whether colour may be used, and characters beyond ASCII; or a page of
+    """Columns (None: as many as a line needs), and flags for colour, for characters beyond ASCII and for a page of
     Markdown."""
 
     width: int | None = None
@@ -23,9 +23,9 @@ class Screen:
 
 
 def detect(stream: TextIO, environ: Mapping[str, str], *, no_color: bool = False) -> Screen:
-    """The screen behind a stream: COLUMNS, NO_COLOR, TERM=dumb and an ASCII locale are honoured.
+    """Return the screen behind a stream, according to COLUMNS, NO_COLOR, TERM=dumb and the locale.
 
-    A stream that is no terminal has no colour, and no width unless COLUMNS gives one.
+    A stream that is not a terminal has no colour, and no width unless COLUMNS gives one.
     """
     terminal = stream.isatty()
     columns = environ.get("COLUMNS", "")
@@ -36,7 +36,7 @@ def detect(stream: TextIO, environ: Mapping[str, str], *, no_color: bool = False
 
 
 def spelled(text: str, screen: Screen) -> str:
-    """The text with what the screen cannot show spelled in ASCII or escaped."""
+    """Return the text with characters that the screen cannot show spelled in ASCII or escaped."""
     if text.isascii():
         return text
     if screen.unicode:
@@ -45,12 +45,12 @@ def spelled(text: str, screen: Screen) -> str:
 
 
 def bold(text: str, screen: Screen) -> str:
-    """The text in bold where the screen has colour."""
+    """Return the text in bold where the screen has colour."""
     return f"\x1b[1m{text}\x1b[0m" if screen.color else text
 
 
 def cells(text: str) -> int:
-    """Columns the text occupies."""
+    """Return the number of columns that the text occupies."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -59,16 +59,16 @@ def cells(text: str) -> int:
 
 
 def shortened(name: str, width: int, screen: Screen) -> str:
-    """A dotted name in at most `width` columns: segments cut to a letter, leftmost first, at last its middle.
+    """Return a dotted name in at most `width` columns: segments cut to a letter, leftmost first, at last its middle.
 
-    Numbers and the last segment but one, which tell tensors apart, stay longest.
+    Numbers and the last segment but one, which distinguish tensors, stay longest.
     """
     mark = ELLIPSIS if screen.unicode else "~"
     segments = name.split(".")
     for at, segment in [*enumerate(segments)][:-2] + [*enumerate(segments)][-1:]:
         if cells(".".join(segments)) <= width or len(segments) == 1:
             break
-        # What stands before a slash is the file, or the step, that tells tensors of the same name apart.
+        # Before a slash is the file, or the step, that distinguishes tensors of the same name.
         place, slash, rest = segment.rpartition("/")
         if not rest.isdecimal() and len(rest) > 2:
             segments[at] = place + slash + rest[0] + mark
@@ -83,7 +83,7 @@ def shortened(name: str, width: int, screen: Screen) -> str:
 
 
 def folded_lines(text: str, screen: Screen, indent: str = "") -> list[str]:
-    """A paragraph in lines no longer than the screen is wide, later ones indented; a longer word has its own line."""
+    """Return a paragraph in lines that fit the screen, later ones indented; a longer word has its own line."""
     first, *words = spelled(text, screen).split(" ")
     lines, line = list[str](), first
     for word in words:
@@ -97,7 +97,7 @@ def folded_lines(text: str, screen: Screen, indent: str = "") -> list[str]:
 
 
 def _beyond_ascii(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Python writes UTF-8 even where the locale says C, so the locale is asked as well as the stream."""
+    """Return if stream and locale have characters beyond ASCII: Python writes UTF-8 even where the locale says C."""
     if "utf" not in (stream.encoding or "").lower():
         return False
     if sys.platform == "win32":

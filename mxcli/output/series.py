@@ -1,97 +1,62 @@
-"""What happens over the steps of a capture: a short table, sentences, and records."""
+"""Totals over the training steps of captures: short tables and records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mxcli.flows.measure.compare import Comparison, best_of
-from mxcli.flows.measure.totals import TrainingStepTotal, totals_over_steps
-from mxcli.numerics.metrics import judged_number
-from mxcli.output.numbers import ABSENT, counted, noise_cell, number_cell, significant
+from mxcli.numerics.metrics import NUMBERS
+from mxcli.output.fields import (
+    AXIS,
+    COUNT,
+    METRIC,
+    NOTHING,
+    TENSORS,
+    TEXT,
+    Field,
+    Fields,
+    mapping,
+    metric_fields,
+)
+from mxcli.output.numbers import ABSENT, noise_cell
 from mxcli.output.screen import Screen
 from mxcli.output.table import Column, Row, aligned
 
-_COLUMNS = (
-    Column("step"),
-    Column("SQNR\ndB"),
-    Column("saturated\n% of elements", drop=2),
-    Column("underflowed\n% of elements", drop=2),
-    Column("amax", drop=3),
-    Column("bias", drop=1),
-)
+if TYPE_CHECKING:
+    from mxcli.flows.measure.compare import Comparison
+    from mxcli.flows.measure.findings import StepSeries
+    from mxcli.flows.measure.totals import TrainingStepTotal
+
 FIRST, LAST, WORST = "first", "last", "worst"
-
-
-def series_lines(totals: Sequence[TrainingStepTotal], screen: Screen) -> list[str]:
-    """The first, the last and the worst step of each role, however many there are; nothing of a single step."""
-    if not totals:
-        return []
-    rows = list[Row]()
-    for (role, axis), found in totals_over_steps(totals).items():
-        called = series_name(role, axis)
-        rows += [[f"{called}, {' and '.join(words)}", *_cells(found[at])] for at, words in _told(found).items()]
-    steps = len({each.step for each in totals})
-    return aligned((Column(f"over {steps:,} steps", right=False), *_COLUMNS), rows, screen)
-
-
-def series_sentences(totals: Sequence[TrainingStepTotal]) -> list[str]:
-    """How the SQNR of each role goes from the first step to the last, and where it is lowest."""
-    said = []
-    for (role, axis), found in totals_over_steps(totals).items():
-        ends = [judged_number(found[at].metrics, "sqnr_db") for at in (0, -1)]
-        worst = worst_of(found)
-        if worst is None or None in ends:
-            continue
-        called = role if axis is None else f"{role} along {axis}s"
-        before, after = map(significant, ends)
-        lowest = f"{significant(judged_number(found[worst].metrics, 'sqnr_db'))} dB at step {found[worst].step:,}"
-        said.append(
-            f"{called}: SQNR goes from {before} dB at step {found[0].step:,} to {after} dB at step {found[-1].step:,}; "
-            f"the lowest of {len(found):,} steps is {lowest}."
-        )
-    return said
-
-
-def series_name(role: str, way: str | None) -> str:
-    """What a series is called: by its role, and the axis or recipe where there are several."""
-    return role if way is None else f"{role} {way}"
-
-
-def series_records(totals: Sequence[TrainingStepTotal]) -> list[dict[str, object]]:
-    """A record per step and role for JSON."""
-    return [
-        {
-            "step": each.step,
-            "role": each.role,
-            **({} if each.axis is None else {"axis": each.axis}),
-            **each.metrics,
-        }
-        for each in totals
-    ]
-
-
-def worst_of(found: Sequence[TrainingStepTotal]) -> int | None:
-    """The place of the step with the lowest SQNR, the first of equals; None where none has one."""
-    sqnrs = [judged_number(each.metrics, "sqnr_db") for each in found]
-    return min((at for at, sqnr in enumerate(sqnrs) if sqnr is not None), key=lambda at: sqnrs[at] or 0.0, default=None)
-
-
-def _told(found: Sequence[TrainingStepTotal]) -> dict[int, list[str]]:
-    """The places that are told of, in order of the steps, and as what."""
-    places: dict[int, list[str]] = {}
-    for at, word in ((0, FIRST), (len(found) - 1, LAST), (worst_of(found), WORST)):
-        if at is not None:
-            places.setdefault(at, []).append(word)
-    return dict(sorted(places.items()))
-
-
-def _cells(total: TrainingStepTotal) -> list[str]:
-    metrics = total.metrics
-    numbers = ("saturated_percent", "underflowed_percent", "amax", "bias")
-    return [f"{total.step:,}", noise_cell(metrics, "sqnr_db"), *(number_cell(metrics, name) for name in numbers)]
-
-
+BY_STEP = "of captures of several steps: the tensors of each role at each step taken together"
+_METRICS = Fields(TENSORS, metric_fields(NUMBERS))
+STEP_TOTAL: Fields[TrainingStepTotal] = Fields(
+    Field("step", lambda total: total.step, COUNT, "step"),
+    Field("role", lambda total: total.role, TEXT),
+    Field("axis", lambda total: NOTHING if total.axis is None else total.axis, AXIS, optional=True),
+    _METRICS.through(lambda total: total.metrics),
+)
+"""A role at a step of a report."""
+COMPARED_STEP: Fields[tuple[Sequence[str], Sequence[TrainingStepTotal]]] = Fields(
+    Field("step", lambda pair: pair[1][0].step, COUNT),
+    Field("role", lambda pair: pair[1][0].role, TEXT),
+    Field(
+        "metrics",
+        lambda pair: {name: _METRICS.record(total.metrics) for name, total in zip(*pair, strict=True)},
+        mapping(_METRICS.object_schema()),
+    ),
+)
+"""A role at a step of a comparison: the names of combinations, and the totals under each."""
+_TABLE: Fields[TrainingStepTotal] = Fields(
+    STEP_TOTAL["step"],
+    Fields(
+        METRIC["sqnr_db"],
+        METRIC["saturated_percent"].at(drop=2),
+        METRIC["underflowed_percent"].at(drop=2),
+        METRIC["amax"].at(drop=3),
+        METRIC["bias"].at(drop=1),
+    ).through(lambda total: total.metrics),
+)
 _COMPARED_COLUMNS = (
     Column("first\nSQNR dB", drop=2),
     Column("last\nSQNR dB", drop=2),
@@ -101,63 +66,47 @@ _COMPARED_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Role:
-    """The steps of a role under every combination, and at how many of them each is best."""
-
-    role: str
-    steps: tuple[Sequence[TrainingStepTotal], ...]
-
-    @property
-    def wins(self) -> list[int]:
-        """At how many steps each combination is best."""
-        best = [best_of([total.metrics for total in at]) for at in zip(*self.steps, strict=True)]
-        return [best.count(place) for place in range(len(self.steps))]
+def series_lines(series: Sequence[StepSeries], screen: Screen) -> list[str]:
+    """Return a table with the first, the last and the worst step of each role, however many there are; nothing of a
+    single step."""
+    if not series:
+        return []
+    rows = list[Row]()
+    for each in series:
+        called = series_name(each.role, each.axis)
+        rows += [[f"{called}, {' and '.join(words)}", *_TABLE.cells(each.totals[at])] for at, words in _shown(each)]
+    steps = len({total.step for each in series for total in each.totals})
+    return aligned((Column(f"over {steps:,} steps", right=False), *_TABLE.columns()), rows, screen)
 
 
 def compared_series_lines(comparison: Comparison, screen: Screen) -> list[str]:
-    """The first, the last and the worst step of each role under each combination, however many steps there are; nothing
-    of a single step."""
-    if not comparison.by_step:
+    """Return a table with the first, the last and the worst step of each role under each combination; nothing of a
+    single step."""
+    if not comparison.series:
         return []
-    rows, names = list[Row](), comparison.combinations.names
-    for of_role in _roles(comparison):
+    rows = list[Row]()
+    for found in comparison.series:
         rows += [] if not rows else [None]
-        for name, found, won in zip(names, of_role.steps, of_role.wins, strict=True):
-            worst = worst_of(found)
-            lowest = [ABSENT, ABSENT] if worst is None else [_sqnr(found[worst]), f"{found[worst].step:,}"]
-            rows.append([f"{of_role.role}: {name}", _sqnr(found[0]), _sqnr(found[-1]), *lowest, f"{won:,}"])
-    steps = len({each.step for each in comparison.by_step[0]})
+        for name, each, won in zip(comparison.combinations.names, found.under, found.wins, strict=True):
+            worst = None if each.worst is None else each.totals[each.worst]
+            lowest = [ABSENT, ABSENT] if worst is None else [_sqnr(worst), f"{worst.step:,}"]
+            rows.append([f"{found.role}: {name}", _sqnr(each.totals[0]), _sqnr(each.totals[-1]), *lowest, f"{won:,}"])
+    steps = len({total.step for total in comparison.by_step[0]})
     return aligned((Column(f"over {steps:,} steps", right=False), *_COMPARED_COLUMNS), rows, screen)
 
 
-def compared_series_sentences(comparison: Comparison) -> list[str]:
-    """Which combination is best at how many steps, of each role."""
-    said = []
-    for of_role in _roles(comparison):
-        pairs = sorted(zip(of_role.wins, comparison.combinations.names, strict=True), key=lambda pair: -pair[0])
-        listed = ", ".join(f"{name} at {won:,}" for won, name in pairs if won)
-        if listed:
-            said.append(f"{of_role.role}: of {counted(len(of_role.steps[0]), 'step')} best is {listed}.")
-    return said
+def series_name(role: str, other: str | None) -> str:
+    """Return the name of a series: its role, and the axis or combination where there are several."""
+    return role if other is None else f"{role} {other}"
 
 
-def compared_series_records(comparison: Comparison) -> list[dict[str, object]]:
-    """A record per step and role for JSON, with the metrics under each combination by its name."""
-    return [
-        {
-            "step": at[0].step,
-            "role": at[0].role,
-            "metrics": dict(zip(comparison.combinations.names, (total.metrics for total in at), strict=True)),
-        }
-        for at in zip(*comparison.by_step, strict=True)
-    ]
-
-
-def _roles(comparison: Comparison) -> Iterator[_Role]:
-    under = [totals_over_steps(totals) for totals in comparison.by_step]
-    for key in under[0] if under else ():
-        yield _Role(key[0], tuple(each[key] for each in under))
+def _shown(series: StepSeries) -> list[tuple[int, list[str]]]:
+    """Return the places of the steps that are shown, in order, with what they are."""
+    places: dict[int, list[str]] = {}
+    for at, word in ((0, FIRST), (len(series.totals) - 1, LAST), (series.worst, WORST)):
+        if at is not None:
+            places.setdefault(at, []).append(word)
+    return sorted(places.items())
 
 
 def _sqnr(total: TrainingStepTotal) -> str:

@@ -1,4 +1,4 @@
-"""Charts of a series over steps: a line for each role. Pure and in a fixed order."""
+"""Charts of tensors over the training steps of their captures: a line for each role."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 from mxcli.flows.measure.totals import Metrics, TrainingStepTotal
 from mxcli.numerics.metrics import number_of
-from mxcli.output.charts import Line, LineChart
+from mxcli.output.charts import COLOURS, COLUMNS, GREY, Line, LineChart
 
-POINTS, COLOURS, GREY = 400, 8, 56
-"""The most points of a line, lines that can be told apart, and lines for context."""
+POINTS = COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What is drawn over the steps: of steps that share a point the one that is `worst` by this key."""
+    """A metric over the steps. Of steps that share a point, the one with the largest `worst` is drawn."""
 
     key: str
     title: str
@@ -27,13 +26,13 @@ class _Measure:
 
 
 def _binades(metrics: Metrics) -> float | None:
-    """The base 2 logarithm of the largest magnitude, so that activations and gradients fit one chart."""
+    """Return the base 2 logarithm of amax, so that activations and gradients fit one chart."""
     amax = number_of(metrics, "amax")
     return math.log2(amax) if amax else None
 
 
 def _relative_bias(metrics: Metrics) -> float | None:
-    """The mean error in percent of the root mean square of the errors: what roundings that do not cancel leave."""
+    """Return the mean error in percent of the RMS error: the part of rounding errors that does not cancel."""
     bias, rmse = number_of(metrics, "bias"), number_of(metrics, "rmse")
     return None if bias is None or not rmse else 100.0 * bias / rmse
 
@@ -83,7 +82,7 @@ _MEASURES = (
 
 
 def step_charts(series: Mapping[str, Sequence[TrainingStepTotal]]) -> list[LineChart]:
-    """The charts of series by what they are of; one that would show nothing is left out."""
+    """Return the charts of series, given by role (and axis or scheme), in a fixed order, without empty ones."""
     charts = (_chart(measure, series) for measure in _MEASURES)
     return [chart for chart in charts if any(y for line in chart.lines for _, y in line.points)]
 

@@ -1,5 +1,4 @@
-"""The charts of a study: what was measured of its tensors, gathered by layer, kind and recipe. Pure and in a fixed
-order; a chart that would show nothing is left out."""
+"""Charts of a study of tensors: metrics by layer, kind of tensor and scheme, histograms, and worst blocks."""
 
 from __future__ import annotations
 
@@ -11,6 +10,9 @@ from mxcli.flows.measure.totals import labels, layer_of
 from mxcli.flows.measure.worst_blocks import WorstBlock
 from mxcli.numerics.metrics import number_of
 from mxcli.output.charts import (
+    COLOURS,
+    COLUMNS,
+    GREY,
     BarChart,
     Bars,
     BlockChart,
@@ -27,72 +29,73 @@ from mxcli.output.charts import (
     Series,
 )
 from mxcli.output.numbers import counted, power_of_two, significant, trimmed
+from mxcli.output.product_charts import product_charts
 from mxcli.output.step_charts import step_charts
-from mxcli.output.study import Metrics, Study, Tensor
+from mxcli.output.study import Metrics, ProductStudy, Study, Tensor
 
-COLOURS = 8
-"""Series that can be told apart."""
-ROWS, COLUMNS, BINS, GREY = 16, 400, 300, 56
-"""The most rows and columns of a heat map, bins of a histogram, and lines for context."""
+ROWS, BINS = 16, 300
+"""Most rows of a heat map, and bins of a histogram."""
 DIGITS = 9
-"""A longer number is no layer's."""
+"""Most digits of the number of a layer."""
 REST = "all others"
 
 Cells = dict[tuple[str, int], list[Metrics]]
-"""Metrics by row (a kind of tensor, or a recipe) and layer."""
+"""Metrics by row (a kind of tensor, or a scheme) and layer."""
 
 
-def study_charts(study: Study) -> list[Chart]:
-    """The charts of a study, worst blocks last."""
+def study_charts(study: Study | ProductStudy) -> list[Chart]:
+    """Return the charts of a study."""
+    return product_charts(study) if isinstance(study, ProductStudy) else tensor_charts(study)
+
+
+def tensor_charts(study: Study) -> list[Chart]:
+    """Return the charts of a study of tensors in a fixed order, worst blocks last, without those that would be
+    empty."""
     if not study.sums:
         return []
     cells = _cells(study)
     found = [
-        _comparison(study),
+        _scheme_bars(study),
         *step_charts(study.series),
-        _error(study, cells),
-        _losses(study, cells),
-        _block_errors(study),
-        _scales(study),
-        _codes(study),
-        _binades(study),
+        _sqnr_by_layer(study, cells),
+        _losses_heat_map(study, cells),
+        _block_sqnr_histogram(study),
+        _scale_histogram(study),
+        _code_histogram(study),
+        _binade_ranges(study),
     ]
-    return [*(chart for chart in found if chart is not None), *block_charts(study)]
-
-
-def block_charts(study: Study) -> list[BlockChart]:
-    """A chart per block that was looked into."""
-    return [_block(at, block, study) for at, block in enumerate(study.worst_blocks, 1)]
+    blocks = [_block_chart(at, block, study) for at, block in enumerate(study.worst_blocks, 1)]
+    return [*(chart for chart in found if chart is not None), *blocks]
 
 
 def _kinds(study: Study) -> dict[str, str]:
-    """What each tensor is in every layer, by its name; of several towers of layers each has kinds of its own."""
+    """Return the kind of each tensor by its name; several stacks of layers have their own kinds."""
     kinds = labels("kind", study.measured)
     layers = {tensor.name: layer_of(tensor) for tensor in study.measured if _layer(tensor) >= 0}
-    towers = {layer: layer.rpartition(".")[0] for layer in layers.values()}
-    several = len(set(towers.values())) > 1
+    stacks = {layer: layer.rpartition(".")[0] for layer in layers.values()}
+    several = len(set(stacks.values())) > 1
     for name, layer in layers.items():
-        tower, kind = towers[layer], kinds[name]
-        if kind.startswith(layer):  # a layer that is nothing but the tensor
-            kinds[name] = f"{tower}.*{kind.removeprefix(layer)}"
-        elif tower and several:
-            kinds[name] = f"{tower}.*.{kind}"
+        stack, kind = stacks[layer], kinds[name]
+        if kind.startswith(layer):  # the layer holds only the tensor
+            kinds[name] = f"{stack}.*{kind.removeprefix(layer)}"
+        elif stack and several:
+            kinds[name] = f"{stack}.*.{kind}"
     return kinds
 
 
 def _layer(tensor: Tensor) -> int:
-    """The number of the layer a tensor is in; -1 outside layers."""
+    """Return the number of a tensor's layer; -1 outside layers."""
     number = layer_of(tensor).rpartition(".")[2]
     return int(number) if number.isdecimal() and len(number) <= DIGITS else -1
 
 
 def _cells(study: Study) -> Cells:
-    """What was measured in each layer: by kind under the one recipe, or by recipe."""
+    """Return the metrics in each layer: by kind under a single scheme, or by scheme."""
     kinds, cells = _kinds(study), Cells()
     for tensor in study.measured:
         layer = _layer(tensor)
         for at, metrics in enumerate(tensor.metrics if layer >= 0 else ()):
-            row = study.recipes[at] if study.compares else printable(kinds[tensor.name])
+            row = study.schemes[at] if study.compares else printable(kinds[tensor.name])
             cells.setdefault((row, layer), []).append(metrics)
     return cells
 
@@ -105,14 +108,14 @@ def _by_row(cells: Cells) -> dict[str, dict[int, list[Metrics]]]:
 
 
 def _spans(cells: Cells) -> list[list[int]]:
-    """The layers in order; neighbours together where there are more than can be told apart."""
+    """Return the layers in order; neighbours together if there are more than COLUMNS."""
     layers = sorted({layer for _, layer in cells})
     step = max(1, -(-len(layers) // COLUMNS))
     return [layers[at : at + step] for at in range(0, len(layers), step)]
 
 
-def _error(study: Study, cells: Cells) -> Chart | None:
-    """SQNR over the layers; of many kinds those that fall lowest have colours."""
+def _sqnr_by_layer(study: Study, cells: Cells) -> Chart | None:
+    """Return the SQNR over the layers; of many kinds, those that fall lowest have colours."""
     lines = []
     firsts = {layer: span[0] for span in _spans(cells) for layer in span}
     for row, layers in _by_row(cells).items():
@@ -124,7 +127,7 @@ def _error(study: Study, cells: Cells) -> Chart | None:
             lines.append(Line(row, points))
     if not lines:
         return None
-    by, what = (study.ways, "layer") if study.compares else ("kind of tensor", "kind in the layer")
+    by, what = (study.scheme_noun, "layer") if study.compares else ("kind of tensor", "kind in the layer")
     ranked = sorted(range(len(lines)), key=lambda at: min(y for _, y in lines[at].points if y is not None))
     if study.compares:
         ranked = list(range(len(lines)))
@@ -132,8 +135,8 @@ def _error(study: Study, cells: Cells) -> Chart | None:
         [lines[at] for at in sorted(part)] for part in (ranked[:COLOURS], ranked[COLOURS : COLOURS + GREY])
     )
     first = "first" if study.compares else "that fall lowest"
-    left = f"{len(others):,} of {len(lines) - COLOURS:,} others"
-    grey = f" The {COLOURS} {first} have colours; grey: {left}." if others else ""
+    rest = f"{len(others):,} of {len(lines) - COLOURS:,} others"
+    grey = f" The {COLOURS} {first} have colours; grey: {rest}." if others else ""
     return LineChart(
         "sqnr_by_layer",
         f"Error along the layers, by {by}",
@@ -150,8 +153,8 @@ def _outside(study: Study) -> str:
     return f" {counted(outside, 'tensor')} outside layers not shown." if outside else ""
 
 
-def _losses(study: Study, cells: Cells) -> Chart | None:
-    """Saturation and underflow by layer and row."""
+def _losses_heat_map(study: Study, cells: Cells) -> Chart | None:
+    """Return saturation and underflow by layer and row."""
     if not cells:
         return None
     by_row = _by_row(cells)
@@ -173,7 +176,7 @@ def _losses(study: Study, cells: Cells) -> Chart | None:
         )
         for what in ("saturated", "underflowed")
     ]
-    by = study.ways if study.compares else "kind of tensor"
+    by = study.scheme_noun if study.compares else "kind of tensor"
     return HeatMap(
         "saturation_and_underflow",
         f"Saturation and underflow, by layer and {by}",
@@ -192,7 +195,7 @@ def _harm(layers: dict[int, list[Metrics]]) -> float:
 
 
 def _share(found: Iterable[Metrics], what: str) -> float | None:
-    """Percent of the elements of tensors taken together."""
+    """Return a count in percent of the elements of all tensors together."""
     pairs = [(number_of(metrics, what) or 0, number_of(metrics, "elements") or 0) for metrics in found]
     elements = sum(size for _, size in pairs)
     return 100.0 * sum(count for count, _ in pairs) / elements if elements else None
@@ -203,15 +206,15 @@ def _least(found: Iterable[Metrics], name: str) -> float | None:
 
 
 def _totals(study: Study) -> list[tuple[str, Metrics]]:
-    """What histograms tell apart: recipes, or the roles under the one recipe."""
+    """Return the totals that histograms show: of schemes, or of roles under a single scheme."""
     if study.compares:
-        return list(zip(study.recipes, study.sums, strict=True))[:COLOURS]
+        return list(zip(study.schemes, study.sums, strict=True))[:COLOURS]
     if 1 < len(study.groups) <= COLOURS:
         return [(printable(label), group[0]) for label, group in study.groups.items()]
     return [("all", study.sums[0])]
 
 
-def _scales(study: Study) -> Chart | None:
+def _scale_histogram(study: Study) -> Chart | None:
     return _histogram(
         study,
         "scale_exponent_histogram",
@@ -223,19 +226,19 @@ def _scales(study: Study) -> Chart | None:
     )
 
 
-def _codes(study: Study) -> Chart | None:
+def _code_histogram(study: Study) -> Chart | None:
     return _histogram(
         study,
         "element_exponent_histogram",
         "zero",
         "Codes by binade",
-        "Where in the element format's range the codes lie: what is on the left keeps fewer bits, what is zero none.",
+        "Where in the element format's range the codes are: those on the left keep fewer bits, zeros none.",
         "exponent of the code's value",
         "elements",
     )
 
 
-def _block_errors(study: Study) -> Chart | None:
+def _block_sqnr_histogram(study: Study) -> Chart | None:
     chart = _histogram(
         study,
         "block_sqnr_histogram",
@@ -262,7 +265,7 @@ def _block_errors(study: Study) -> Chart | None:
 def _histogram(
     study: Study, name: str, odd: str, title: str, caption: str, x: str, counted: str = "blocks"
 ) -> Histogram | None:
-    """Shares of what is counted by a whole number; what has none is under `odd`, at the end where it belongs."""
+    """Return the shares by a whole number; the key `odd` of the counts is the first bin (zero) or the last (exact)."""
     found = [(label, counts) for label, metrics in _totals(study) if isinstance(counts := metrics.get(name), dict)]
     keys = {key for _, counts in found for key in counts}
     numbers = [int(key) for key in keys if key != odd]
@@ -272,18 +275,18 @@ def _histogram(
     if odd in keys:
         bins = [odd, *bins] if odd == "zero" else [*bins, odd]
     series = tuple(Series(label, tuple(int(counts.get(key) or 0) for key in bins)) for label, counts in found)
-    by = "" if len(series) == 1 else f", by {study.ways if study.compares else study.by}"
+    by = "" if len(series) == 1 else f", by {study.scheme_noun if study.compares else study.by}"
     key = name.replace("_histogram", "" if odd == "exact" else "s")
     return Histogram(key, title + by, caption, x, counted, tuple(bins), series)
 
 
-def _binades(study: Study) -> Chart | None:
-    """What of the element format's range is in use: of each kind of tensor, or under each recipe."""
+def _binade_ranges(study: Study) -> Chart | None:
+    """Return the used part of the element format's range: of each kind of tensor, or under each scheme."""
     kinds = _kinds(study)
     found: dict[str, list[Metrics]] = {}
     for tensor in study.measured:
         for at, metrics in enumerate(tensor.metrics):
-            row = study.recipes[at] if study.compares else printable(kinds[tensor.name])
+            row = study.schemes[at] if study.compares else printable(kinds[tensor.name])
             found.setdefault(row, []).append(metrics)
     ranges = [each for row, group in found.items() if (each := _used(row, group)) is not None]
     if not ranges:
@@ -294,7 +297,7 @@ def _binades(study: Study) -> Chart | None:
         ranges = sorted(ranges, key=lambda each: each.middle)[:ROWS]
     return RangeChart(
         "binades_used",
-        f"Binades in use, by {study.ways if study.compares else 'kind of tensor'}",
+        f"Binades in use, by {study.scheme_noun if study.compares else 'kind of tensor'}",
         "From the smallest value of the element format to the largest code of a block, on average over the blocks of "
         f"a tensor: least, median and most over tensors; the track is what the format has.{more}",
         "binades",
@@ -308,7 +311,8 @@ def _used(row: str, group: Sequence[Metrics]) -> Range | None:
     return Range(row, min(used), median(used), max(used), available) if used else None
 
 
-def _comparison(study: Study) -> Chart | None:
+def _scheme_bars(study: Study) -> Chart | None:
+    """Return the totals of each scheme."""
     if not study.compares:
         return None
     wanted = {
@@ -322,19 +326,19 @@ def _comparison(study: Study) -> Chart | None:
         Bars(label, better.get(name, "low"), tuple(number_of(metrics, name) for metrics in study.sums))
         for name, label in wanted.items()
     ]
-    wins = tuple(sum(1 for each in study.measured if each.best == at) for at in range(len(study.recipes)))
+    wins = tuple(sum(1 for each in study.measured if each.best == at) for at in range(len(study.schemes)))
     return BarChart(
         "recipes",
-        f"What each {study.ways} costs, everything taken together",
+        f"What each {study.scheme_noun} costs, everything taken together",
         "A dot marks the best of a column. Best on tensors: on how many single tensors the SQNR is best.",
-        study.recipes,
+        study.schemes,
         (*measures, Bars("best on tensors", "high", wins)),
     )
 
 
-def _block(at: int, block: WorstBlock, study: Study) -> BlockChart:
-    row = block.scheme.format
-    width = (row.element.bits + 3) // 4
+def _block_chart(at: int, block: WorstBlock, study: Study) -> BlockChart:
+    fmt = block.scheme.format
+    width = (fmt.element.bits + 3) // 4
     down = len({each.row for each in block.elements}) > 1
     elements = tuple(
         Element(
@@ -348,12 +352,12 @@ def _block(at: int, block: WorstBlock, study: Study) -> BlockChart:
     batch = f"index {block.index}, " if block.index else ""
     return BlockChart(
         f"worst_block_{at}",
-        f"{study.recipes[block.under]}: {printable(block.tensor)}" if study.compares else printable(block.tensor),
+        f"{study.schemes[block.under]}: {printable(block.tensor)}" if study.compares else printable(block.tensor),
         f"{batch}row {block.row:,}, columns from {block.column:,}: {sqnr}, {trimmed(block.noise_percent)} % of the "
         f"tensor's noise; scale {_scale(block.scale)}, amax {significant(block.amax)}, {block.saturated} saturated, "
         f"{block.underflowed} underflowed.{some}",
         "row,column" if down else "element",
-        row.element.max * block.scale,
+        fmt.element.max * block.scale,
         elements,
     )
 

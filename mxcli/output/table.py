@@ -1,4 +1,4 @@
-"""Rows of text in aligned columns, made to fit a screen."""
+"""Tables of text in aligned columns that fit a screen, and pages of Markdown."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from mxcli.output.screen import Screen, bold, cells, folded_lines, shortened, sp
 
 GAP = "  "
 NARROWEST, CROWDED = 24, 8
-"""Columns that names have at least while others can be left out, and that text has before it becomes unreadable."""
+"""The least width of names while other columns can be left out, and of text that is readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A heading of one or two lines, its alignment, and when a narrow screen loses it: highest `drop` first.
 
-    A column with `drop` 0 always stays. Columns beside each other with the same `group` have it, of as many lines as
-    it takes, as a heading above theirs.
+    A column with `drop` 0 always stays. Adjacent columns with the same `group` have it as a heading above theirs.
     """
 
     title: str
@@ -34,9 +33,9 @@ Row = Sequence[str] | None
 
 
 def aligned(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> list[str]:
-    """Lines of the table, headings first; its first column, of names, is shortened on a narrow screen.
+    """Return the lines of a table, headings first; the first column, of names, is shortened on a narrow screen.
 
-    Columns that do not fit are left out, and the last line says which. Where even the others do not fit, all text is
+    Columns that do not fit are left out, and the last line names them. If even the others do not fit, all text is
     shortened, headings of groups included.
     """
     columns = [replace(column, group=_short_group(column.group, screen)) for column in columns]
@@ -69,14 +68,14 @@ def _one_line(column: Column) -> str:
 
 
 def least_width(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> int:
-    """The columns of a screen that the table needs when all that may be left out is left out."""
+    """Return the width that the table needs without all columns that can be left out."""
     widths = _widths(columns, _texts(columns, rows, screen))
     shown = [at for at, column in enumerate(columns) if not column.drop]
     return _total(_under_groups(columns, widths, shown), shown, min(NARROWEST, widths[0]))
 
 
 def _texts(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> list[list[str]]:
-    """The cells of each column."""
+    """Return the cells of each column."""
     filled = [row for row in rows if row is not None]
     return [[spelled(row[at], screen) for row in filled] for at in range(len(columns))]
 
@@ -89,9 +88,9 @@ def _widths(columns: Sequence[Column], texts: Sequence[Sequence[str]]) -> list[i
 
 
 def _fitting(columns: Sequence[Column], widths: list[int], screen: Screen) -> tuple[list[int], list[int]]:
-    """The columns that fit when names are as short as they may be, and the widths they take then.
+    """Return the columns that fit with the shortest names, and their widths.
 
-    Of columns with the same `drop` all go at once.
+    Columns with the same `drop` are left out together.
     """
     shown = list(range(len(columns)))
     least = min(NARROWEST, widths[0])
@@ -106,7 +105,7 @@ def _fitting(columns: Sequence[Column], widths: list[int], screen: Screen) -> tu
 
 
 def _squeezed(columns: Sequence[Column], widths: list[int], shown: Sequence[int], screen: Screen) -> set[int]:
-    """Makes columns of text narrower, names first, until the table fits as well as it can; which were."""
+    """Narrow columns of text, names first, until the table fits as well as it can; return the narrowed ones."""
     narrowed = set()
     for least in (CROWDED, 1):
         for at in shown:
@@ -118,20 +117,20 @@ def _squeezed(columns: Sequence[Column], widths: list[int], shown: Sequence[int]
 
 
 def _short_group(group: str, screen: Screen) -> str:
-    """The heading of a group in lines of at most half the screen."""
+    """Return the heading of a group in lines of at most half the screen."""
     if screen.width is None:
         return group
     return "\n".join(shortened(line, max(screen.width // 2, 1), screen) for line in group.split("\n"))
 
 
 def _groups(columns: Sequence[Column], shown: Sequence[int]) -> list[tuple[str, list[int]]]:
-    """Runs of shown columns under one group heading."""
+    """Return the runs of shown columns under one group heading."""
     runs = groupby(shown, key=lambda at: columns[at].group)
     return [(group, list(places)) for group, places in runs]
 
 
 def _under_groups(columns: Sequence[Column], widths: Sequence[int], shown: Sequence[int]) -> list[int]:
-    """The widths, with columns widened where their group's heading needs more."""
+    """Return the widths, with columns widened where the heading of their group needs more."""
     taken = list(widths)
     for group, places in _groups(columns, shown):
         needed = max(map(cells, group.split("\n")))
@@ -144,7 +143,7 @@ def _span(widths: Sequence[int], places: Sequence[int]) -> int:
 
 
 def _group_lines(columns: Sequence[Column], widths: Sequence[int], shown: Sequence[int]) -> list[str]:
-    """Lines with the headings of groups over all their columns; none where there are no groups."""
+    """Return lines with the headings of groups over their columns; none without groups."""
     parts = []
     for group, places in _groups(columns, shown):
         width = _span(widths, places)
@@ -168,32 +167,32 @@ def _padded(texts: Sequence[str], width: int, *, right: bool) -> list[str]:
 
 
 def _headings(columns: Sequence[Column], shown: Sequence[int]) -> list[list[str]]:
-    """Per column its heading lines, as many for each that is shown, short headings at the bottom."""
+    """Return the heading lines of each column, equally many for all, short headings at the bottom."""
     split = [column.title.split("\n") for column in columns]
     height = max(len(split[at]) for at in shown)
     return [[""] * (height - len(lines)) + lines for lines in split]
 
 
 MARKDOWN = Screen(unicode=True, markdown=True)
-"""The screen that text is made for before it goes through `page`."""
+"""The screen of text that goes through `page`."""
 _SPECIAL = re.compile(r"([\\`*<>|\[\]~])")
 _BEGINS_A_LINE = re.compile(r"^(\s*)([#+-]|\d+[.)])(?=\s)")
 
 
 def escaped(text: str) -> str:
-    """The text with every character that Markdown or HTML would take as markup escaped."""
+    """Return the text with every character that Markdown or HTML takes as markup escaped."""
     return _SPECIAL.sub(r"\\\1", text.replace("\n", " "))
 
 
 def table_lines(headings: Sequence[str], right: Sequence[bool], columns: Sequence[Sequence[str]]) -> list[str]:
-    """A table from its columns' cells."""
+    """Return the Markdown of a table from the cells of its columns."""
     lines = [headings, ["---:" if each else "---" for each in right], *zip(*columns, strict=True)]
     first, rule, *rows = lines
     return [_row(map(escaped, first)), _row(rule), *(_row(map(escaped, row)) for row in rows)]
 
 
 def page(text: str) -> str:
-    """Lines of text, tables among them, as a page: lines that follow each other stay lines."""
+    """Return lines of text and tables as a Markdown page in which adjacent lines stay lines."""
     lines = text.splitlines()
     after = [*lines[1:], ""]
     return "\n".join(map(_line, lines, after))

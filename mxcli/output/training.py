@@ -1,53 +1,158 @@
-"""What training recipes do to products of layers, as tables, JSON and CSV."""
+"""Errors of the products of layers under training recipes, as tables, JSON and CSV; training recipes in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
-from mxcli.flows.products.operands import Energies
-from mxcli.flows.products.shapes import DY, OPERANDS, W, X
-from mxcli.flows.products.training import Counts, Sums, TrainedProduct, TrainingReport
+from mxcli.flows.products.shapes import DY, OPERANDS, PASSES, W, X
 from mxcli.numerics.measures import percent
 from mxcli.numerics.training import Operand, TrainingRecipe, rules_of
 from mxcli.output import products
 from mxcli.output.export import csv_text, json_text
+from mxcli.output.fields import (
+    COUNT,
+    FLAG,
+    METRIC,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    Field,
+    Fields,
+    Schema,
+    array,
+    attributes,
+    choice,
+    mapping,
+    or_null,
+    records,
+)
 from mxcli.output.numbers import ABSENT, counted, significant
+from mxcli.output.report import NOTES
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Column, Row, aligned
 
+if TYPE_CHECKING:
+    from mxcli.flows.products.operands import Energies
+    from mxcli.flows.products.training import Counts, Sums, TrainedProduct, TrainingReport
+
 LETTERS = (X, W, DY)
-_OPERAND_METRICS = ("saturated_percent", "underflowed_percent", "sqnr_db", "bias")
+PRODUCTS = products.FORMULAS
 METRICS = (*products.METRICS, "shrunk_percent", "averaged_relative_error")
-RECORD_NAMES = (
-    "layer", "step", "rank", "recipe", "pass", "m", "n", "k", "high", *METRICS,
-    *(f"{letter.lower()}_{name}" for letter in LETTERS for name in _OPERAND_METRICS),
-)  # fmt: skip
 SORTS = (*METRICS, "name")
 _MOST_STEPS = 8
+_COUNT_OR_NULL: Schema = {"type": ["integer", "null"], "minimum": 0}
 
-_NAMES = (Column("recipe", right=False), Column("product", right=False))
-_ERRORS = (
-    Column("SQNR\ndB"),
-    Column("relative\nerror"),
-    Column("bias", drop=6),
-    Column("shrunk\n%", drop=4),
+_Draws = tuple["Energies", "Energies"]
+"""Energies of one draw, on average, and of the mean of all draws."""
+
+
+def _shrunk_percent(draws: _Draws) -> float | None:
+    return percent(0.0 - draws[0].cross, draws[0].signal)
+
+
+_ERRORS: Fields[_Draws] = Fields(
+    Fields(
+        METRIC["sqnr_db"].at(cell=None),
+        METRIC["relative_error"].at(cell=None),
+        METRIC["cosine"].at(title=None),
+        METRIC["bias"].at(cell=None, drop=6),
+    ).through(lambda draws: draws[0].metrics),
+    Field("shrunk_percent", _shrunk_percent, NUMBER, "shrunk\n%", drop=4,
+          meaning="100 * -sum of D * error / sum of D^2: how much shorter along D"),
+    Field("averaged_relative_error", lambda draws: draws[1].metrics["relative_error"], NUMBER,
+          meaning="of the mean of all draws"),
+)  # fmt: skip
+"""METRICS."""
+
+
+def _operand_value(letter: str, name: str, operands: Mapping[str, Counts]) -> float | None:
+    return operands[letter].metrics[name] if letter in operands else None
+
+
+def _operand_field(letter: str, name: str, title: str | None = None, drop: int = 0) -> Field[Mapping[str, Counts]]:
+    metric, of = METRIC[name], partial(_operand_value, letter, name)
+    return Field(
+        f"{letter.lower()}_{name}", of, metric.schema, title, meaning=metric.meaning, drop=drop, group=letter
+    )  # fmt: skip
+
+
+_OPERANDS: Fields[Mapping[str, Counts]] = Fields(
+    *(
+        _operand_field(letter, *column)
+        for letter in LETTERS
+        for column in (
+            ("saturated_percent", "saturated\n%", 2), ("underflowed_percent", "underflowed\n%", 3),
+            ("sqnr_db",), ("bias",),
+        )
+    )
+)  # fmt: skip
+_RECIPE: Fields[tuple[str, str]] = Fields(
+    Field("recipe", lambda key: key[0], TEXT, "recipe", right=False),
+    Field("pass", lambda key: key[1], choice(PASSES), "product", right=False),
 )
-_COUNTS = tuple(
-    Column(title, drop=drop, group=letter)
-    for letter in LETTERS
-    for title, drop in (("saturated\n%", 2), ("underflowed\n%", 3))
+_SUMS: Fields[tuple[tuple[str, str], Sums]] = Fields(
+    _RECIPE.through(lambda row: row[0]),
+    Fields(
+        attributes(COUNT, "products", "high"),
+        _ERRORS.through(lambda sums: (sums.energies, sums.averaged)),
+        Field("averaged", lambda sums: sums.averaged.metrics["sqnr_db"], title="averaged\nSQNR dB", drop=5),
+        Field("quantized_sqnr_db", lambda sums: sums.quantized.metrics["sqnr_db"] if sums.quantized else None, NUMBER,
+              "quantized\nSQNR dB", drop=1),
+        _OPERANDS.through(lambda sums: sums.operands),
+    ).through(lambda row: row[1]),
+)  # fmt: skip
+_PRODUCT: Fields[TrainedProduct] = Fields(
+    Field("layer", lambda product: product.layer, TEXT, "layer", right=False),
+    Field("step", lambda product: product.step, _COUNT_OR_NULL, "step", drop=7,
+          cell=lambda product: ABSENT if product.step is None else f"{product.step}"),
+    Field("rank", lambda product: product.rank, _COUNT_OR_NULL),
+    _RECIPE.through(lambda product: (product.recipe, product.passes)),
+    products.SIZES,
+    Field("high", lambda product: product.high, FLAG, meaning="its operands are not quantized"),
+    _ERRORS.through(lambda product: (product.energies, product.averaged)),
+    _OPERANDS.through(lambda product: product.operands),
+)  # fmt: skip
+RECORD_NAMES = tuple(_PRODUCT.names)
+"""The columns of CSV; the keys of an operand that is not part of a product, or not quantized, are null."""
+
+_OPERAND: Fields[Operand] = Fields(
+    Field("format", lambda operand: rules_of(operand).format.name, TEXT),
+    Field("scale_rounding", lambda operand: rules_of(operand).scale_rule.name, TEXT),
+    Field("rounding", lambda operand: rules_of(operand).rounding.name, TEXT),
+    Field("hadamard", lambda operand: operand.hadamard, _COUNT_OR_NULL, meaning="size of the transform before"),
+    Field("history", lambda operand: operand.history.length if operand.history else None, _COUNT_OR_NULL,
+          meaning="steps that a delayed scale looks back"),
+)  # fmt: skip
+_TRIED: Fields[tuple[TrainingRecipe, tuple[str, ...]]] = Fields(
+    attributes(TEXT, "name", "meaning", "source").through(lambda tried: tried[0]),
+    Field("high_blocks", lambda tried: list(tried[1]), array(TEXT)),
+    Field("operands", lambda tried: _operand_records(tried[0]), mapping(mapping(or_null(_OPERAND.object_schema())))),
 )
-_QUANTIZED = Column("quantized\nSQNR dB", drop=1)
-_AVERAGED = Column("averaged\nSQNR dB", drop=5)
-_PLACE = (Column("layer", right=False), Column("step", drop=7))
+TRAINING: Fields[TrainingReport] = Fields(
+    attributes(TEXT, "source", "captures"),
+    Field("seed", lambda report: report.trial.seed, COUNT),
+    Field("draws", lambda report: report.trial.draws, POSITIVE),
+    records("recipes", lambda report: [(each, report.high[each.name]) for each in report.trial.recipes], _TRIED),
+    NOTES,
+    records("sums", lambda report: report.sums().items(), _SUMS),
+    records(
+        "by_step",
+        lambda report: [(step, row) for step in report.steps for row in report.sums(step).items()],
+        Fields(Field("step", lambda of: of[0], COUNT), _SUMS.through(lambda of: of[1])),
+    ),
+    records("products", lambda report: report.products, _PRODUCT),
+)
+"""The JSON of `mxcli training`."""
 
 
 def training_text(
     report: TrainingReport, screen: Screen, *, detailed: bool, sort: str = "sqnr_db", top: int | None = None
 ) -> str:
-    """What was measured, sums by recipe and product, by step where there are several, and where `detailed` a row per
-    layer, step, recipe and product, the worst first."""
+    """Return totals by recipe and product, by step if there are several, and if `detailed` a row per layer, step,
+    recipe and product, the worst first."""
     places = {(product.layer, product.step, product.rank) for product in report.products}
     layers = {product.layer for product in report.products}
     head = (
@@ -69,130 +174,42 @@ def training_text(
 
 
 def training_json(report: TrainingReport) -> str:
-    """The same as one object."""
-    return json_text(
-        "training",
-        {
-            "source": report.source,
-            "captures": report.captures,
-            "seed": report.trial.seed,
-            "draws": report.trial.draws,
-            "recipes": [_recipe_record(recipe, report.high[recipe.name]) for recipe in report.trial.recipes],
-            "notes": list(report.notes),
-            "sums": [_sums_record(key, sums) for key, sums in report.sums().items()],
-            "by_step": [
-                {"step": step, **_sums_record(key, sums)}
-                for step in report.steps
-                for key, sums in report.sums(step).items()
-            ],
-            "products": [product_record(product) for product in report.products],
-        },
-    )
+    """Return the report as JSON."""
+    return json_text("training", TRAINING.record(report))
 
 
 def training_csv(report: TrainingReport) -> str:
-    """One row per layer, step, rank, recipe and pass, with RECORD_NAMES for columns."""
-    return csv_text(map(product_record, report.products), RECORD_NAMES)
+    """Return a row per layer, step, rank, recipe and pass."""
+    return csv_text(map(_PRODUCT.record, report.products), RECORD_NAMES)
 
 
-def product_record(product: TrainedProduct) -> dict[str, object]:
-    """One product under RECORD_NAMES; what an operand is not part of, or was not quantized for, is None."""
-    m, n, k = product.sizes
+def _operand_records(recipe: TrainingRecipe) -> dict[str, dict[str, object]]:
     return {
-        "layer": product.layer,
-        "step": product.step,
-        "rank": product.rank,
-        "recipe": product.recipe,
-        "pass": product.passes,
-        "m": m,
-        "n": n,
-        "k": k,
-        "high": product.high,
-        **_metrics(product.energies, product.averaged),
-        **_operand_metrics(product.operands),
-    }
-
-
-def _metrics(energies: Energies, averaged: Energies) -> dict[str, float | None]:
-    """METRICS: those of products, by how much D is shorter along itself, and the error of the mean of all draws."""
-    shrunk = percent(0.0 - energies.cross, energies.signal)
-    return {
-        **energies.metrics,
-        "shrunk_percent": shrunk,
-        "averaged_relative_error": averaged.metrics["relative_error"],
-    }
-
-
-def _operand_metrics(operands: Mapping[str, Counts]) -> dict[str, float | None]:
-    none: dict[str, float | None] = dict.fromkeys(_OPERAND_METRICS)
-    found = {letter: operands[letter].metrics if letter in operands else none for letter in LETTERS}
-    return {f"{letter.lower()}_{name}": found[letter][name] for letter in LETTERS for name in _OPERAND_METRICS}
-
-
-def _sums_record(key: tuple[str, str], sums: Sums) -> dict[str, object]:
-    recipe, passes = key
-    return {
-        "recipe": recipe,
-        "pass": passes,
-        "products": sums.products,
-        "high": sums.high,
-        **_metrics(sums.energies, sums.averaged),
-        "quantized_sqnr_db": sums.quantized.metrics["sqnr_db"] if sums.quantized else None,
-        **_operand_metrics(sums.operands),
-    }
-
-
-def _recipe_record(recipe: TrainingRecipe, high: tuple[str, ...]) -> dict[str, object]:
-    return {
-        "name": recipe.name,
-        "meaning": recipe.meaning,
-        "source": recipe.source,
-        "high_blocks": list(high),
-        "operands": {
-            passes: {
-                letter: _operand_record(how)
-                for (letter, _), how in zip(OPERANDS[passes], pair, strict=True)
-            }
-            for passes, pair in recipe.pairs.items()
-        },
-    }  # fmt: skip
-
-
-def _operand_record(operand: Operand | None) -> dict[str, object] | None:
-    if operand is None:
-        return None
-    rules = rules_of(operand)
-    return {
-        "format": rules.format.name,
-        "scale_rounding": rules.scale_rule.name,
-        "rounding": rules.rounding.name,
-        "hadamard": operand.hadamard,
-        "history": operand.history.length if operand.history else None,
+        passes: {
+            letter: None if operand is None else _OPERAND.record(operand)
+            for (letter, _), operand in zip(OPERANDS[passes], pair, strict=True)
+        }
+        for passes, pair in recipe.pairs.items()
     }
 
 
 def _sums_table(report: TrainingReport, screen: Screen) -> list[str]:
-    """A row per recipe and product; of several draws also how much is left when they are averaged."""
+    """Return a row per recipe and product; with several draws also the SQNR of their mean."""
     all_sums = report.sums()
-    drawn = (_AVERAGED,) if report.trial.draws > 1 else ()
-    kept = (_QUANTIZED,) if any(sums.high for sums in all_sums.values()) else ()
-    columns = (*_NAMES, *_ERRORS, *drawn, *kept, *_COUNTS)
-    rows: list[Row] = []
-    for (recipe, passes), sums in all_sums.items():
-        averaged = [significant(sums.averaged.metrics["sqnr_db"])] if drawn else []
-        quantized = [significant(sums.quantized.metrics["sqnr_db"]) if sums.quantized else ABSENT] if kept else []
-        rows.append([recipe, passes, *_errors(sums.energies), *averaged, *quantized, *_counts(sums.operands)])
-    return aligned(columns, rows, screen)
+    hidden = [] if report.trial.draws > 1 else ["averaged"]
+    hidden += [] if any(sums.high for sums in all_sums.values()) else ["quantized_sqnr_db"]
+    fields = _SUMS.without(*hidden)
+    return aligned(fields.columns(), [fields.cells(row) for row in all_sums.items()], screen)
 
 
 def _steps_table(report: TrainingReport, screen: Screen) -> list[str]:
-    """The SQNR at each step, or at some of many."""
+    """Return the SQNR at each step, or at _MOST_STEPS of them."""
     steps = report.steps
     if len(steps) > _MOST_STEPS:
         last = len(steps) - 1
         steps = tuple(steps[at * last // (_MOST_STEPS - 1)] for at in range(_MOST_STEPS))
     by_step = {step: report.sums(step) for step in steps}
-    columns = (*_NAMES, *(Column(f"{step}", group="SQNR in dB at step") for step in steps))
+    columns = (*_RECIPE.columns(), *(Column(f"{step}", group="SQNR in dB at step") for step in steps))
     rows: list[Row] = [
         [*key, *(_decibels(by_step[step].get(key)) for step in steps)] for key in report.sums()
     ]  # fmt: skip
@@ -203,51 +220,25 @@ def _decibels(sums: Sums | None) -> str:
     return ABSENT if sums is None else significant(sums.energies.metrics["sqnr_db"])
 
 
-def _layers_table(report: TrainingReport, products: list[TrainedProduct], screen: Screen) -> list[str]:
-    several = len(report.steps) > 1
-    columns = (*(_PLACE if several else _PLACE[:1]), *_NAMES, *_ERRORS, *_COUNTS)
-    rows: list[Row] = [
-        [
-            product.layer,
-            *([ABSENT if product.step is None else f"{product.step}"] if several else []),
-            product.recipe,
-            product.passes,
-            *_errors(product.energies),
-            *_counts(product.operands),
-        ]
-        for product in products
-    ]
-    return aligned(columns, rows, screen)
+def _layers_table(report: TrainingReport, shown: list[TrainedProduct], screen: Screen) -> list[str]:
+    fields = _PRODUCT if len(report.steps) > 1 else _PRODUCT.without("step")
+    return aligned(fields.columns(), [fields.cells(product) for product in shown], screen)
 
 
-def _errors(energies: Energies) -> Iterator[str]:
-    metrics = _metrics(energies, energies)
-    return (significant(metrics[name]) for name in ("sqnr_db", "relative_error", "bias", "shrunk_percent"))
-
-
-def _counts(operands: Mapping[str, Counts]) -> Iterator[str]:
-    for letter in LETTERS:
-        metrics = operands[letter].metrics if letter in operands else {}
-        yield significant(metrics.get("saturated_percent"))
-        yield significant(metrics.get("underflowed_percent"))
-
-
-def _ranked(products: tuple[TrainedProduct, ...], sort: str) -> list[TrainedProduct]:
-    """Worst first; a product without a number, which has no error, comes last."""
+def _ranked(trained: tuple[TrainedProduct, ...], sort: str) -> list[TrainedProduct]:
+    """Return products with the worst first, and those without a number, which have no error, last."""
     if sort == "name":
-        return sorted(products, key=lambda product: product.layer)
-    high_is_good = sort in ("sqnr_db", "cosine")
+        return sorted(trained, key=lambda product: product.layer)
+    high_is_good, metric = sort in ("sqnr_db", "cosine"), _PRODUCT[sort]
 
     def badness(product: TrainedProduct) -> float:
-        value = _metrics(product.energies, product.averaged)[sort]
-        if value is None:
+        value = metric.of(product)
+        if not isinstance(value, float):
             return math.inf
         return value if high_is_good else -abs(value)
 
-    return sorted(products, key=badness)
+    return sorted(trained, key=badness)
 
-
-PRODUCTS = {"fprop": "Y = X W^T", "dgrad": "dX = dY W", "wgrad": "dW = dY^T X"}
 
 _COLUMNS = (
     Column("recipe", right=False),
@@ -261,21 +252,20 @@ _COLUMNS = (
 )
 
 
-def training_facts(row: TrainingRecipe) -> dict[str, str]:
-    """What each operand of each product becomes, which blocks stay high, and whose recipe it is."""
+def training_facts(recipe: TrainingRecipe) -> dict[str, str]:
+    """Return the quantization of each operand of each product, the blocks that stay high, and the source."""
     facts = {
         f"{passes}, {PRODUCTS[passes]}": "; ".join(
             f"{letter}: {_operand_words(how)}" for (letter, _), how in zip(OPERANDS[passes], pair, strict=True)
         )
-        for passes, pair in row.pairs.items()
+        for passes, pair in recipe.pairs.items()
     }
-    return {**facts, "high blocks": row.high.words, "source": row.source}
+    return {**facts, "high blocks": recipe.high.words, "source": recipe.source}
 
 
-def training_table(rows: Iterable[TrainingRecipe], screen: Screen) -> str:
-    """One line per recipe: the formats of each operand, those of several products separated by commas."""
-    cells: list[Row] = [_cells(row) for row in rows]
-    return "\n".join(aligned(_COLUMNS, cells, screen))
+def training_table(recipes: Iterable[TrainingRecipe], screen: Screen) -> str:
+    """Return a line per recipe: the formats of each operand, those of several products separated by commas."""
+    return "\n".join(aligned(_COLUMNS, [_cells(recipe) for recipe in recipes], screen))
 
 
 def _operand_words(operand: Operand | None) -> str:
@@ -290,10 +280,10 @@ def _operand_words(operand: Operand | None) -> str:
     return ", ".join(words)
 
 
-def _cells(row: TrainingRecipe) -> list[str]:
+def _cells(recipe: TrainingRecipe) -> list[str]:
     used = [
         (letter, how)
-        for passes, pair in row.pairs.items()
+        for passes, pair in recipe.pairs.items()
         for (letter, _), how in zip(OPERANDS[passes], pair, strict=True)
         if how is not None
     ]
@@ -304,10 +294,10 @@ def _cells(row: TrainingRecipe) -> list[str]:
     rules = dict.fromkeys(rules_of(how).scale_rule.name for _, how in used)
     random = dict.fromkeys(letter for letter, how in used if how.is_random)
     return [
-        row.name,
+        recipe.name,
         *(", ".join(names) or ABSENT for names in formats.values()),
         ", ".join(random) or ABSENT,
-        f"{row.transform}" if row.transform > 1 else ABSENT,
-        ", ".join(rules) + (f" of {row.history.length:,} steps" if row.history else ""),
-        row.high.words,
+        f"{recipe.transform}" if recipe.transform > 1 else ABSENT,
+        ", ".join(rules) + (f" of {recipe.history.length:,} steps" if recipe.history else ""),
+        recipe.high.words,
     ]

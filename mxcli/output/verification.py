@@ -4,61 +4,164 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from mxcli.errors import printable
 from mxcli.flows.verify.check import NOTE, PROBLEM, SEVERITIES, WARNING, Finding, Result
-from mxcli.flows.verify.errors import Distance
-from mxcli.flows.verify.provenance import Provenance
-from mxcli.flows.verify.verify import Verification, Verified
-from mxcli.flows.write.records import scheme_record
+from mxcli.output.conclusion import bold_lines
 from mxcli.output.export import csv_text, json_text
+from mxcli.output.fields import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    SCHEME,
+    SCHEME_OPTIONS,
+    SOURCE,
+    TEXT,
+    TEXT_OR_NULL,
+    Field,
+    Fields,
+    array,
+    attributes,
+    choice,
+    nested,
+    record_of,
+    records,
+)
 from mxcli.output.formats import rules_words
 from mxcli.output.inspection import source_line
-from mxcli.output.numbers import counted, shape_text, significant
+from mxcli.output.numbers import EXACT, counted, shape_text, significant
 from mxcli.output.screen import Screen, bold, folded_lines
-from mxcli.output.table import Column, Row, aligned
+from mxcli.output.table import Row, aligned
+
+if TYPE_CHECKING:
+    from mxcli.flows.verify.errors import Distance
+    from mxcli.flows.verify.provenance import Provenance
+    from mxcli.flows.verify.verify import Verification, Verified
 
 SHOWN = 10
-"""Findings of a check, and weights beside their source, that the text shows unless told otherwise."""
+"""Findings of a check, and weights compared with their source, that the text shows by default."""
 _PLURALS = {PROBLEM: "problems", WARNING: "warnings", NOTE: "notes"}
-_ERRORS = (
-    Column("tensor", right=False),
-    Column("shape", right=False, drop=3),
-    Column("format", right=False, drop=2),
-    Column("SQNR\ndB"),
-    Column("relative\nerror"),
-    Column("largest\nerror", drop=1),
-    Column("bytes of", right=False),
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    check: Result
+    finding: Finding
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A weight, or another place (`weight` None), with the findings there."""
+
+    name: str
+    found: Sequence[_Found]
+    weight: Verified | None = None
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return Counter(each.check.severity for each in self.found)
+
+
+def _count(severity: str, counts: Mapping[str, int]) -> int:
+    return counts.get(severity, 0)
+
+
+def _distance_cell(name: str, exact: str, distance: Distance) -> str:
+    return significant(getattr(distance, name)) if distance.noise else exact
+
+
+_DISTANCE: Fields[Distance] = Fields(
+    Field("sqnr_db", lambda distance: distance.sqnr_db, NUMBER, "SQNR\ndB",
+          cell=partial(_distance_cell, "sqnr_db", EXACT)),
+    Field("relative_error", lambda distance: distance.relative_error, NUMBER, "relative\nerror",
+          cell=partial(_distance_cell, "relative_error", EXACT)),
+    Field("mse", lambda distance: distance.mse, NUMBER),
+    Field("max_abs_error", lambda distance: distance.max_abs_error, NUMBER, "largest\nerror", drop=1,
+          cell=partial(_distance_cell, "max_abs_error", "0")),
+)  # fmt: skip
+_COUNTS: Fields[Mapping[str, int]] = Fields(
+    *(Field(_PLURALS[severity], partial(_count, severity), COUNT) for severity in SEVERITIES)
 )
-RECORD_KEYS = (
-    "name",
-    "format",
-    "shape",
-    "problems",
-    "warnings",
-    "notes",
-    "amax",
-    "tensor_scale",
-    "sqnr_db",
-    "relative_error",
-    "mse",
-    "max_abs_error",
-    "bytes_of",
-    "findings",
+_PROVENANCE: Fields[Provenance] = Fields(
+    Fields(SCHEME, SCHEME_OPTIONS).through(lambda of: of.scheme),
+    Field("exact", lambda of: of.exact, FLAG, meaning="all bytes equal those that these rules make of the source"),
+    Field("equal_blocks", lambda of: of.equal_blocks, COUNT),
+    Field("blocks_tried", lambda of: of.blocks, COUNT),
+    Field("tensor_scale_equal", lambda of: of.tensor_scale, FLAG),
+    Field("draws_unknown", lambda of: of.draws_unknown, FLAG,
+          meaning="recorded as stochastic rounding, without its seed"),
+)  # fmt: skip
+_FINDING: Fields[_Found] = Fields(
+    Field("check", lambda found: found.check.name, TEXT),
+    Field("severity", lambda found: found.check.severity, choice(SEVERITIES)),
+    attributes(TEXT, "where", "value", "need", "way_out").through(lambda found: found.finding),
 )
+_CHECK: Fields[Result] = Fields(
+    attributes(TEXT, "name"),
+    Field("severity", lambda check: check.severity, choice(SEVERITIES)),
+    attributes(TEXT, "meaning", "how"),
+    Field("findings", lambda check: len(check.findings), COUNT),
+    Field("skipped", lambda check: check.skipped, TEXT_OR_NULL, meaning="the reason if it was not made"),
+)
+_WEIGHT: Fields[Verified] = Fields(
+    Field("name", lambda weight: weight.name, TEXT, "tensor", right=False),
+    Field("format", lambda weight: weight.format, TEXT, "format", right=False, drop=2),
+    Field("shape", lambda weight: list(weight.shape), array(COUNT), "shape", right=False, drop=3,
+          cell=lambda weight: shape_text(weight.shape)),
+    Field("amax", lambda weight: weight.summary.amax, NUMBER),
+    Field("tensor_scale", lambda weight: weight.summary.scale, NUMBER),
+    _DISTANCE.optional().through(lambda weight: weight.distance),
+    nested("bytes_of", lambda weight: weight.origin, _PROVENANCE, title="bytes of", right=False,
+           cell=lambda weight: "" if weight.origin is None else _short(weight.origin)),
+)  # fmt: skip
+_TABLE = _WEIGHT.only("name", "shape", "format", "sqnr_db", "relative_error", "max_abs_error", "bytes_of")
+_PLACE: Fields[_Place] = Fields(
+    attributes(TEXT, "name"),
+    _WEIGHT.only("format", "shape").through(lambda place: place.weight),
+    _COUNTS.through(lambda place: place.counts),
+    _WEIGHT.without("name", "format", "shape").through(lambda place: place.weight),
+)
+_PLACE_WITH_FINDINGS: Fields[_Place] = Fields(_PLACE, records("findings", lambda place: place.found, _FINDING))
+RECORD_KEYS = tuple(_PLACE_WITH_FINDINGS.names)
+"""The columns of CSV."""
+
+VERIFICATION: Fields[Verification] = Fields(
+    SOURCE["source"],
+    Field("layout", lambda result: result.layout, TEXT),
+    SOURCE.without("source"),
+    Field("against", lambda result: result.against, TEXT_OR_NULL, meaning="the source compared with"),
+    Field("sound", lambda result: result.is_sound, FLAG, meaning="there are no problems"),
+    record_of("counts", lambda result: result.counts, _COUNTS),
+    Field("conclusion", lambda result: conclusion(result), array(TEXT)),
+    nested(
+        "totals",
+        lambda result: result if result.compared else None,
+        Fields(
+            Field("tensors", lambda result: len(result.compared), COUNT),
+            _DISTANCE.through(lambda result: result.distance),
+        ),
+    ),
+    Field("notes", lambda result: list(result.notes), array(TEXT)),
+    records("checks", lambda result: result.results, _CHECK),
+    records("findings", lambda result: _found(result), _FINDING),
+    records("weights", lambda result: _weights(result), _PLACE),
+)
+"""The JSON of `mxcli verify`."""
 
 
 def verification_text(result: Verification, screen: Screen, top: int | None = None) -> str:
-    """What was looked at, the findings by check with the worst first, errors where there is a source, and the outcome.
+    """Return the formats, the findings by check with the worst first, errors if there is a source, and the outcome.
 
-    `top` limits the findings shown of each check and the weights shown, never what is counted.
+    `top` limits the findings shown of each check and the weights shown, not those counted.
     """
     shown = SHOWN if top is None else top
     head = [
         f"{source_line(result.source, result.total, result.by_dtype)}; quantized ({result.layout})",
-        _weights(result),
+        _formats_line(result),
     ]
     lines = [line for text in head for line in folded_lines(text, screen)]
     lines = [bold(lines[0], screen), *lines[1:]]
@@ -67,92 +170,82 @@ def verification_text(result: Verification, screen: Screen, top: int | None = No
             lines += ["", *_check_lines(check, screen, shown)]
     if result.compared:
         lines += ["", *_error_lines(result, screen, shown)]
-    lines.append("")
-    for sentence in conclusion(result):
-        first, *rest = folded_lines(sentence, screen, "  ")
-        lines += [bold(first, screen), *(bold(line, screen) for line in rest)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *bold_lines(conclusion(result), screen)])
 
 
 def conclusion(result: Verification) -> list[str]:
-    """The outcome in words."""
-    sentences = [*_origin_sentences(result)]
+    """Return the outcome in words."""
     made = sum(1 for each in result.results if each.skipped is None)
-    weights = counted(len(result.weights), "weight")
-    told = [
+    found = ", ".join(
         f"{count:,} {severity if count == 1 else _PLURALS[severity]} ({_by_check(result.found(severity))})"
         for severity in SEVERITIES
         if (count := result.counts.get(severity, 0))
-    ]
-    outcome = "sound" if result.is_sound else "not sound"
-    said = ", ".join(told) if told else "nothing found"
-    return [*sentences, f"{printable(result.source)} is {outcome}: {said}; {made} checks of {weights}."]
+    )
+    outcome = f"{'sound' if result.is_sound else 'not sound'}: {found or 'nothing found'}"
+    checks = f"{made} checks of {counted(len(result.weights), 'weight')}"
+    return [*_provenance_sentences(result), f"{printable(result.source)} is {outcome}; {checks}."]
 
 
 def failure_sentence(result: Verification) -> str:
-    """What a verification that failed says on stderr."""
+    """Return the error of a verification that found problems."""
     count = result.counts[PROBLEM]
     word = PROBLEM if count == 1 else _PLURALS[PROBLEM]
     return f"{printable(result.source)}: {count:,} {word} ({_by_check(result.found(PROBLEM))})"
 
 
 def verification_json(result: Verification) -> str:
-    """All of it as one object."""
-    total = result.distance
-    content: dict[str, object] = {
-        "source": result.source,
-        "layout": result.layout,
-        "elements": result.total.elements,
-        "bytes": result.total.bytes,
-        "by_dtype": {dtype: asdict(part) for dtype, part in result.by_dtype.items()},
-        "against": result.against,
-        "sound": result.is_sound,
-        "counts": {_PLURALS[severity]: result.counts.get(severity, 0) for severity in SEVERITIES},
-        "conclusion": conclusion(result),
-        "totals": {"tensors": len(result.compared), **_error_record(total)} if result.compared else None,
-        "notes": list(result.notes),
-        "checks": [_check_record(each) for each in result.results],
-        "findings": list(_finding_records(result)),
-        "weights": [{key: part for key, part in record.items() if key != "findings"} for record in _records(result)],
-    }
-    return json_text("verify", content)
+    """Return the verification as JSON."""
+    return json_text("verify", VERIFICATION.record(result))
 
 
 def verification_csv(result: Verification) -> str:
-    """One row per weight, and one per other place with a finding, under the names of the JSON records; `findings` are
-    those of the place."""
-    records = list(_records(result))
+    """Return a row per weight, and one per other place with a finding; `findings` are those of the place."""
     known = {place for weight in result.weights for place in weight.places}
-    others: dict[str, list[dict[str, object]]] = {}
-    for record in _finding_records(result):
-        if record["where"] not in known:
-            others.setdefault(str(record["where"]), []).append(record)
-    records += [{"name": where, **_counted(found), "findings": found} for where, found in others.items()]
-    return csv_text(records, RECORD_KEYS)
+    by_place = _by_place(_found(result)).items()
+    places = (*_weights(result), *(_Place(where, found) for where, found in by_place if where not in known))
+    return csv_text(map(_PLACE_WITH_FINDINGS.record, places), RECORD_KEYS)
 
 
-def _weights(result: Verification) -> str:
+def _found(result: Verification) -> Iterator[_Found]:
+    return (_Found(check, finding) for check in result.results for finding in check.findings)
+
+
+def _by_place(found: Iterable[_Found]) -> dict[str, list[_Found]]:
+    places: dict[str, list[_Found]] = {}
+    for each in found:
+        places.setdefault(each.finding.where, []).append(each)
+    return places
+
+
+def _weights(result: Verification) -> Iterator[_Place]:
+    """Yield each weight with the findings of the tensors and the module it consists of."""
+    by_place = _by_place(_found(result))
+    for weight in result.weights:
+        yield _Place(weight.name, [each for place in weight.places for each in by_place.get(place, ())], weight)
+
+
+def _formats_line(result: Verification) -> str:
     formats = Counter(weight.format for weight in result.weights).most_common()
-    told = ", ".join(f"{name} {count:,}" for name, count in formats) or "none that could be read"
+    listed = ", ".join(f"{name} {count:,}" for name, count in formats) or "none that could be read"
     against = "" if result.against is None else f"; against {printable(result.against)}"
-    return f"{counted(len(result.weights), 'quantized weight')}: {told}{against}"
+    return f"{counted(len(result.weights), 'quantized weight')}: {listed}{against}"
 
 
-def _by_check(results: Sequence[Result]) -> str:
-    return ", ".join(f"{result.name} {len(result.findings):,}" for result in results)
+def _by_check(checks: Sequence[Result]) -> str:
+    return ", ".join(f"{check.name} {len(check.findings):,}" for check in checks)
 
 
-def _check_lines(result: Result, screen: Screen, shown: int) -> list[str]:
-    lines = [bold(line, screen) for line in folded_lines(f"{result.severity} {result.name}: {result.meaning}", screen)]
-    alike = len({(finding.need, finding.way_out) for finding in result.findings}) == 1
-    for finding in result.findings[:shown]:
-        told = f"  {printable(finding.where)}: {printable(finding.value)}"
-        lines += folded_lines(told if alike else f"{told}; {_remedy(finding)}", screen, "    ")
-    hidden = len(result.findings) - shown
+def _check_lines(check: Result, screen: Screen, shown: int) -> list[str]:
+    lines = [bold(line, screen) for line in folded_lines(f"{check.severity} {check.name}: {check.meaning}", screen)]
+    alike = len({(finding.need, finding.way_out) for finding in check.findings}) == 1
+    for finding in check.findings[:shown]:
+        value = f"  {printable(finding.where)}: {printable(finding.value)}"
+        lines += folded_lines(value if alike else f"{value}; {_remedy(finding)}", screen, "    ")
+    hidden = len(check.findings) - shown
     if hidden > 0:
         lines.append(f"  and {hidden:,} more" if shown else f"  {hidden:,} found")
     if alike:
-        lines += folded_lines(f"  {_remedy(result.findings[0])}", screen, "  ")
+        lines += folded_lines(f"  {_remedy(check.findings[0])}", screen, "  ")
     return lines
 
 
@@ -162,10 +255,10 @@ def _remedy(finding: Finding) -> str:
 
 def _error_lines(result: Verification, screen: Screen, shown: int) -> list[str]:
     ranked = sorted(result.compared, key=_harm)
-    rows: list[Row] = [_error_row(weight) for weight in ranked[:shown]]
-    total = ["", "", *_error_cells(result.distance), ""]
-    rows += [None, [f"all {counted(len(ranked), 'tensor')}", *total]]
-    lines = aligned(_ERRORS, rows, screen)
+    total = _DISTANCE.cells(result.distance)
+    rows: list[Row] = [_TABLE.cells(weight) for weight in ranked[:shown]]
+    rows += [None, [f"all {counted(len(ranked), 'tensor')}", "", "", *total, ""]]
+    lines = aligned(_TABLE.columns(), rows, screen)
     if shown < len(ranked):
         lines += folded_lines(f"{shown:,} of {counted(len(ranked), 'tensor')} shown, worst sqnr_db first", screen)
     return lines
@@ -176,135 +269,38 @@ def _harm(weight: Verified) -> float:
     return math.inf if sqnr is None else sqnr
 
 
-def _error_row(weight: Verified) -> list[str]:
-    assert weight.distance is not None
-    whose = "" if weight.origin is None else _short_origin(weight.origin)
-    return [
-        printable(weight.name),
-        shape_text(weight.shape),
-        weight.format,
-        *_error_cells(weight.distance),
-        whose,
-    ]
-
-
-def _error_cells(distance: Distance) -> list[str]:
-    if not distance.noise:
-        return ["exact", "exact", "0"]
-    return [significant(distance.sqnr_db), significant(distance.relative_error), significant(distance.max_abs_error)]
-
-
-def _short_origin(origin: Provenance) -> str:
-    whose = f"{origin.scheme.scale_rule.name} as {origin.scheme.dialect.name}"
-    if origin.draws_unknown:
+def _short(provenance: Provenance) -> str:
+    if provenance.draws_unknown:
         return "draws not known"
-    return whose if origin.exact else f"{_share(origin.equal_blocks, origin.blocks)} of blocks {whose}"
+    rules = f"{provenance.scheme.scale_rule.name} as {provenance.scheme.dialect.name}"
+    return rules if provenance.exact else f"{_share(provenance.equal_blocks, provenance.blocks)} of blocks {rules}"
 
 
 def _share(part: int, whole: int) -> str:
-    """A percentage that is 100 only where all of it is meant."""
+    """Return a percentage; it is 100 only if part is the whole."""
     percent = 100.0 * part / whole if whole else 0.0
     return f"{min(percent, 99.9):.1f} %" if part < whole else "100 %"
 
 
-def _origin_sentences(result: Verification) -> Iterator[str]:
-    """Whose bytes the weights have, those of most first, and what the others come nearest to."""
+def _provenance_sentences(result: Verification) -> Iterator[str]:
+    """Yield the rules that made the bytes, the most frequent first, and the nearest rules for other weights."""
     traced = [weight.origin for weight in result.weights if weight.origin is not None]
-    exact = Counter(origin.scheme for origin in traced if origin.exact)
-    every = len(traced)
-    for recipe, count in exact.most_common():
-        which = (
-            f"all {counted(count, 'weight')} have"
-            if count == every
-            else f"{counted(count, 'weight')} of {every:,} have"
-        )
+    weights = counted(len(traced), "weight")
+    for scheme, count in Counter(each.scheme for each in traced if each.exact).most_common():
+        some = f"all {weights}" if count == len(traced) else f"{count:,} of {weights}"
+        yield f"Bytes: {some} {'matches' if count == 1 else 'match'} {rules_words(scheme)} ({scheme.format.name})."
+    if drawn := sum(1 for each in traced if each.draws_unknown):
         yield (
-            f"Bytes: {which.replace('1 weight have', '1 weight has')} those of {rules_words(recipe)} "
-            f"({recipe.format.name})."
+            f"Bytes: {drawn:,} of {weights} {'is' if drawn == 1 else 'are'} recorded as stochastic rounding without a "
+            "seed, so the draws are not known."
         )
-    drawn = sum(1 for origin in traced if origin.draws_unknown)
-    if drawn:
-        yield (
-            f"Bytes: {drawn:,} of {counted(every, 'weight')} {'is' if drawn == 1 else 'are'} said to be of stochastic "
-            "rounding, whose draws are not known: no seed is recorded."
-        )
-    rest = [origin for origin in traced if not origin.exact and not origin.draws_unknown]
+    rest = [each for each in traced if not each.exact and not each.draws_unknown]
     if rest:
-        near = Counter(origin.scheme for origin in rest).most_common(1)[0][0]
-        mine = [origin for origin in rest if origin.scheme == near]
-        equal, blocks = sum(origin.equal_blocks for origin in mine), sum(origin.blocks for origin in mine)
+        near = Counter(each.scheme for each in rest).most_common(1)[0][0]
+        mine = [each for each in rest if each.scheme == near]
+        equal, blocks = sum(each.equal_blocks for each in mine), sum(each.blocks for each in mine)
         yield (
-            f"Bytes: {counted(len(rest), 'weight')} of {every:,} {'has' if len(rest) == 1 else 'have'} those of no "
-            f"rule known here; nearest is mostly {near.scale_rule.name} as {near.dialect.name}, with "
-            f"{_share(equal, blocks)} of the blocks tried."
+            f"Bytes: {len(rest):,} of {weights} {'matches' if len(rest) == 1 else 'match'} none of the known rules; "
+            f"nearest is mostly {near.scale_rule.name} as {near.dialect.name}, with {_share(equal, blocks)} of the "
+            "blocks tried."
         )
-
-
-def _check_record(result: Result) -> dict[str, object]:
-    return {
-        "name": result.name,
-        "severity": result.severity,
-        "meaning": result.meaning,
-        "how": result.how,
-        "findings": len(result.findings),
-        "skipped": result.skipped,
-    }
-
-
-def _finding_records(result: Verification) -> Iterator[dict[str, object]]:
-    for each in result.results:
-        for finding in each.findings:
-            yield {
-                "check": each.name,
-                "severity": each.severity,
-                "where": finding.where,
-                "value": finding.value,
-                "need": finding.need,
-                "way_out": finding.way_out,
-            }
-
-
-def _records(result: Verification) -> Iterator[dict[str, object]]:
-    """A record for each weight, with the findings of the tensors and the module it consists of."""
-    by_place: dict[str, list[dict[str, object]]] = {}
-    for record in _finding_records(result):
-        by_place.setdefault(str(record["where"]), []).append(record)
-    for weight in result.weights:
-        found = [record for place in weight.places for record in by_place.get(place, ())]
-        yield {
-            "name": weight.name,
-            "format": weight.format,
-            "shape": list(weight.shape),
-            **_counted(found),
-            "amax": weight.summary.amax,
-            "tensor_scale": weight.summary.scale,
-            **(_error_record(weight.distance) if weight.distance is not None else {}),
-            "bytes_of": _origin_record(weight.origin),
-            "findings": found,
-        }
-
-
-def _counted(found: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    return {_PLURALS[kind]: sum(1 for record in found if record["severity"] == kind) for kind in SEVERITIES}
-
-
-def _error_record(distance: Distance) -> dict[str, object]:
-    return {
-        "sqnr_db": distance.sqnr_db,
-        "relative_error": distance.relative_error,
-        "mse": distance.mse,
-        "max_abs_error": distance.max_abs_error,
-    }
-
-
-def _origin_record(origin: Provenance | None) -> dict[str, object] | None:
-    if origin is None:
-        return None
-    return {
-        **scheme_record(origin.scheme),
-        "exact": origin.exact,
-        "equal_blocks": origin.equal_blocks,
-        "blocks_tried": origin.blocks,
-        "tensor_scale_equal": origin.tensor_scale,
-        "draws_unknown": origin.draws_unknown,
-    }

@@ -1,7 +1,8 @@
-"""Every kernel that the named formats launch, compiled in processes of their own: NVRTC compiles one text at a time."""
+"""The kernels that named formats launch, and their compilation by NVRTC."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -26,17 +27,17 @@ ONE_OF_EACH_KIND = (
     *("mxfp8_e4m3", "mxfp6_e2m3", "mxfp4_e2m1", "nvfp4", "nvfp4_2d"),
     *("fp8_e4m3", "fp8_e4m3_1x128", "fp8_e4m3_128x128"),
 )
-"""Rows whose kernels differ in more than constants."""
+"""Formats whose kernels differ in more than constants."""
 
 
 def codes(name: str, rule: str | None, capability: tuple[int, int]) -> Kernel:
-    """What makes codes and scales of a bfloat16 matrix."""
+    """Return the kernel for codes and scales of a bfloat16 matrix."""
     job = KernelJob(SHAPE, "BF16", recipe_of(name, rule))
     return job.quantize(job.piece(0, job.cut.units), NOWHERE, Compiler(capability).conversions).kernel
 
 
 def statistics(name: str, rule: str | None, capability: tuple[int, int], *, with_codes: bool) -> list[Kernel]:
-    """What measures one."""
+    """Return the kernels for statistics of a bfloat16 matrix."""
     job, conversions = KernelJob(SHAPE, "BF16", recipe_of(name, rule)), Compiler(capability).conversions
     piece = job.piece(0, job.cut.units)
     launches = [job.measure(piece, NOWHERE, 132, conversions=conversions, codes=with_codes)]
@@ -46,19 +47,19 @@ def statistics(name: str, rule: str | None, capability: tuple[int, int], *, with
 
 
 def values(name: str, dtype: str) -> Kernel:
-    """What makes values of codes."""
+    """Return the kernel that dequantizes a matrix."""
     job = KernelJob(SHAPE, dtype, recipe_of(name))
     return job.dequantize(job.piece(0, job.cut.units), NOWHERE, 1.0, 1.0).kernel
 
 
 def reductions(dtype: str) -> list[Kernel]:
-    """What finds largest magnitudes, and the noisiest blocks."""
+    """Return the kernels for amax and the noisiest blocks."""
     job = KernelJob(SHAPE, dtype, recipe_of("mxfp8"))
     return [amax_of(dtype, 0, 1, 0, 0, 132).kernel, job.worst(0, 1, 0, 0).kernel]
 
 
 def training_kernels(capability: tuple[int, int]) -> dict[str, Kernel]:
-    """What draws and transforms, and what takes both axes; of those that measure one for 9.0 alone."""
+    """Return kernels with stochastic rounding, transforms and both axes by description; statistics only for 9.0."""
     conversions, found = Compiler(capability).conversions, dict[str, Kernel]()
     for name in ("mxfp8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_1x128"):
         for size in (None, 16, 128) if name == "nvfp4" else (None, 16):
@@ -80,9 +81,10 @@ def training_kernels(capability: tuple[int, int]) -> dict[str, Kernel]:
     return found
 
 
+@functools.cache
 def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
-    """All of them by what they do. Those that measure take seconds each: for other GPUs than 9.0, and without codes,
-    there is one row of each kind under its own rule; without codes for 9.0 alone."""
+    """Return all kernels by description. Statistics kernels take seconds each: for GPUs other than 9.0, and without
+    codes, only one format of each kind with its default rule; without codes only for 9.0."""
     found: dict[str, Kernel] = {}
     for name, row in FORMATS.items():
         for rule in (None, "best") if "best" in scale_rules(row) else (None,):
@@ -109,8 +111,18 @@ def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
     return found | training_kernels(capability)
 
 
+EXAMPLES = (
+    *("codes of mxfp8_e4m3", "codes of nvfp4", "codes of mxfp4_e2m1 best", "codes of fp8_e4m3_128x128"),
+    *("values of mxfp8_e4m3", "BF16 mx_amax", "F32 both axes of mxfp8", "codes of nvfp4, stochastic, hadamard-16"),
+    "statistics of mxfp4_e2m1, with codes, mx_measure_rows",
+    "statistics of fp8_e4m3, with codes, mx_measure_parts",
+    "statistics of fp8_e4m3_128x128, with codes, mx_measure_blocks",
+)
+"""Kernels of all files, one of each kind; compiling them takes ten seconds."""
+
+
 def remarks(kernel: Kernel, capability: tuple[int, int]) -> str:
-    """What NVRTC says about a kernel's file: nothing, if all is well. That much is remembered for the same texts."""
+    """Compile a kernel; return NVRTC's log or error, empty if there is none. Kernels without remarks are remembered."""
     compiler = Compiler(capability)
     text, headers, definitions = compiler.text(kernel)
     everything = (nvrtc.version(), compiler.architecture, kernel.name, text, headers, sorted(definitions.items()))
@@ -124,14 +136,15 @@ def remarks(kernel: Kernel, capability: tuple[int, int]) -> str:
     except MxcliError as error:
         return str(error)
     if kernel.name not in build.ptx:
-        return f"there is no {kernel.name} in it"
+        return f"it has no {kernel.name}"
     if not build.log:
         silent.touch()
     return build.log
 
 
 def compile_all(capability: tuple[int, int]) -> dict[str, str]:
-    """Remarks about every kernel; a file with the same definitions is compiled once."""
+    """Return the remarks about all kernels, compiled in several processes: NVRTC compiles one source at a time. A file
+    with the same definitions is compiled once."""
     kernels = kernels_for(capability)
     distinct = {(k.file, k.definitions, k.scheme): k for k in kernels.values()}
     slow_first = sorted(distinct.items(), key=lambda item: not item[0][0].startswith("measure"))

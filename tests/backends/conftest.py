@@ -1,4 +1,4 @@
-"""Where the kernel differs from the oracle on purpose."""
+"""Intended differences between the kernel and the oracle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def finite_torchao_factors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel caps torchao's factors at FLT_MAX, as every other recipe's: infinite ones turn zeros into NaN."""
+    """Cap torchao's factors at FLT_MAX, as the kernel does for all schemes: infinite factors turn zeros into NaN."""
     capped = replace(
         oracle.RECIPES["torchao"],
         argument=lambda x, s, g: x * np.minimum(oracle.ONE / g.decode / s, oracle.FLT_MAX),

@@ -1,4 +1,4 @@
-"""Prints the kernel's instruction set and digests of what it computes, as JSON; none if another one was asked for."""
+"""Print the kernel's instruction set and digests of its results as JSON; no digests if its set is not the argument."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import Histogram, Stats
 
 WIDE = ("mxfp8_e4m3", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128", "e2m1:e8m0:1x1024", "e4m3:fp32:8x24", "e5m2:e8m0:1x7")
-"""Formats also tried on a tensor of several chunks."""
+"""Formats also tested on a tensor of several chunks."""
 
 
 def digest_of(x: Array, recipe: Scheme) -> bytes:
-    """Of codes, scales, statistics, per-block arrays and dequantized values."""
+    """Return a digest of codes, scales, statistics, per-block arrays and dequantized values."""
     q = kernel(x, recipe, per_block=True)
     assert q.per_block is not None
     counts = [getattr(stats_of(q), field.name) for field in fields(Stats)]
@@ -31,7 +31,7 @@ def digest_of(x: Array, recipe: Scheme) -> bytes:
 
 
 def digests() -> dict[str, str]:
-    """One for each named format and rule, and for each spelled format."""
+    """Return a digest for each named format and rule, and for each spelled format."""
     found = {}
     for name, rule in [*format_rules(tuple(FORMATS)), *((name, None) for name in (*SPELLED, *CHANNELS))]:
         recipes = [recipe_of(name, rule, rounding=rounding) for rounding in ("nearest-even", "half-away")]
@@ -45,5 +45,5 @@ def digests() -> dict[str, str]:
 
 if __name__ == "__main__":
     instruction_set = cpu.instruction_set()
-    wanted = sys.argv[1:] or [instruction_set]
-    print(json.dumps({"instruction_set": instruction_set, "digests": digests() if instruction_set in wanted else {}}))
+    found = digests() if instruction_set == sys.argv[1] else {}
+    print(json.dumps({"instruction_set": instruction_set, "digests": found}))

@@ -1,4 +1,4 @@
-"""Runs the CPU kernel, and asks the oracle for the same: the names of mxcli mapped to the oracle's arguments."""
+"""Run the CPU kernel and the oracle on the same scheme: mxcli's names mapped to the oracle's arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPELLED = (
     "int8:fp32:1x600",
     "e2m1:fp32:1x32",
 )
-"""Formats without a name: other elements, block widths and shapes, and blocks wider than a stripe of the kernel."""
+"""Formats without a name: other elements, block widths and shapes, and blocks wider than the kernel's stripe."""
 CHANNELS = tuple(f"{element}:e8m0:channel" for element in ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "int8", "int4"))
 
 DTYPES = {
@@ -51,12 +51,17 @@ DTYPES = {
 
 
 def format_rules(formats: Sequence[str] = (*FORMATS, *SPELLED, *CHANNELS)) -> list[tuple[str, str]]:
-    """Every format with every scale rule that serves it."""
+    """Return all formats with all scale rules that support them."""
     return [(name, rule) for name in formats for rule in scale_rules(find_format(name))]
 
 
+def default_rules() -> list[tuple[str, str]]:
+    """Return the named formats with their default scale rules."""
+    return [(name, recipe_of(name).scale_rule.name) for name in FORMATS]
+
+
 def power_of_two_rules(*rules: str) -> list[tuple[str, str]]:
-    """The named formats with E8M0 scales, with those of the rules that serve them."""
+    """Return the named formats with E8M0 scales, with those of the rules that support them."""
     rows = [name for name, row in FORMATS.items() if scale_kind(row) == "e8m0"]
     return [(name, rule) for name, rule in format_rules(rows) if rule in rules]
 
@@ -65,19 +70,19 @@ def power_of_two_rules(*rules: str) -> list[tuple[str, str]]:
 
 
 def kernel(x: Array, recipe: Scheme, **options: Any) -> Quantized:
-    """Quantizes `x`, whose numpy type says how the kernel reads it."""
+    """Quantize `x`; its numpy type sets the source type."""
     dtype = next(name for name, kind in DTYPES.items() if kind == x.dtype)
     return cpu.quantize(x.view(np.uint16) if dtype == "BF16" else x, dtype, recipe, **options)
 
 
 def stats_of(q: Quantized) -> Stats:
-    """The statistics of a tensor quantized with them."""
+    """Return the statistics of a tensor quantized with them."""
     assert q.stats is not None
     return q.stats
 
 
 def recipe_of(name: str, rule: str | None = None, **choices: Any) -> Scheme:
-    """The recipe of a format's name and a scale rule's."""
+    """Return the scheme of a format name and a scale rule."""
     return resolve(name, Rules(scale_rounding=rule, **choices))
 
 
@@ -88,7 +93,7 @@ _ZEROS = {"clear_zero_code": "unsigned", "clear_zero_input": "plus-for-zero", "s
 
 
 def expected(x: Array, recipe: Scheme, tensor_amax: float | None = None) -> oracle.OracleResult:
-    """The oracle's result; binary64 is rounded to binary32 first, a block that is all of a tensor is a row of it."""
+    """Return the oracle's result; binary64 is rounded to binary32 first, per-tensor blocks become one row."""
     with np.errstate(over="ignore", invalid="ignore"):
         source = x.astype(np.float32) if x.dtype == np.float64 else x
         if recipe.format.block != (None, None):
@@ -97,7 +102,7 @@ def expected(x: Array, recipe: Scheme, tensor_amax: float | None = None) -> orac
 
 
 def statistics(x: Array, recipe: Scheme, result: oracle.OracleResult) -> dict[str, Any]:
-    """The oracle's statistics of a result of `expected`."""
+    """Return the oracle's statistics of a result of `expected`."""
     if recipe.format.block == (None, None):
         return oracle.statistics(x.reshape(1, -1), _reshaped(result, (1, x.size)))
     return oracle.statistics(x, result)
@@ -130,7 +135,7 @@ def _expected(x: Array, recipe: Scheme, tensor_amax: float | None) -> oracle.Ora
     if isinstance(recipe.scale_rule, MantissaScaleRule):
         return _with_binary32_scales(x, recipe, recipe.scale_rule)
     result = run(rule=rule, byte0=_BYTE0[choice.byte0_exponent.get(rule, -127)])
-    if rule == "best":  # errors say nothing about a block of zeros, nor about one with an infinity
+    if rule == "best":  # errors do not decide for blocks of zeros or with an infinity
         result = _where_no_error_decides(x, run(rule="floor"), result)
     if scale_kind(row) == "fp32":
         codes = result.scales.astype(np.int64)
@@ -140,7 +145,7 @@ def _expected(x: Array, recipe: Scheme, tensor_amax: float | None) -> oracle.Ora
 
 
 def _where_no_error_decides(x: Array, floor: oracle.OracleResult, best: oracle.OracleResult) -> oracle.OracleResult:
-    """`floor` for the blocks that are all zero or hold an infinity, `best` for the others."""
+    """Return `floor` for the blocks that are all zero or have an infinity, `best` for the others."""
     matrix = oracle._matrix(oracle._widen(x))
     amax = np.abs(oracle._split(matrix, best.block)).max((-2, -1))
     blocks = (amax == 0) | np.isinf(amax)
@@ -152,7 +157,7 @@ def _where_no_error_decides(x: Array, floor: oracle.OracleResult, best: oracle.O
 
 
 def _with_binary32_scales(x: Array, recipe: Scheme, rule: MantissaScaleRule) -> oracle.OracleResult:
-    """As the oracle's binary32 scales, with what the rule's row says of zero, small and bfloat16 scales."""
+    """Quantize with binary32 scales and the rule's options for zero, small and bfloat16 scales."""
     fmt = oracle.element_format(recipe.format.element.name)
     matrix = oracle._matrix(oracle._widen(x))
     rows, columns = recipe.format.block
@@ -196,7 +201,7 @@ def _with_binary32_scales(x: Array, recipe: Scheme, rule: MantissaScaleRule) -> 
 
 
 def assert_equals_oracle(x: Array, recipe: Scheme, tensor_amax: float | None = None, **options: Any) -> Quantized:
-    """Codes, scales, tensor scales and dequantized values, bit for bit; NaN equals NaN."""
+    """Compare codes, scales, tensor scales and dequantized values, bit for bit; NaN equals NaN."""
     q, e = kernel(x, recipe, tensor_amax=tensor_amax, **options), expected(x, recipe, tensor_amax)
     case = f"{recipe.format.name} {recipe.scale_rule.name} {recipe.rounding.name} {x.dtype} {x.shape}"
     assert_same_bits(q.scales, e.scales, f"{case}: scales")
@@ -210,7 +215,7 @@ def assert_equals_oracle(x: Array, recipe: Scheme, tensor_amax: float | None = N
 
 
 def assert_same_bits(actual: Array, wanted: Array, case: str) -> None:
-    """Equal types, shapes and values, with equal signs of zero; NaN equals NaN."""
+    """Compare types, shapes and values including signs of zero; NaN equals NaN."""
     if actual.dtype == wanted.dtype and actual.shape == wanted.shape and actual.tobytes() == wanted.tobytes():
         return
     assert actual.dtype == wanted.dtype, case

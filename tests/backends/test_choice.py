@@ -93,9 +93,7 @@ def test_auto_is_the_first_usable_gpu(machine: Any, word: str | None) -> None:
     assert notes == []
 
 
-def test_auto_without_a_driver_is_the_cpu_without_examination(
-    machine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_without_a_driver_is_the_cpu_without_examination(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(GpuState(None, (), None, None, (NO_DRIVER, NO_CUPY)))
     monkeypatch.delattr(gpus, "examine")
     notes: list[str] = []
@@ -152,7 +150,7 @@ def test_requested_gpu_reports_everything_missing(machine: Any, word: str) -> No
     with pytest.raises(EnvironmentFailure) as refused:
         choose_backend(word)
     assert refused.value.exit_code == 6
-    assert refused.value.message == f"--device {word}: 2 things are missing. Mend them all, or use --device cpu."
+    assert refused.value.message == f"--device {word}: 2 things are missing. Fix them all, or use --device cpu."
     assert refused.value.details == (NO_DRIVER, NO_CUPY)
 
 

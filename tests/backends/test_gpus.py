@@ -48,7 +48,7 @@ def test_usable_gpu(library: Path) -> None:
     assert state == GpuState((12, 8), (gpu,), "cupy-cuda12x 14.0.1", (12, 9), ())
     assert state.usable == (gpu,)
     assert gpu.device == "cuda:0"
-    assert not state.is_mendable
+    assert not state.is_fixable
 
 
 def test_old_gpus_do_not_block_others(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +66,12 @@ def test_old_gpus_do_not_block_others(library: Path, monkeypatch: pytest.MonkeyP
     install(monkeypatch, {}, (12, 9))
     without_cupy = examined(library)
     assert without_cupy.usable == ()
-    assert without_cupy.is_mendable
+    assert without_cupy.is_fixable
     assert without_cupy.problems_of(state.gpus[1]) == (
         "CuPy is not installed: pip install 'cupy-cuda12x>=14' 'nvidia-cuda-nvrtc-cu12>=12.8'",
     )
     monkeypatch.setenv("FAKE_GPUS", "7.5,7.0")
-    assert not examined(library).is_mendable
+    assert not examined(library).is_fixable
 
 
 def test_without_a_driver_everything_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +93,11 @@ def test_without_a_driver_everything_missing_is_reported(monkeypatch: pytest.Mon
             "'nvidia-cuda-nvrtc-cu12>=12.8'",
         ),
     )
-    assert not state.is_mendable
+    assert not state.is_fixable
 
 
 @pytest.mark.parametrize(
-    ("code", "words", "mendable"),
+    ("code", "words", "fixable"),
     [
         (100, "the NVIDIA driver shows no GPU: see what nvidia-smi lists", False),
         (34, "CUDA error 34: the stub of a CUDA toolkit was loaded", False),
@@ -110,25 +110,23 @@ def test_without_a_driver_everything_missing_is_reported(monkeypatch: pytest.Mon
     ],
 )
 def test_driver_that_does_not_start(
-    library: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str, mendable: bool
+    library: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str, fixable: bool
 ) -> None:
     monkeypatch.setenv("FAKE_INIT", str(code))
     state = examined(library)
-    assert (state.driver, state.gpus, state.init_error, state.is_mendable) == ((12, 8), (), code, mendable)
+    assert (state.driver, state.gpus, state.init_error, state.is_fixable) == ((12, 8), (), code, fixable)
     (problem,) = state.problems
     assert words in problem
 
 
 @pytest.mark.parametrize(("init", "gpus"), [("100", "9.0"), ("0", "")])
-def test_hidden_gpus(
-    library: Path, monkeypatch: pytest.MonkeyPatch, init: str, gpus: str
-) -> None:
+def test_hidden_gpus(library: Path, monkeypatch: pytest.MonkeyPatch, init: str, gpus: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setenv("FAKE_INIT", init)
     monkeypatch.setenv("FAKE_GPUS", gpus)
     state = examined(library)
     assert state.problems == ("no GPU is visible with CUDA_VISIBLE_DEVICES='-1': unset it, or name one that exists",)
-    assert not state.is_mendable
+    assert not state.is_fixable
 
 
 def test_gpu_that_cannot_be_queried(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,4 +210,4 @@ def test_packages_fit_the_driver(
     state = examined(library)
     assert list(state.problems) == problems
     assert bool(state.usable) == (not problems)
-    assert state.is_mendable == bool(problems)
+    assert state.is_fixable == bool(problems)

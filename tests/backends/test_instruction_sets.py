@@ -15,28 +15,34 @@ import pytest
 SCRIPT = Path(__file__).with_name("instruction_set_digest.py")
 
 
+INSTRUCTION_SETS = ["baseline", "avx2", "avx512"]
+
+
 @functools.cache
 def results(instruction_set: str | None) -> dict[str, Any]:
-    """Return the output of `instruction_set_digest.py` for a build of the kernel; None: the default."""
+    """Return the output of `instruction_set_digest.py` for a build of the kernel; None: the default, no digests."""
     environment = {name: value for name, value in os.environ.items() if name != "MXCLI_ISA"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    arguments = [instruction_set] if instruction_set else []
     if instruction_set:
         environment["MXCLI_ISA"] = instruction_set
-    command = [sys.executable, "-P", "-W", "ignore", str(SCRIPT), *arguments]
+    command = [sys.executable, "-P", "-W", "ignore", str(SCRIPT), instruction_set or "none"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-@pytest.mark.parametrize("instruction_set", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS[1:])
 def test_instruction_sets_agree(instruction_set: str) -> None:
     """Codes, scales, dequantized values, all statistics and all per-block arrays."""
-    default, other = results(None), results(instruction_set)
+    baseline, other = results("baseline"), results(instruction_set)
     if not other["digests"]:
-        pytest.skip(
-            f"no {instruction_set} on this processor or in this build: the kernel ran on {other['instruction_set']}"
-        )
-    assert other["instruction_set"] == instruction_set
-    different = [case for case, digest in default["digests"].items() if other["digests"].get(case) != digest]
+        pytest.skip(f"no {instruction_set} on this CPU or in this build: the kernel ran on {other['instruction_set']}")
+    assert (baseline["instruction_set"], other["instruction_set"]) == ("baseline", instruction_set)
+    assert baseline["digests"].keys() == other["digests"].keys()
+    different = [case for case, digest in baseline["digests"].items() if other["digests"][case] != digest]
     assert different == []
+
+
+def test_default_is_the_widest() -> None:
+    available = [name for name in INSTRUCTION_SETS if results(name)["instruction_set"] == name]
+    assert results(None)["instruction_set"] == available[-1]

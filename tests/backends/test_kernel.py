@@ -7,8 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 import oracle
 import pytest
-from kernel_oracle import CHANNELS, DTYPES, SPELLED, assert_equals_oracle, format_rules, kernel, recipe_of, stats_of
+from kernel_oracle import (
+    CHANNELS,
+    DTYPES,
+    SPELLED,
+    assert_equals_oracle,
+    default_rules,
+    format_rules,
+    kernel,
+    recipe_of,
+    stats_of,
+)
 from kernel_samples import SAMPLES, log_uniform, normal
+from slow_cases import slow_except
 
 from mxcli.backends import cpu
 from mxcli.errors import UsageError
@@ -33,21 +44,31 @@ def samples(name: str, rule: str, chosen: Sequence[str] = tuple(SAMPLES)) -> lis
     return [sample for sample in chosen if sample != "wide range" and not (large and sample in SLOW_TIES)]
 
 
-@pytest.mark.parametrize(("name", "rule"), format_rules(tuple(FORMATS)))
-def test_every_named_format_rule_and_rounding(name: str, rule: str) -> None:
+NAMED = format_rules(tuple(FORMATS))
+OTHER_SPELLED = format_rules((*SPELLED, *CHANNELS))
+
+
+@pytest.mark.parametrize(("name", "rule"), [*NAMED, *OTHER_SPELLED])
+def test_every_format_and_rule(name: str, rule: str) -> None:
+    for sample in samples(name, rule):
+        assert_equals_oracle(SAMPLES[sample], recipe_of(name, rule))
+
+
+@pytest.mark.parametrize(("name", "rule"), slow_except(default_rules(), NAMED))
+def test_every_rounding(name: str, rule: str) -> None:
     for rounding in ELEMENT_ROUNDINGS:
         for sample in samples(name, rule):
             assert_equals_oracle(SAMPLES[sample], recipe_of(name, rule, rounding=rounding))
 
 
-@pytest.mark.parametrize(("name", "rule"), format_rules((*SPELLED, *CHANNELS)))
-def test_every_spelled_format_and_rule(name: str, rule: str) -> None:
-    for rounding in ("nearest-even", "half-away"):
-        for sample in samples(name, rule):
-            assert_equals_oracle(SAMPLES[sample], recipe_of(name, rule, rounding=rounding))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rule"), OTHER_SPELLED)
+def test_another_rounding_of_spelled_formats(name: str, rule: str) -> None:
+    for sample in samples(name, rule):
+        assert_equals_oracle(SAMPLES[sample], recipe_of(name, rule, rounding="half-away"))
 
 
-@pytest.mark.parametrize(("name", "rule"), format_rules(tuple(FORMATS)))
+@pytest.mark.parametrize(("name", "rule"), slow_except(default_rules(), NAMED))
 def test_every_source_type(name: str, rule: str) -> None:
     recipe = recipe_of(name, rule)
     for dtype in ("BF16", "F16", "F64"):
@@ -71,7 +92,7 @@ def test_binary64_is_rounded_to_binary32_first() -> None:
     assert_equals_oracle(x, recipe_of("e4m3:e8m0:1x4"))
 
 
-@pytest.mark.parametrize(("name", "rule"), format_rules(tuple(FORMATS)))
+@pytest.mark.parametrize(("name", "rule"), NAMED)
 def test_nan_block_policy(name: str, rule: str) -> None:
     assert_equals_oracle(SAMPLES["nonfinite"], recipe_of(name, rule, nonfinite="nan-block"))
 
@@ -106,7 +127,7 @@ def test_tensors_from_the_smallest_to_the_largest(rule: str, scale: str, monkeyp
         assert_equals_oracle(x + np.float32(0), recipe_of(f"e2m1:{scale}:1x16:fp32", rule))  # no -0.0
 
 
-@pytest.mark.parametrize(("name", "rule"), format_rules(tuple(FORMATS)))
+@pytest.mark.parametrize(("name", "rule"), NAMED)
 def test_finite_data_never_becomes_nan(name: str, rule: str) -> None:
     for exponent in (-149, -140, -133, -127, -120, -116, 0, 120):
         x = np.ldexp(normal(4, 64), exponent).astype(np.float32)

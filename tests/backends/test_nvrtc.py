@@ -399,7 +399,7 @@ def test_concurrent_processes_leave_one_valid_entry(cache: Path, compiled: list[
     assert entry(cache).stat().st_size > 1000
 
 
-# --- Cache location ---------------------------------------------------------------------------------------
+# --- Cache location ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_seeds_and_streams() -> None:
     assert recipe_of("mxfp8", rounding="stochastic", seed=5).seed == 5
     assert recipe_of("mxfp8", seed=5).seed == 0  # without effect: equivalent schemes are equal
     for seed in (-1, 2**32):
-        with pytest.raises(UsageError, match=f"--seed {seed}: a seed is a whole number from 0 to 4294967295"):
+        with pytest.raises(UsageError, match=f"--seed {seed}: a seed is an integer from 0 to 4294967295"):
             resolve("mxfp8", Rules(rounding="stochastic", seed=seed))
     assert stream_of("model.layers.0.mlp.down_proj.weight") == 0x2A88A1D2
     assert stream_of("") == 0x42C4B0E3

@@ -1,6 +1,6 @@
-"""What draws and transforms cost on the CPU: `python tests/backends/time_rounding.py`, with mxcli installed.
+"""Time stochastic rounding and transforms on the CPU: `python tests/backends/time_rounding.py`, with mxcli installed.
 
-A BF16 matrix of 4096x4096 on one thread, billions of elements a second, without statistics and with all of them; the
+A BF16 matrix of 4096x4096 on one thread, in billions of elements per second, without and with all statistics; the
 median of seven passes. `mxcli bench quantize` times formats and rules.
 """
 

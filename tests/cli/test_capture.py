@@ -192,8 +192,8 @@ def test_a_tokenizer_is_used(mxcli: Mxcli, tmp_path: Path, spelled: Path) -> Non
     code, out, err = mxcli(*asked, "--text", tmp_path / "words.txt", "--force")
     assert (code, out) == (4, "")
     assert err == (
-        f"error: {tmp_path / 'words.txt'}: token 2 is 256, and the model knows those below 256 only; give a text that "
-        "it can read, or the tokenizer that belongs to it.\n"
+        f"error: {tmp_path / 'words.txt'}: token 2 is 256, and the model's vocabulary has 256; use the model's own "
+        "tokenizer, or another text.\n"
     )
 
 
@@ -206,7 +206,7 @@ def refusal(mxcli: Mxcli, *asked: object) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("data", "code", "sentence"),
     [
-        (b"", 3, "is empty, so that there is nothing to read; give a text."),
+        (b"", 3, "is empty; give a text."),
         (b"caf\xe9 au lait", 3, "is not UTF-8 text: byte 0xe9 at 3; convert it first."),
         (
             b"x" * 48,
@@ -243,8 +243,8 @@ def test_texts_that_will_not_do(mxcli: Mxcli, tmp_path: Path, data: bytes, code:
         (("--threads", "100000"), 6, "--threads 100000: more than "),
         (("--steps", "1000000000000", "--dry-run"), 6, "OUT: 1,000,000,000,000 steps of 1,961,984 bytes would take "),
         (("--roles", "grad"), 2, "role 'grad' is not recorded: there are activation, gradient, weight."),
-        (("--dtype", "fp4"), 2, "unknown dtype 'fp4': f64, f32, f16, bf16 can be had."),
-        (("--tokens", "129"), 4, f"{SAMPLE}: reads 128 tokens at a time, and --tokens asks for 129; ask for no more "),
+        (("--dtype", "fp4"), 2, "unknown dtype 'fp4': f64, f32, f16, bf16 are supported."),
+        (("--tokens", "129"), 4, f"{SAMPLE}: reads 128 tokens at a time, and --tokens is 129; use at most that"),
         (("--max-memory", "1M"), 6, f"{SAMPLE}: needs about "),
         (("--max-disk", "1M"), 6, "OUT: a step of 1,961,984 bytes would be 1,961,984 bytes on the disk, and "),
         (("--device", "cuda:99"), 6, "--device cuda:99: torch sees "),
@@ -280,16 +280,16 @@ def test_models_that_will_not_do(mxcli: Mxcli, tmp_path: Path, text: Path, monke
     (folder / "config.json").unlink()
     assert refusal(mxcli, "capture", folder, "-o", tmp_path / "out", "--text", text) == (
         3,
-        f"error: {folder}: has no config.json, which says what model it is; give a transformers model directory.\n",
+        f"error: {folder}: has no config.json; give a transformers model directory.\n",
     )
     assert refusal(mxcli, "capture", tmp_path / "none", "-o", tmp_path / "out", "--text", text) == (
         3,
         f"error: {tmp_path / 'none'}: no such directory; give one with a model that transformers loads.\n",
     )
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     assert refusal(mxcli, *words(tmp_path / "out", text)) == (
         6,
-        "error: transformers is not installed, which runs the model: pip install 'mxcli[capture]'.\n",
+        "error: capturing a model needs transformers, which is not installed: pip install 'mxcli[capture]'.\n",
     )
     assert not (tmp_path / "out").exists()
 
@@ -382,7 +382,7 @@ def test_a_run_is_gone_on_with_as_it_was(mxcli: Mxcli, tmp_path: Path, text: Pat
     assert refusal(mxcli, *asked, "--resume", "--seed", "1", "--sample-rows", "2") == (
         4,
         f"error: {tmp_path / 'out' / 'step-000000.safetensors'}: cannot be resumed: sample_rows was None and is 2; "
-        "seed was 0 and is 1. Give the same options, --force to replace what is there, or another -o/--output.\n",
+        "seed was 0 and is 1. Give the same options, --force to replace the files, or another -o/--output.\n",
     )
     assert mxcli(*asked, "--resume").code == 0
     assert tree(tmp_path / "out") == first
@@ -452,7 +452,7 @@ def test_what_is_forced_is_replaced_at_the_end(
     assert [step["resumed"] for step in told["steps"]] == [True, False]
     assert told["bytes"] == sum((tmp_path / "out" / f"step-00000{step}.safetensors").stat().st_size for step in (0, 1))
     assert told["notes"][1] == (
-        f"{tmp_path / 'out'} holds captures that this command does not make, and that stay: "
+        f"{tmp_path / 'out'} holds captures of other commands, which stay: "
         "step-000000-rank-1.safetensors."
     )
     assert sorted(tree(tmp_path / "out")) == [
@@ -542,7 +542,7 @@ def test_weights_that_do_not_fit(mxcli: Mxcli, tmp_path: Path, text: Path) -> No
     more = altered(tmp_path / "more", {"extra.weight": torch.zeros(3), "another.weight": torch.zeros(3)})
     told = strict_json(mxcli("capture", more, *few, "--json").out)
     assert told["notes"][1:] == [
-        f"{more}: 2 of its tensors are no weights of a LlamaForCausalLM and are not used, such as another.weight."
+        f"{more}: 2 of its tensors are not weights of a LlamaForCausalLM and are not used, such as another.weight."
     ]
     other = altered(tmp_path / "other", {"model.layers.0.mlp.up_proj.weight": torch.zeros(4, 4)})
     code, err = refusal(mxcli, "capture", other, *few, "--force")
@@ -626,7 +626,7 @@ def test_rows_of_experts_are_counted_when_they_come(
     """Of 20,480 bytes 12,288 are of a layer of which nobody knows how many tokens it will see."""
     monkeypatch.setattr(Layer, "is_routed", property(lambda layer: layer.name.endswith("down_proj")))
     few = ("--roles", "activation", "--layers", "*layers.1.mlp")
-    note = "note: 1 layers are of experts, which see a part of the tokens: what they take is at most what is said.\n"
+    note = "note: 1 layers belong to experts, which see part of the tokens: their sizes are upper bounds.\n"
     asked = words(tmp_path / "out", text, *few, "--max-disk", "8K")
     code, out, err = mxcli(*asked, "--dry-run")
     assert (code, err) == (0, NOTE + note)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from command_line import SAMPLE, strict_json
 
-from mxcli.output.schema import SCHEMAS
+from mxcli.output.schema import schema
 
 Mxcli = Callable[..., Any]
 
@@ -61,7 +61,7 @@ def test_json_and_csv_have_every_tensor(mxcli: Mxcli, folders: dict[str, Path], 
     assert code == 5
     record = strict_json(out)
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(record, SCHEMAS["diff"]())
+    jsonschema.validate(record, schema("diff"))
     assert record["schema"] == "mxcli.diff/1"
     assert record["same"] is False
     assert record["counts"] == {"equal": 11, "codes": 28, "scales": 28}

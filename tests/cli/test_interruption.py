@@ -136,7 +136,7 @@ def test_what_an_error_left_to_be_resumed_is_told(
     assert (code, out) == (6, "")
     assert err.splitlines()[-2:] == [
         "error: the disk is full.",
-        f"note: What is finished is kept in {tmp_path / 'out'}; the same command with --resume goes on from there.",
+        f"note: Finished work is kept in {tmp_path / 'out'}; the same command with --resume continues it.",
     ]
 
 
@@ -160,8 +160,8 @@ def test_other_options_are_not_resumed(
         code, out, err = mxcli("quantize", SAMPLE, "--format", "nvfp4", "-o", tmp_path / "out", "-q", *more)
         assert (code, out) == (4, "")
         assert err == (
-            f"error: {tmp_path / 'out'}: holds an unfinished run: --resume goes on with it if the options are the "
-            "same, --force begins anew.\n"
+            f"error: {tmp_path / 'out'}: holds an unfinished run: --resume continues it if the options are the "
+            "same, --force starts again.\n"
         )
     assert tree(tmp_path / "out") == before
 

@@ -170,7 +170,7 @@ def test_a_device_that_fails_is_one_sentence(
     assert mxcli("report", "--per-block", arrays, SAMPLE, "-q") == (6, "", error)
     assert list(tmp_path.iterdir()) == []
     code, out, err = mxcli("quantize", *FORMAT, "-o", folder, SAMPLE, "-q")
-    note = f"note: What is finished is kept in {folder}; the same command with --resume goes on from there.\n"
+    note = f"note: Finished work is kept in {folder}; the same command with --resume continues it.\n"
     assert (code, out, err) == (6, "", error + note)
     assert [path.suffix for path in folder.iterdir()] == [".partial", ".partial"]
 

@@ -229,7 +229,7 @@ def test_a_transformed_checkpoint_comes_back(mxcli: Callable[..., Any], tmp_path
     (made / "config.json").write_text(json.dumps({"quantization_config": config}))
     code, _, err = mxcli("dequantize", made, "-o", tmp_path / "d")
     assert code == 3
-    assert "'+-' are no signs of a Hadamard transform of 16, 32, 64, 128" in err
+    assert "'+-' is not the signs of a Hadamard transform of 16, 32, 64, 128" in err
 
 
 def test_lengths_that_a_transform_does_not_divide_come_all_at_once(mxcli: Callable[..., Any], tmp_path: Path) -> None:
@@ -249,9 +249,9 @@ def test_lengths_that_a_transform_does_not_divide_come_all_at_once(mxcli: Callab
 def test_a_seed_and_signs_need_something_to_choose(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     for words, told in (
         (("--seed", 3), "--seed 3 chooses what is drawn at random, and nothing is"),
-        (("--hadamard-seed", 3), "--hadamard-seed 3 chooses the signs of a transform, and none is asked for"),
+        (("--hadamard-seed", 3), "--hadamard-seed 3 has no effect without a transform: add --hadamard"),
         (("--hadamard", 24), "a Hadamard transform of 24: --hadamard takes 16, 32, 64, 128."),
-        (("--rounding", "stochastic", "--seed", 2**32), "a seed is a whole number from 0 to 4294967295"),
+        (("--rounding", "stochastic", "--seed", 2**32), "a seed is an integer from 0 to 4294967295"),
     ):
         code, _, err = mxcli("quantize", SAMPLE, "--format", "mxfp4", *words, "-o", tmp_path / "out")
         assert code == 2, words

@@ -329,7 +329,9 @@ def test_totals_of_different_tensors_are_not_held_against_each_other(mxcli: Call
     assert [(layer["name"], layer["axis"]) for layer in both["layers"]] == [("a.weight", "row"), ("b.weight", "column")]
     assert [(layer["name"], layer["axis"]) for layer in both["kept"]] == [("a.weight", "column"), ("b.weight", "row")]
     assert both["counts"] == {"quantized": 2, "padded": 0, "kept": 2, "tied": 0}
-    assert both["conclusion"] == ["2 tensors are not measured along both axes, so that their totals do not compare."]
+    assert both["conclusion"] == [
+        "2 tensors are measured along one axis only, so totals of the two axes cannot be compared."
+    ]
     assert "column: kept: last dimension 40 is not a multiple of 32" in page.read_text(encoding="utf-8")
 
 

@@ -32,7 +32,7 @@ def test_what_is_no_fraction(mxcli: Callable[..., Any], verb: list[str], fractio
     code, out, err = mxcli(*verb, SAMPLE, "--sample", fraction)
     assert (code, out) == (2, "")
     assert err == (
-        f"error: --sample '{fraction}' is no share of a tensor: give a number above 0, at most 1, such as 0.01.\n"
+        f"error: --sample '{fraction}' must be a fraction of a tensor: above 0, at most 1, such as 0.01.\n"
     )
 
 
@@ -40,8 +40,7 @@ def test_options_that_go_together_and_those_that_do_not(mxcli: Callable[..., Any
     code, out, err = mxcli("report", SAMPLE, "--seed", "3")
     assert (code, out) == (2, "")
     assert err == (
-        "error: --seed 3 chooses what is drawn at random, and nothing is: add --rounding stochastic or --sample "
-        "FRACTION.\n"
+        "error: --seed 3 has no effect: nothing is random. Add --rounding stochastic or --sample FRACTION.\n"
     )
     code, _, err = mxcli("report", SAMPLE, "--sample", "0.1", "--per-block", tmp_path / "blocks.safetensors")
     assert code == 2

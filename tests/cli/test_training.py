@@ -99,7 +99,7 @@ def test_several_steps_are_told_apart(mxcli: Callable[..., Any], tmp_path: Path)
         ((*TRAINING, "--draws", "4"), "--draws 4 is of stochastic rounding in training: add --training"),
         (
             (*TRAINING, "--training", "nvfp4", "--seed", "4294967295", "--draws", "2"),
-            "--seed 4294967295 with --draws 2: the last draw has seed 4294967296, and a seed is a whole number from 0 "
+            "--seed 4294967295 with --draws 2: the last draw has seed 4294967296, and a seed is an integer from 0 "
             "to 4294967295",
         ),
         ((*TRAINING, "--training", "mxfp8", "--jsonl", "-", "--dry-run"), "--jsonl, --dry-run with --training"),

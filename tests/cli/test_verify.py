@@ -10,7 +10,7 @@ import pytest
 from command_line import SAMPLE, strict_json
 
 from mxcli.errors import SHOWN_CHARACTERS
-from mxcli.output.schema import SCHEMAS
+from mxcli.output.schema import schema
 
 Mxcli = Callable[..., Any]
 SHARD = "model.safetensors"
@@ -58,7 +58,7 @@ def test_with_its_source_errors_and_the_rule_are_told(mxcli: Mxcli, nvfp4: Path)
     ]
     assert "1 of 28 tensors shown, worst sqnr_db first" in lines
     assert lines[-2] == (
-        "Bytes: all 28 weights have those of scale rounding te, element rounding nearest-even, as mxcli (nvfp4)."
+        "Bytes: all 28 weights match scale rounding te, element rounding nearest-even, as mxcli (nvfp4)."
     )
 
 
@@ -86,7 +86,7 @@ def test_json_has_every_check_finding_and_weight(mxcli: Mxcli, broken: Path) -> 
     assert code == 5
     record = strict_json(out)
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(record, SCHEMAS["verify"]())
+    jsonschema.validate(record, schema("verify"))
     assert record["schema"] == "mxcli.verify/1"
     assert (record["sound"], record["layout"]) == (False, "compressed-tensors")
     assert record["counts"] == {"problems": 6, "warnings": 0, "notes": 0}

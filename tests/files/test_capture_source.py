@@ -69,7 +69,7 @@ def test_captures_and_other_checkpoints_are_not_mixed(model: Callable[..., Path]
         open_checkpoint(root)
     assert str(caught.value) == (
         f"{root}: c.safetensors is captures and 2 files (m.safetensors, n.safetensors) are not; keep them in "
-        "directories of their own, or give one file."
+        "separate directories, or give one file."
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError
-from mxcli.files.capture_writer import CapturedTensor, CaptureFile, StepName, described, step_files
+from mxcli.files.capture_writer import CapturedTensor, CaptureFile, StepName, capture_metadata, step_files
 from mxcli.files.checkpoint import open_checkpoint, read
 
 WEIGHT = CapturedTensor("a", "weight", "BF16", (2, 3))
@@ -31,7 +31,7 @@ def test_what_was_added_is_read(tmp_path: Path) -> None:
     path = tmp_path / "out" / "step-000007.safetensors"
     assert step_files(tmp_path / "out") == [path.name]
     assert path.stat().st_size == size
-    assert described(path)["loss"] == 1.5
+    assert capture_metadata(path)["loss"] == 1.5
     checkpoint = open_checkpoint(path)
     assert {name: read(checkpoint, info).tolist() for name, info in checkpoint.tensors.items()} == {
         "a.weight": [[0, 1, 2], [3, 4, 5]],
@@ -64,7 +64,7 @@ def test_a_limit_of_files_that_shows_only_at_the_end(tmp_path: Path, limit: int)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert str(raised.value) == (
-        f"{tmp_path / 'out' / 'step-000007.safetensors'}: files may not become that large here; record less of a step, "
+        f"{tmp_path / 'out' / 'step-000007.safetensors'}: exceeds the limit on file sizes; record less of a step, "
         "or raise the limit (ulimit -f)."
     )
     assert not (tmp_path / "out").exists()
@@ -126,7 +126,7 @@ def test_a_disk_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_two_runs_at_one_file(tmp_path: Path) -> None:
     file = opened(tmp_path)
     other = opened(tmp_path)
-    with pytest.raises(EnvironmentFailure, match="was replaced; another run is at work there"):
+    with pytest.raises(EnvironmentFailure, match="was replaced; another run is using the directory"):
         file.finish({}, force=False)
     file.discard()
     assert other.finish({}, force=False) > 0
@@ -134,7 +134,7 @@ def test_two_runs_at_one_file(tmp_path: Path) -> None:
 
 def test_too_much_to_say(tmp_path: Path) -> None:
     file = opened(tmp_path)
-    with pytest.raises(RefusedError, match="what is to be said about the step takes more than 4,096 bytes"):
+    with pytest.raises(RefusedError, match="the metadata of the step takes more than 4,096 bytes"):
         file.finish({"story": "x" * 10_000}, force=False)
 
 
@@ -147,5 +147,5 @@ def test_another_file_is_no_capture(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"x": np.zeros(3)}, tmp_path / "x.safetensors")
-    with pytest.raises(InputError, match=r"x\.safetensors: no capture file; move it away"):
-        described(tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match=r"x\.safetensors: not a capture file; move it away"):
+        capture_metadata(tmp_path / "x.safetensors")

@@ -14,7 +14,7 @@ from mxcli.files.captured_layers import (
     captured_layers,
     check_layers,
     check_pairs,
-    several,
+    steps_and_ranks,
     steps_of,
 )
 from mxcli.files.tensors import TensorInfo
@@ -61,9 +61,9 @@ def test_layers_are_in_the_order_of_the_source_then_step_then_rank() -> None:
     ]
     assert list(by_layer(found)) == ["b", "a"]
     assert steps_of(found) == (2, 10)
-    assert several(found) == "2 steps (2 to 10) and 2 ranks"
-    assert (several(found[:2]), several(found[3:4])) == ("2 ranks", "")
-    assert found[1].place == "b, step 2, rank 1"
+    assert steps_and_ranks(found) == "2 steps (2 to 10) and 2 ranks"
+    assert (steps_and_ranks(found[:2]), steps_and_ranks(found[3:4])) == ("2 ranks", "")
+    assert found[1].label == "b, step 2, rank 1"
 
 
 def test_tensors_of_one_place_and_role_are_records_of_their_own() -> None:
@@ -89,8 +89,8 @@ def test_pairs_that_fit() -> None:
 
 def test_missing_partners_are_told_all_at_once() -> None:
     assert problems([layer("a", activation=(4, 8)), layer("b", gradient=(4, 8), step=3)]) == [
-        "a: its activation has no gradient beside it; capture both.",
-        "b, step 3: its gradient has no activation beside it; capture both.",
+        "a: its activation has no gradient; capture both.",
+        "b, step 3: its gradient has no activation; capture both.",
     ]
     check_layers(WHERE, [layer("a", activation=(4, 8)), layer("b", gradient=(4, 8))])
 
@@ -115,14 +115,14 @@ def test_a_role_that_the_shape_contradicts(captured: bool) -> None:
     weight = (16, 8)
     exchanged = layer(activation=(4, 16), gradient=(4, 8), **({"weight": weight} if captured else {}))
     assert problems([exchanged], **({} if captured else {"weights": {"fc": weight}})) == [
-        "fc.activation [4, 16] is no input of fc, which has 8 features there.",
-        "fc.gradient [4, 8] is no output gradient of fc, which has 16 features there.",
+        "fc.activation [4, 16] is not an input of fc, which has 8 features there.",
+        "fc.gradient [4, 8] is not an output gradient of fc, which has 16 features there.",
     ]
 
 
 def test_a_weight_captured_once_is_that_of_all_steps() -> None:
     steps = [layer(weight=(16, 8)), *(layer(step=step, activation=(4, 9), gradient=(4, 16)) for step in (0, 1))]
-    assert problems(steps) == ["fc.activation [4, 9] is no input of fc, which has 8 features there."] * 2
+    assert problems(steps) == ["fc.activation [4, 9] is not an input of fc, which has 8 features there."] * 2
 
 
 @pytest.mark.parametrize(

@@ -81,10 +81,10 @@ def test_broken_captures(model: Callable[..., Path], content: bytes, fault: Any)
         ("axis", ["row"], f"axis ['row'] of '{X}' must be one of row."),
         ("layer", "", f"layer  of '{X}' must be the name of a module."),
         ("layer", 3, f"layer 3 of '{X}' must be the name of a module."),
-        ("step", "7", f"step 7 of '{X}' must be a whole number from 0."),
-        ("step", True, f"step True of '{X}' must be a whole number from 0."),
-        ("rank", -1, f"rank -1 of '{X}' must be a whole number from 0."),
-        ("tokens", 4.0, f"tokens 4.0 of '{X}' must be a whole number from 0."),
+        ("step", "7", f"step 7 of '{X}' must be an integer from 0."),
+        ("step", True, f"step True of '{X}' must be an integer from 0."),
+        ("rank", -1, f"rank -1 of '{X}' must be an integer from 0."),
+        ("tokens", 4.0, f"tokens 4.0 of '{X}' must be an integer from 0."),
         ("tokens", 64, f"tokens 64 of '{X}' are not the 4 rows of [4, 8]."),
         ("tokens_seen", 3, f"tokens_seen 3 of '{X}' are fewer than its 4 rows."),
     ],
@@ -105,10 +105,10 @@ def test_all_faults_are_told_at_once(model: Callable[..., Path]) -> None:
         open_checkpoint(root)
     assert [reason.split("mxcli.capture: ")[1] for reason in caught.value.reasons] == [
         f"role boss of '{X}' is unknown; known are activation, gradient, weight.",
-        f"step -1 of '{X}' must be a whole number from 0.",
+        f"step -1 of '{X}' must be an integer from 0.",
         f"axis up of '{X}' must be one of row.",
         "describes 'gone', which the file does not hold.",
-        f"rank 0.5 of '{DY}' must be a whole number from 0.",
+        f"rank 0.5 of '{DY}' must be an integer from 0.",
     ]
 
 

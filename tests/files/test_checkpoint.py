@@ -125,7 +125,7 @@ def test_odd_indexes_are_noted(model: Writer) -> None:
     checkpoint = open_checkpoint(model(_sharded({EMBED: FIRST, Q: SECOND}, total=7)))
     assert checkpoint.notes == (
         "model.safetensors.index.json does not name 'model.norm.weight' and 1 more, found in the shards; "
-        "it is read all the same.",
+        "read nevertheless.",
         "model.safetensors.index.json states total_size 7; the tensors hold 256 bytes.",
     )
     assert len(checkpoint.tensors) == 4
@@ -167,7 +167,7 @@ def test_mtp_tensors_are_read_with_their_role(model: Writer) -> None:
 )
 def test_path_traversal_in_an_index_is_refused(model: Writer, shard: str) -> None:
     root = model({"model.safetensors.index.json": {"weight_map": {"a": shard}}})
-    with pytest.raises(InputError, match="lies outside its directory; shards must lie beside it"):
+    with pytest.raises(InputError, match="is outside its directory; shards must be next to it"):
         open_checkpoint(root)
 
 
@@ -220,7 +220,7 @@ def test_model_safetensors_is_the_model(model: Writer) -> None:
     checkpoint = open_checkpoint(root)
     assert checkpoint.files == (root / "model.safetensors",)
     assert checkpoint.notes == (
-        "copy.safetensors is beside model.safetensors, which is the model; not read.",
+        "copy.safetensors is next to model.safetensors, which is the model; not read.",
         "Not carried to an output, other weights: copy.safetensors, pytorch_model.bin.",
     )
     assert open_checkpoint(root / "copy.safetensors").files == (root / "copy.safetensors",)
@@ -322,7 +322,7 @@ def test_side_files_that_are_pipes_are_not_carried(model: Writer) -> None:
     os.mkfifo(root / "pipe.json")
     checkpoint = open_checkpoint(root)
     assert checkpoint.side_files == ()
-    assert checkpoint.notes == ("Not carried to an output, no regular file: pipe.json.",)
+    assert checkpoint.notes == ("Not carried to an output, not a regular file: pipe.json.",)
 
 
 def test_broken_config_is_an_error_for_a_model_and_a_note_for_a_lone_file(model: Writer) -> None:
@@ -351,7 +351,7 @@ def test_adapters_are_recognised(model: Writer) -> None:
     name = "base_model.model.layers.0.q_proj.lora_{}.weight"
     tensors = {name.format("A"): zeros("F32", 2, 8), name.format("B"): zeros("F32", 8, 2)}
     checkpoint = open_checkpoint(model({"adapter_model.safetensors": tensors, "adapter_config.json": {}}))
-    assert checkpoint.notes == ("LoRA adapter: all 2 tensors belong to it; it is no model by itself.",)
+    assert checkpoint.notes == ("LoRA adapter: all 2 tensors belong to it; it is not a model by itself.",)
     assert {info.role for info in checkpoint.tensors.values()} == {"lora"}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mxcli.errors import InputError
-from mxcli.files.capture_source import told_by
+from mxcli.files.capture_source import step_and_rank
 from mxcli.files.captured_layers import captured_layers, check_pairs
 from mxcli.files.checkpoint import open_checkpoint, read
 
@@ -237,7 +237,7 @@ def test_a_model_beside_dumps_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_steps_and_ranks_in_paths(path: str, told: dict[str, int]) -> None:
-    assert told_by(Path(path)) == told
+    assert step_and_rank(Path(path)) == told
 
 
 @pytest.mark.parametrize("above", ["", "rank_1/iter_000005/"])
@@ -274,6 +274,6 @@ def test_dumps_of_two_kinds_of_file_are_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: 2 files (rank_0/iter_1/a.pt, rank_0/iter_10/c.pt) are pytorch and rank_0/iter_2/b.npz is numpy; "
-        "captures are read of one kind: keep each in directories of its own, or give one file."
+        "captures must be of one kind: keep each in a directory of its own, or give one file."
     )
     assert list(open_checkpoint(tmp_path / "rank_0/iter_2").captures) == ["fc.activation"]

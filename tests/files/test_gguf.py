@@ -15,7 +15,7 @@ from raw_gguf import BF16, F16, F32, LIST, MXFP4, Q4_0, Q8_0, TEXT, gguf_bytes, 
 
 from mxcli.errors import EnvironmentFailure, InputError
 from mxcli.files.checkpoint import open_checkpoint, read
-from mxcli.files.gguf import gguf_package, read_settings
+from mxcli.files.gguf import block_sizes, read_settings
 
 pytest.importorskip("gguf")
 
@@ -85,7 +85,7 @@ def test_a_file_is_known_by_its_first_bytes_and_a_directory_by_its_one_file(stor
     stored(WHOLE, "m-00001-of-00001.gguf")
     assert open_checkpoint(tmp_path).kind == "gguf"
     stored(WHOLE, "m.Q4_0.gguf")
-    with pytest.raises(InputError, match=r"2 files .* are models of their own; give one of them as the source"):
+    with pytest.raises(InputError, match=r"2 files .* are separate models; give one of them as the source"):
         open_checkpoint(tmp_path)
     stored(WHOLE, "model.gguf")
     assert [path.name for path in open_checkpoint(tmp_path).files] == ["model.gguf"]
@@ -117,12 +117,12 @@ HUGE = 1 << 60
             "a GGUF file of version 1; little-endian ones of versions 2 and 3 can be read",
         ),
         (gguf_bytes(TENSORS, version=3 << 24), "a GGUF file of big-endian numbers"),
-        (gguf_bytes(TENSORS, tensor_count=HUGE), f"its header says {HUGE:,} tensors, for which its .* have no room"),
-        (gguf_bytes(TENSORS, setting_count=HUGE), f"its header says {HUGE:,} settings"),
+        (gguf_bytes(TENSORS, tensor_count=HUGE), f"its header states {HUGE:,} tensors, which its .* cannot hold"),
+        (gguf_bytes(TENSORS, setting_count=HUGE), f"its header states {HUGE:,} settings"),
         (gguf_bytes(TENSORS, tensor_count=6), "tensor|text|type|header"),
         (
             gguf_bytes([], [(NAME[0], LIST, struct.pack("<IQ", 4, HUGE))]),
-            f"its header says {HUGE:,} values of 'general",
+            f"its header states {HUGE:,} values of 'general",
         ),
         (gguf_bytes([], [(NAME[0], TEXT, struct.pack("<Q", HUGE))]), "'general.architecture' is .* bytes long"),
         (gguf_bytes([], [(NAME[0], 99, b"")]), "'general.architecture' is of the unknown type 99"),
@@ -132,11 +132,11 @@ HUGE = 1 << 60
         (gguf_bytes([], [u32("general.alignment", 0)]), "general.alignment is 0"),
         (gguf_bytes([], [NAME]), "holds no tensors"),
         (gguf_bytes([("a", (4,), 77, bytes(4))]), "tensor 'a': its type 77 is unknown"),
-        (gguf_bytes([("a", (2, 40), Q8_0, bytes(68))]), r"its rows of 40 are no whole blocks of 32 \(Q8_0\)"),
+        (gguf_bytes([("a", (2, 40), Q8_0, bytes(68))]), r"its rows of 40 are not whole blocks of 32 \(Q8_0\)"),
         (gguf_bytes([("a", (1 << 40, 1 << 40), F32, b"")]), "its byte count overflows"),
         (gguf_bytes([("a", (1 << 50, 1), F32, b"")]), "truncated: the header describes"),
         (gguf_bytes([("a", (1,) * 40, F32, bytes(4))]), "40 dimensions; at most 32 can be held"),
-        (gguf_bytes(TENSORS[:2], offsets=[0, 96]), "begins at 96 of the data; what lies before it ends at 32"),
+        (gguf_bytes(TENSORS[:2], offsets=[0, 96]), "begins at 96 of the data; the tensor before it ends at 32"),
         (gguf_bytes(TENSORS[:2], offsets=[HUGE, 0]), f"begins at {HUGE:,} of the data"),
         (gguf_bytes([TENSORS[1], TENSORS[1]]), "'blk.0.attn_norm.weight' occurs twice"),
         (gguf_bytes([("zz", (4,), F32, bytes(16))]).replace(text("zz"), text(b"z\xff")), "is not valid UTF-8"),
@@ -183,13 +183,9 @@ def test_what_changes_while_it_is_read_is_told(stored: Store) -> None:
 def test_without_the_package_the_way_out_is_named(stored: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     path = stored(gguf_bytes([("a", (32,), Q4_0, bytes(18))]))
     monkeypatch.setitem(sys.modules, "gguf", None)
-    gguf_package.cache_clear()
-    from mxcli.files.gguf import block_sizes
-
     block_sizes.cache_clear()
     with pytest.raises(EnvironmentFailure, match=r"pip install 'mxcli\[gguf\]'"):
         open_checkpoint(path)
-    gguf_package.cache_clear()
 
 
 def test_the_package_reads_the_same(stored: Store) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mxcli.errors import InputError, RefusedError
-from mxcli.files.gguf_metadata import head_sizes, header_of, rope_factors
+from mxcli.files.gguf_metadata import gguf_header, head_sizes, rope_factors
 from mxcli.files.gguf_model import interleaved, outline_of
 from mxcli.files.layouts.layout import Entry
 from mxcli.files.tensors import TensorInfo
@@ -35,7 +35,7 @@ def info(name: str, *shape: int, dtype: str = "BF16") -> TensorInfo:
 
 def settings(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     outline = outline_of(config, [])
-    header = header_of(outline.architecture, 38, outline.settings, [Entry("a", "F32", (8,))])
+    header = gguf_header(outline.architecture, 38, outline.settings, [Entry("a", "F32", (8,))])
     (tmp_path / "m.gguf").write_bytes(header + bytes(32))
     return {key: field.contents() for key, field in gguf.GGUFReader(tmp_path / "m.gguf").fields.items()}
 
@@ -145,11 +145,11 @@ def test_low_frequencies_of_llama_3_are_divided() -> None:
         ({"model_type": "gemma2"}, None, "cannot write 'gemma2' models; it writes llama, mistral, qwen2, qwen3"),
         ({"num_local_experts": 8}, None, "num_local_experts is 8; GGUF has one tensor for all experts"),
         ({"hidden_act": "gelu"}, None, "hidden_act is 'gelu'; llama has silu"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, None, "the rope_type 'longrope' is none of default, linear"),
-        ({"model_type": "qwen2", "rope_scaling": {"type": "llama3"}}, None, "the rope_type 'llama3' is none of"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, None, "the rope_type 'longrope' is not one of default, linear"),
+        ({"model_type": "qwen2", "rope_scaling": {"type": "llama3"}}, None, "the rope_type 'llama3' is not one of"),
         ({}, info("vision.patch.weight", 4, 4), "vision.patch.weight: llama has no tensor for it"),
         ({}, info("model.layers.2.mlp.up_proj.weight", 4, 4), "llama has no tensor for it"),
-        ({}, info("lm_head.weight", 4, 4, dtype="F8_E4M3"), "it is F8_E4M3; F64, F32, F16, BF16 are written"),
+        ({}, info("lm_head.weight", 4, 4, dtype="F8_E4M3"), "it is F8_E4M3; GGUF files hold F64, F32, F16, BF16"),
         ({}, info("model.layers.0.self_attn.q_proj.weight", 60, 64), "its 60 rows are not 4 heads of 16"),
     ],
 )
@@ -166,5 +166,5 @@ def test_everything_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads"])
 def test_what_the_header_must_say_is_asked_for(key: str) -> None:
-    with pytest.raises(InputError, match=rf"config\.json: {key} is None; a GGUF file must say it"):
+    with pytest.raises(InputError, match=rf"config\.json: {key} is None; a GGUF file needs an integer"):
         outline_of({name: value for name, value in LLAMA.items() if name != key}, [])

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mxcli.files.gguf_metadata import header_of
-from mxcli.files.gguf_tokenizer import CUTS, Vocabulary, vocabulary_of
+from mxcli.files.gguf_metadata import gguf_header
+from mxcli.files.gguf_tokenizer import PRE_TOKENIZERS, Vocabulary, vocabulary_of
 from mxcli.files.layouts.layout import Entry
 
 gguf = pytest.importorskip("gguf")
 
 BYTES = {"type": "ByteLevel", "use_regex": True}
-LLAMA_3, QWEN_2 = CUTS
+LLAMA_3, QWEN_2 = PRE_TOKENIZERS
 
 
 def tokenizer(**more: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def beside(folder: Path, described: Any) -> Path:
 
 
 def written(vocabulary: Vocabulary, folder: Path, size: int) -> dict[str, Any]:
-    header = header_of("llama", 38, [lambda writer: vocabulary.write(writer, size)], [Entry("a", "F32", (8,))])
+    header = gguf_header("llama", 38, [lambda writer: vocabulary.write(writer, size)], [Entry("a", "F32", (8,))])
     (folder / "m.gguf").write_bytes(header + bytes(32))
     fields = gguf.GGUFReader(folder / "m.gguf").fields
     return {
@@ -75,7 +75,7 @@ def test_a_byte_level_tokenizer_is_carried(tmp_path: Path) -> None:
 def test_how_text_is_cut_is_named_where_it_is_known(tmp_path: Path, steps: list[Any], cut: str | None) -> None:
     described = tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": steps})
     vocabulary = vocabulary_of(beside(tmp_path, described), 8)
-    assert vocabulary.cut == cut
+    assert vocabulary.pre_tokenizer == cut
     assert len(vocabulary.remarks) == (cut is None)
     assert written(vocabulary, tmp_path, 8)["pre"] == (cut or "default")
 
@@ -98,5 +98,5 @@ def test_one_that_the_package_does_not_read_is_told(tmp_path: Path, described: A
 
 
 def test_none_and_one_that_is_too_large_are_told(tmp_path: Path) -> None:
-    assert "there is no tokenizer.json or tokenizer.model beside" in vocabulary_of(tmp_path, 8).remarks[0]
+    assert "there is no tokenizer.json or tokenizer.model next to" in vocabulary_of(tmp_path, 8).remarks[0]
     assert "it has 6 tokens and the embedding 5 rows" in vocabulary_of(beside(tmp_path, tokenizer()), 5).remarks[0]

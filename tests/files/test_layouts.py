@@ -275,7 +275,7 @@ def test_tensors_that_do_not_fit_their_configuration_are_all_named() -> None:
 
 def test_a_group_of_unknown_meaning_is_an_error() -> None:
     config = {"quantization_config": {"config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 4}}}}}
-    with pytest.raises(InputError, match="config group g: its weights are none of the schemes"):
+    with pytest.raises(InputError, match="config group g: its weights match none of the schemes"):
         CT.weights(OnDisk({}, config))
 
 
@@ -288,7 +288,7 @@ def test_targets_by_pattern_come_before_targets_by_class() -> None:
     found = CT.weights(OnDisk(in_file(CT, [*weights, weight("fp8_e4m3", name="l.0.o.weight")]), config))
     assert [each.format.name for each in found] == ["mxfp8_e4m3", "mxfp8_e4m3", "fp8_e4m3"]
     config["quantization_config"]["config_groups"]["b"]["targets"] = ["re:("]
-    with pytest.raises(InputError, match=r"the target 're:\(' is no regular expression"):
+    with pytest.raises(InputError, match=r"the target 're:\(' is not a regular expression"):
         CT.weights(OnDisk(in_file(CT, weights[:1]), config))
 
 
@@ -300,11 +300,11 @@ def test_targets_by_pattern_come_before_targets_by_class() -> None:
         (
             "a.weight",
             {"axes": "column"},
-            "its entry in the 'tensors' of its quantization_config has axes, and may have",
+            "its entry in the 'tensors' of its quantization_config has axes; it may have",
         ),
-        ("a.weight", {"axis": "diagonal"}, "axis diagonal of its quantization_config makes no sense."),
+        ("a.weight", {"axis": "diagonal"}, "axis diagonal of its quantization_config is invalid."),
         ("a.weight", {"rounding": "stochastik"}, "half-toward-zero, stochastic. Did you mean stochastic?"),
-        ("b.weight", {}, "has an entry in the 'tensors' of its quantization_config, and is no quantized weight here."),
+        ("b.weight", {}, "in the 'tensors' of its quantization_config, but is not a quantized weight here."),
     ],
 )
 def test_exceptions_of_our_own_layout_that_say_nothing_are_misfits(name: str, own: object, told: str) -> None:

@@ -55,7 +55,7 @@ def test_the_entry_that_names_a_module_is_told() -> None:
 def test_entries_that_are_no_pattern_are_told() -> None:
     told = Ignored("ignore", ("lm_head", "re:["), by_name_or_regex, "")
     assert list(unread(told)) == ["re:["]
-    assert unread(told)["re:["].startswith("'re:[' is no regular expression")
+    assert unread(told)["re:["].startswith("'re:[' is not a regular expression")
 
 
 @pytest.mark.parametrize("value", [None, "lm_head", 7, {"a": 1}])

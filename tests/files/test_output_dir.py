@@ -13,7 +13,7 @@ from mxcli.errors import EnvironmentFailure, InputError, RefusedError
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint
 from mxcli.files.layouts import Entry
 from mxcli.files.output_dir import Output
-from mxcli.files.partials import Place, check_place, json_bytes
+from mxcli.files.partials import OutputFolder, check_output_folder, json_bytes
 from mxcli.files.progress import Draft
 from mxcli.files.shard_file import Shard, ShardFile
 
@@ -92,7 +92,7 @@ def test_an_output_appears_under_its_names_only_when_published(tmp_path: Path) -
     (tmp_path / "x.txt").write_text("x")
     folder, shard = tmp_path / "deep" / "out", Shard("s.safetensors", (BYTES,))
     draft = Draft((shard,), {"config.json": {"a": 1}}, {"sub/x.txt": tmp_path / "x.txt"}, {"version": "1"})
-    with Output(Place(folder), draft) as output:
+    with Output(OutputFolder(folder), draft) as output:
         output.begin_shard(shard)
         output.write("b", np.zeros(3, np.uint8))
         output.finish(("b",), "")
@@ -113,7 +113,7 @@ def test_an_exception_before_anything_is_finished_removes_all_that_was_begun(
 ) -> None:
     def fail() -> None:
         shard = Shard("s", (BYTES,))
-        with Output(Place(tmp_path / "deep" / "out"), Draft((shard,))) as output:
+        with Output(OutputFolder(tmp_path / "deep" / "out"), Draft((shard,))) as output:
             output.begin_shard(shard)
             output.write("b", np.zeros(3, np.uint8))
             raise error
@@ -125,7 +125,7 @@ def test_an_exception_before_anything_is_finished_removes_all_that_was_begun(
 
 def begun(folder: Path, draft: Draft, error: BaseException | None, **more: bool) -> None:
     """A run that finishes `b` of a shard that has more, and then ends."""
-    with Output(Place(folder), draft, **more) as output:
+    with Output(OutputFolder(folder), draft, **more) as output:
         output.begin_shard(draft.shards[0])
         output.write("b", np.array([1, 2, 3], np.uint8))
         output.finish(("b",), "seen")
@@ -144,11 +144,11 @@ def test_what_is_finished_is_kept_to_be_resumed(tmp_path: Path, error: BaseExcep
         with pytest.raises(type(error)) as raised:
             begun(tmp_path, TWO, error)
         assert raised.value.__notes__ == [
-            f"What is finished is kept in {tmp_path}; the same command with --resume goes on from there."
+            f"Finished work is kept in {tmp_path}; the same command with --resume continues it."
         ]
     assert names_in(tmp_path) == {"s.partial", "mxcli.progress.partial"}
-    with Output(Place(tmp_path), TWO, resume=True) as output:
-        assert output.kept == {"b": "seen"}
+    with Output(OutputFolder(tmp_path), TWO, resume=True) as output:
+        assert output.finished == {"b": "seen"}
         output.begin_shard(TWO.shards[0])
         output.write("w", np.array([1, 2], np.float32))
         output.finish(("w",), "")
@@ -169,15 +169,15 @@ def test_what_an_earlier_run_finished_is_replaced_by_force_alone(tmp_path: Path)
     (tmp_path / "other.partial").write_text("not ours")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for other in (TWO, Draft((Shard("t", ()),))):
-        with pytest.raises(RefusedError) as refused, Output(Place(tmp_path), other):
+        with pytest.raises(RefusedError) as refused, Output(OutputFolder(tmp_path), other):
             pass
         assert str(refused.value) == (
-            f"{tmp_path}: holds an unfinished run: --resume goes on with it if the options are the same, --force "
-            "begins anew."
+            f"{tmp_path}: holds an unfinished run: --resume continues it if the options are the same, --force "
+            "starts again."
         )
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    with Output(Place(tmp_path), Draft((Shard("t", ()),)), force=True) as output:
-        assert output.kept == {}
+    with Output(OutputFolder(tmp_path), Draft((Shard("t", ()),)), force=True) as output:
+        assert output.finished == {}
         output.begin_shard(Shard("t", ()))
         output.end_shard()
         output.publish({})
@@ -204,13 +204,13 @@ def test_what_was_finished_is_done_again_where_it_is_not_there(tmp_path: Path) -
             partial.symlink_to(outside)
         elif case == "second name":
             partial.hardlink_to(outside)
-        with Output(Place(folder), TWO, resume=True) as output:
-            assert output.kept == {}, case
+        with Output(OutputFolder(folder), TWO, resume=True) as output:
+            assert output.finished == {}, case
             output.begin_shard(TWO.shards[0])
             output.write("w", np.zeros(2, np.float32))
             output.finish(("w",), "")
-        with Output(Place(folder), TWO, resume=True) as output:
-            assert set(output.kept) == {"w"}, case
+        with Output(OutputFolder(folder), TWO, resume=True) as output:
+            assert set(output.finished) == {"w"}, case
         assert outside.read_bytes() == content, case
 
 
@@ -219,12 +219,12 @@ def test_a_line_that_a_crash_cut_off_is_not_counted(tmp_path: Path) -> None:
     record = tmp_path / "mxcli.progress.partial"
     whole = record.read_bytes()
     record.write_bytes(whole + b'{"shard":"s","entr')
-    with Output(Place(tmp_path), TWO, resume=True) as output:
-        assert set(output.kept) == {"b"}
+    with Output(OutputFolder(tmp_path), TWO, resume=True) as output:
+        assert set(output.finished) == {"b"}
     assert record.read_bytes() == whole
     record.write_bytes(whole[:-1])
-    with Output(Place(tmp_path), TWO, resume=True) as output:
-        assert output.kept == {}
+    with Output(OutputFolder(tmp_path), TWO, resume=True) as output:
+        assert output.finished == {}
 
 
 def test_a_link_in_place_of_the_record_of_progress_is_not_followed(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_link_in_place_of_the_record_of_progress_is_not_followed(tmp_path: Pat
         ({"record": {"version": "2", "options": {"format": "x"}}}, "version was 1 and is 2"),
         ({"record": {"version": "1", "options": {"format": "y"}}}, "options format was x and is y"),
         ({"record": {"version": "1", "options": {}}}, "options format was x and is none"),
-        ({"modified": {"model.safetensors": 7}}, "model.safetensors of the source was written anew meanwhile"),
+        ({"modified": {"model.safetensors": 7}}, "model.safetensors of the source was modified meanwhile"),
         ({"documents": {"config.json": {"a": 1}}}, 'documents config.json was none and is {"a": 1}'),
         ({"shards": (Shard("s", (BYTES, HALVES)),)}, "s holds other tensors"),
         ({"shards": (Shard("s", (BYTES,)), Shard("t", (WIDE,)))}, "it was divided into 1 files and is into 2"),
@@ -251,7 +251,7 @@ def test_a_link_in_place_of_the_record_of_progress_is_not_followed(tmp_path: Pat
 def test_a_run_that_made_something_else_is_not_resumed(tmp_path: Path, other: dict[str, Any], told: str) -> None:
     begun(tmp_path, TWO, None)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(RefusedError) as refused, Output(Place(tmp_path), replace(TWO, **other), resume=True):
+    with pytest.raises(RefusedError) as refused, Output(OutputFolder(tmp_path), replace(TWO, **other), resume=True):
         pass
     assert str(refused.value).startswith(f"{tmp_path}: cannot be resumed: {told}")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -262,17 +262,17 @@ def test_all_that_differs_is_told_but_not_what_follows_from_it(tmp_path: Path) -
     other = replace(
         TWO, record={"version": "2", "options": {"format": "y"}, "tensors": {"a": 1}}, documents={"config.json": {}}
     )
-    with pytest.raises(RefusedError) as refused, Output(Place(tmp_path), other, resume=True):
+    with pytest.raises(RefusedError) as refused, Output(OutputFolder(tmp_path), other, resume=True):
         pass
     assert refused.value.details == ("version was 1 and is 2", "options format was x and is y")
 
 
 def test_two_runs_do_not_write_one_directory(tmp_path: Path) -> None:
-    with Output(Place(tmp_path), TWO) as output:
+    with Output(OutputFolder(tmp_path), TWO) as output:
         output.begin_shard(TWO.shards[0])
         for more in ({}, {"resume": True}, {"force": True}):
             with pytest.raises(RefusedError, match="another run is writing it"):
-                Output(Place(tmp_path), TWO, **more).__enter__()
+                Output(OutputFolder(tmp_path), TWO, **more).__enter__()
         assert names_in(tmp_path) == {"s.partial", "mxcli.progress.partial"}
     assert names_in(tmp_path) == set()
 
@@ -282,7 +282,7 @@ def test_too_small_a_disk_is_refused_before_the_first_byte(tmp_path: Path) -> No
     with pytest.raises(
         EnvironmentFailure, match=r"disk full: the output needs 1,\d{3},\d{3},\d{3},\d{3},\d{3},\d{3}"
     ) as no:
-        Output(Place(tmp_path / "out"), draft).__enter__()
+        Output(OutputFolder(tmp_path / "out"), draft).__enter__()
     assert "are available; free some space" in str(no.value)
     assert no.value.exit_code == 6
     assert list(tmp_path.iterdir()) == []
@@ -304,14 +304,14 @@ NAMES = ["model.safetensors", "config.json"]
     ("where", "why"),
     [
         ("source", "holds the source itself"),
-        ("source/out", "lies inside the source"),
+        ("source/out", "is inside the source"),
         ("other/../source", "holds the source itself"),
         ("link", "holds the source itself"),
-        ("link/out", "lies inside the source"),
-        ("models--org--name/snapshots/abc", "lies in the download cache"),
-        ("cached", "lies in the download cache"),
+        ("link/out", "is inside the source"),
+        ("models--org--name/snapshots/abc", "is in the download cache"),
+        ("cached", "is in the download cache"),
         ("full", "exists and holds 1 entries; give a new directory, or --force"),
-        ("source/config.json", "lies inside the source"),
+        ("source/config.json", "is inside the source"),
         ("a-file", "not a directory"),
     ],
 )
@@ -324,19 +324,19 @@ def test_where_an_output_may_not_go(tmp_path: Path, source: Checkpoint, where: s
     (tmp_path / "full" / "x").write_text("x")
     (tmp_path / "a-file").write_text("x")
     with pytest.raises(RefusedError, match=why) as refused:
-        check_place(tmp_path / where, source, NAMES, force=False)
+        check_output_folder(tmp_path / where, source, NAMES, force=False)
     assert refused.value.exit_code == 4
 
 
 def test_force_never_permits_the_source(tmp_path: Path, source: Checkpoint) -> None:
     for where in ("source", "source/out"):
         with pytest.raises(RefusedError):
-            check_place(tmp_path / where, source, NAMES, force=True)
+            check_output_folder(tmp_path / where, source, NAMES, force=True)
 
 
 def test_an_output_whose_folders_hold_the_source_is_refused(tmp_path: Path, source: Checkpoint) -> None:
     with pytest.raises(RefusedError, match="holds the source itself"):
-        check_place(tmp_path, source, [*NAMES, "source/tokenizer.json"], force=True)
+        check_output_folder(tmp_path, source, [*NAMES, "source/tokenizer.json"], force=True)
 
 
 def test_a_snapshot_of_links_guards_what_it_links_to(tmp_path: Path) -> None:
@@ -347,13 +347,13 @@ def test_a_snapshot_of_links_guards_what_it_links_to(tmp_path: Path) -> None:
     (tmp_path / "snapshot" / "model.safetensors").symlink_to(blobs / "abc")
     checkpoint = open_checkpoint(tmp_path / "snapshot")
     with pytest.raises(RefusedError, match="holds the source itself"):
-        check_place(blobs, checkpoint, NAMES, force=True)
+        check_output_folder(blobs, checkpoint, NAMES, force=True)
 
 
 def test_beside_a_file_opened_by_itself_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"a.weight": zeros("F32", 2, 32)}))
-    place = check_place(tmp_path / "out", open_checkpoint(tmp_path / "a.safetensors"), NAMES, force=False)
-    assert place == Place(tmp_path / "out")
+    place = check_output_folder(tmp_path / "out", open_checkpoint(tmp_path / "a.safetensors"), NAMES, force=False)
+    assert place == OutputFolder(tmp_path / "out")
 
 
 def test_weights_of_another_checkpoint_are_never_left_beside_ours(tmp_path: Path, source: Checkpoint) -> None:
@@ -361,7 +361,7 @@ def test_weights_of_another_checkpoint_are_never_left_beside_ours(tmp_path: Path
     for name in ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "config.json", "notes.txt"):
         (tmp_path / "out" / name).write_text("x")
     with pytest.raises(RefusedError) as refused:
-        check_place(tmp_path / "out", source, NAMES, force=True)
+        check_output_folder(tmp_path / "out", source, NAMES, force=True)
     assert [detail.split(": ")[1] for detail in refused.value.details] == [
         "weights of another checkpoint, which could be taken for this one; move them away."
     ] * 2
@@ -371,7 +371,7 @@ def test_links_and_folders_in_the_way_are_refused(tmp_path: Path, source: Checkp
     (tmp_path / "out" / "config.json").mkdir(parents=True)
     (tmp_path / "out" / "sub").symlink_to(tmp_path)
     with pytest.raises(RefusedError) as refused:
-        check_place(tmp_path / "out", source, [*NAMES, "sub/x.json"], force=True)
+        check_output_folder(tmp_path / "out", source, [*NAMES, "sub/x.json"], force=True)
     assert [detail.split(": ")[1] for detail in refused.value.details] == [
         "a link or file where the output needs a folder; remove it.",
         "a folder where the output needs a file; remove it.",
@@ -384,4 +384,4 @@ def test_files_an_earlier_output_lists_are_known_only_if_they_lie_in_it(tmp_path
     (out / "elsewhere").symlink_to(tmp_path)
     listed = ["old.safetensors", "../source/config.json", "/etc/passwd", "elsewhere/x", "", 7]
     (out / "mxcli.json").write_text(json.dumps({"files": listed}))
-    assert check_place(out, source, NAMES, force=True).earlier == {"old.safetensors", "mxcli.json"}
+    assert check_output_folder(out, source, NAMES, force=True).earlier == {"old.safetensors", "mxcli.json"}

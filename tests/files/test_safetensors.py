@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from raw_checkpoint import safetensors_bytes, with_header, zeros
 
 from mxcli.errors import InputError
 from mxcli.files.checkpoint import open_checkpoint, read
 from mxcli.files.safetensors import read_safetensors
-from mxcli.files.tensors import TensorInfo
+from mxcli.files.tensors import DTYPES, FileContents, TensorInfo
 
 GOOD = safetensors_bytes({"a": ("F32", [2, 2], bytes(16)), "b": ("U8", [3], b"\1\2\3")})
 
@@ -311,3 +315,64 @@ def test_every_header_byte_flipped_is_noticed_or_harmless(tmp_path: Path) -> Non
             except InputError:
                 continue
             assert sum(info.nbytes for info in contents.tensors) == 19
+            assert listed_by_the_library(path) == listed(contents)
+
+
+def listed(contents: FileContents) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {info.name: (info.dtype, info.shape) for info in contents.tensors}
+
+
+def listed_by_the_library(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape of every tensor as the safetensors library lists them."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 5), max_size=4), st.booleans()),
+        min_size=1,
+        max_size=6,
+    ),
+    st.none()
+    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(codec="utf-8"))),
+    st.integers(0, 7),
+)
+def test_the_library_reads_the_same_of_every_dtype(
+    tensors: dict[str, tuple[str, list[int], bool]], metadata: dict[str, str] | None, shift: int
+) -> None:
+    """Every dtype, F4, F6 and F8_E8M0 included: safetensors 0.6 and later know them all."""
+    entries = {}
+    for name, (dtype, shape, packed) in tensors.items():
+        full = [*shape, 4] if packed else shape
+        entries[name] = dtype, full, bytes(math.prod(full) * DTYPES[dtype].bits // 8)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.safetensors"
+        path.write_bytes(safetensors_bytes(entries, metadata, shift=shift))
+        try:
+            contents = read_safetensors(path)
+        except InputError:
+            assert any(DTYPES[dtype].bits < 8 for dtype, _, _ in entries.values()), "elements that fill no byte"
+            return
+        assert listed_by_the_library(path) == listed(contents)
+
+
+@pytest.mark.parametrize(
+    ("field", "fault"),
+    [("NaN", "expected value"), ('"\\ud800"', "hex escape"), ("[" * 200 + "]" * 200, "recursion limit")],
+    ids=["NaN", "surrogate", "deep"],
+)
+def test_the_library_refuses_json_that_ours_reads(tmp_path: Path, field: str, fault: str) -> None:
+    """In fields that nobody reads: `mxcli verify` reports such files."""
+    from safetensors import SafetensorError
+
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(with_header(f'{{"a":{{"dtype":"U8","shape":[1],"data_offsets":[0,1],"more":{field}}}}}', b"1"))
+    assert listed(read_safetensors(path)) == {"a": ("U8", (1,))}
+    with pytest.raises(SafetensorError, match=fault):
+        listed_by_the_library(path)

@@ -74,7 +74,7 @@ def test_globs_match_whole_segments(glob: str, name: str, matches: bool) -> None
 
 
 def test_without_rules_the_roles_decide() -> None:
-    choices = select(_model(1), []).choices
+    choices = select(_model(1), []).decisions
     assert {name: (choice.taken, choice.reason) for name, choice in choices.items()} == {
         "model.embed_tokens.weight": (False, "kept: embedding, embedding table"),
         "model.layers.0.input_layernorm.weight": (False, "kept: norm, normalization"),
@@ -102,8 +102,8 @@ def test_include_restricts_to_what_it_matches() -> None:
         )
     )
     assert (selection.matched, selection.decided) == ((7,), (7,))
-    assert selection.choices["model.layers.11.mlp.up_proj.weight"].reason == "no --include takes it"
-    norm = selection.choices["model.layers.1.input_layernorm.weight"]
+    assert selection.decisions["model.layers.11.mlp.up_proj.weight"].reason == "no --include takes it"
+    norm = selection.decisions["model.layers.1.input_layernorm.weight"]
     assert norm.reason == (
         "kept: norm, normalization (--include *layers.1.* matches it; only its name or @norm takes it)"
     )
@@ -115,7 +115,7 @@ def test_exclude_removes_from_the_defaults() -> None:
         f"model.layers.1.{part}"
         for part in ("self_attn.q_proj.weight", "self_attn.o_proj.weight", "mlp.up_proj.weight")
     )
-    choice = selection.choices["model.layers.0.mlp.down_proj.weight"]
+    choice = selection.decisions["model.layers.0.mlp.down_proj.weight"]
     assert (choice.rule, choice.reason) == (exclude("model.layers.0"), "--exclude model.layers.0")
 
 
@@ -123,12 +123,12 @@ def test_the_last_matching_rule_wins() -> None:
     tensors = _model(3)
     name = "model.layers.1.mlp.up_proj.weight"
     first, second = exclude("@mlp"), include("*layers.1.*")
-    assert select(tensors, [first, second]).choices[name].rule == second
-    assert select(tensors, [first, second]).choices[name].taken
-    assert select(tensors, [second, first]).choices[name].rule == first
-    assert not select(tensors, [second, first]).choices[name].taken
+    assert select(tensors, [first, second]).decisions[name].rule == second
+    assert select(tensors, [first, second]).decisions[name].taken
+    assert select(tensors, [second, first]).decisions[name].rule == first
+    assert not select(tensors, [second, first]).decisions[name].taken
     again = select(tensors, [second, first, second])
-    assert again.choices[name].taken
+    assert again.decisions[name].taken
     assert (again.matched, again.decided) == ((7, 9, 7), (0, 6, 7))
 
 
@@ -138,7 +138,7 @@ def test_a_protected_kind_is_taken_by_its_name_or_role(selector: str) -> None:
     assert select(tensors, [include(selector)]).taken == ("lm_head.weight",)
     added = select(tensors, [include("@weight"), include(selector)])
     assert len(added.taken) == 5
-    assert added.choices["lm_head.weight"].reason == f"--include {selector}"
+    assert added.decisions["lm_head.weight"].reason == f"--include {selector}"
 
 
 @pytest.mark.parametrize("selector", ["*lm_head*", "re:lm_head.*", "*"])
@@ -194,8 +194,8 @@ def test_codes_and_integers_are_never_taken() -> None:
     tensors = {info.name: info for info in infos}
     for rules in ([], [include("*")], [include("fc.weight"), include("@codes"), include("ids")]):
         assert select(tensors, rules).taken == ()
-    reason = select(tensors, [include("fc.weight")]).choices["fc.weight"].reason
-    assert reason == "kept: F8_E4M3 is no float of more than 8 bits (--include fc.weight matches it)"
+    reason = select(tensors, [include("fc.weight")]).decisions["fc.weight"].reason
+    assert reason == "kept: F8_E4M3 is not a float of more than 8 bits (--include fc.weight matches it)"
 
 
 @pytest.mark.parametrize(

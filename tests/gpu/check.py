@@ -1,9 +1,9 @@
-"""All that only a GPU can show, in one table: `python tests/gpu/check.py`, with mxcli installed and a GPU at hand.
+"""All checks that need a GPU, in one table: `python tests/gpu/check.py`, with mxcli installed on a machine with a GPU.
 
-Bytes and statistics of every format under every rule against the CPU's, golden vectors, tensors of more than 2^31
-elements, conversions by instruction on every binary32, torch tensors, failures; then speed against the device's own
-copy and other packages, and matrix products. Takes a few minutes; exits 1 if anything differs. --quick leaves out the
-largest tensor and times fewer rounds.
+Bytes and statistics of all formats and rules against the CPU's, golden vectors, tensors of more than 2^31 elements,
+conversion instructions on every binary32, torch tensors, failures; then speed against the device's own copy and other
+packages, and matrix products. Takes a few minutes; exits 1 if anything differs. --quick omits the largest tensor and
+times fewer rounds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Line = tuple[str, str, bool]
 
 
 def samples() -> dict[str, tuple[np.ndarray, str]]:
-    """Tensors of every kind of trouble, ragged and not."""
+    """Return tensors of all kinds of difficult values, ragged and not."""
     from kernel_samples import SAMPLES, log_uniform, normal
 
     tensors: dict[str, tuple[np.ndarray, str]] = {}
@@ -66,13 +66,24 @@ def samples() -> dict[str, tuple[np.ndarray, str]]:
 
 
 def compile_for(task: tuple[tuple[int, int], Kernel]) -> None:
-    """Fills the cache of compiled kernels."""
+    """Fill the cache of compiled kernels."""
     capability, kernel = task
     Compiler(capability).cubin(kernel)
 
 
+def conversions_source(name: str, capability: tuple[int, int]) -> tuple[str, dict[str, str], str, dict[str, str]]:
+    """Return text, headers, architecture and definitions of conversions.cu for a format."""
+    compiler = Compiler(capability)
+    definitions = {
+        "MX_SCHEME": "MxScheme" + literal(kernel_scheme(resolve(name))),
+        "MX_HARDWARE": str(compiler.conversions),
+    }
+    text = (TESTS / "gpu" / "conversions.cu").read_text(encoding="utf-8")
+    return text, {header: source(header) for header in HEADERS}, compiler.architecture, definitions
+
+
 class Check:
-    """A device, and everything to check on it."""
+    """The checks of a device."""
 
     def __init__(self, device: TimedDevice, *, quick: bool) -> None:
         self.device, self.gpu, self.quick = device, Cuda(device), quick
@@ -82,7 +93,7 @@ class Check:
     # -------------------------------------------------------------------------------------------------- compiling
 
     def cases(self) -> Iterator[tuple[Scheme, str]]:
-        """Every recipe with the tensors to try it on: all of them for a format's own rule, some for the others."""
+        """Yield each scheme with its tensors: all of them for a format's default rule, some for the other rules."""
         seen: set[str] = set()
         for recipe in [*(resolve(name) for name in FORMATS), *RECIPES, *(resolve(name) for name in SPELLED)]:
             own = recipe.format.name not in seen
@@ -90,7 +101,7 @@ class Check:
             yield from ((recipe, name) for name in self.samples if own or name in FOR_EVERY_RULE)
 
     def launches(self, recipe: Scheme, shape: tuple[int, ...], dtype: str) -> Iterator[Launch]:
-        """Those with codes only, and those that measure as well."""
+        """Yield a scheme's launches without and with statistics."""
         job = KernelJob(shape, dtype, recipe)
         piece, at = job.piece(0, job.cut.units), Addresses(*[ADDRESS] * 9)
         conversions = self.device.conversions
@@ -98,7 +109,7 @@ class Check:
         yield job.measure(piece, at, 1, conversions=conversions, codes=True)
 
     def compile(self) -> Line:
-        """Every kernel that will be needed, on all processors at once; and how long one takes alone."""
+        """Compile all kernels on all CPU cores, and time one alone."""
         os.environ["MXCLI_CACHE_DIR"] = tempfile.mkdtemp(prefix="mxcli-check-")
         kernels: dict[Kernel, None] = {}
         for recipe, name in self.cases():
@@ -133,7 +144,7 @@ class Check:
     # ------------------------------------------------------------------------------------------------------ bytes
 
     def every_rule(self) -> Line:
-        """CPU = GPU: codes, scales, statistics to the last bit, values per block."""
+        """Compare with the CPU: codes, scales, statistics to the last bit, per-block values."""
         compared, wrong = 0, []
         for recipe, name in self.cases():
             x, dtype = self.samples[name]
@@ -148,20 +159,20 @@ class Check:
                 found.append("dequantized")
             compared += 1
             wrong += [f"{recipe.format.name} {recipe.scale_rule.name} {name}: {each}" for each in found]
-        return "CPU = GPU", told(f"{compared:,} times, {len(RECIPES)} recipes", wrong), not wrong
+        return "CPU = GPU", outcome(f"{compared:,} times, {len(RECIPES)} recipes", wrong), not wrong
 
     def golden(self) -> Line:
-        """The golden vectors and the tests of the backend, on this GPU."""
+        """Run the tests of golden vectors and producers on this GPU."""
         files = [TESTS / "backends" / name for name in ("test_golden.py", "test_producers.py")]
-        command = [sys.executable, "-m", "pytest", "-q", "-k", "gpu", *map(str, files)]
+        command = [sys.executable, "-m", "pytest", "-q", "-k", "gpu", "-m", "", *map(str, files)]  # slow ones too
         if importlib.util.find_spec("xdist"):
-            command += ["-n", "8"]  # most of the time goes into compiling
+            command += ["-n", "8"]  # most of the time is compilation
         environment = {**os.environ, "MXCLI_TEST_GPU": DEVICE}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent, check=False)
         return "golden vectors", done.stdout.strip().splitlines()[-1], done.returncode == 0
 
     def conversions(self) -> Line:
-        """Instructions against the header, on every binary32."""
+        """Compare conversion instructions with numerics.h on every binary32."""
         import cupy
 
         wanted = {1: ("mxfp8_e4m3", "mxfp8_e5m2"), 2: ("mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e2m1")}
@@ -170,14 +181,7 @@ class Check:
         for name in names:
             found = queue.empty(8)
             queue.fill(found, 0, 0, 8)
-            definitions = {
-                "MX_SCHEME": "MxScheme" + literal(kernel_scheme(resolve(name))),
-                "MX_HARDWARE": str(self.device.conversions),
-            }
-            text = (TESTS / "gpu" / "conversions.cu").read_text(encoding="utf-8")
-            headers = {header: source(header) for header in HEADERS}
-            architecture = Compiler(self.capability).architecture
-            cubin = nvrtc.cubin("conversions.cu", text, headers, architecture, definitions)
+            cubin = nvrtc.cubin("conversions.cu", *conversions_source(name, self.capability))
             module = cupy.cuda.function.Module()
             module.load(cubin)
             kernel = module.get_function("mx_conversions")
@@ -187,13 +191,13 @@ class Check:
             queue.finish()
             if count[0]:
                 wrong.append(f"{name}: {count[0]} codes differ")
-        return "conversions by instruction", told(f"2^32 values to {len(names)} formats", wrong), not wrong
+        return "conversions by instruction", outcome(f"2^32 values to {len(names)} formats", wrong), not wrong
 
     def large(self) -> Line:
-        """More than 2^31 elements: the last rows' bytes, and all counts."""
+        """Check a tensor of more than 2^31 elements: the last rows' bytes, and all counts."""
         rows, columns, wrong = (1 << 16) + 512, 1 << 15, []
         if self.quick:
-            return "large tensor", "left out", True
+            return "large tensor", "omitted", True
         resident = Resident(self.device, rows, columns)
         names = ("mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "fp8_e4m3_128x128", "fp8_e4m3_channel", "fp8_e4m3")
         for name in names:
@@ -202,12 +206,12 @@ class Check:
                 case.check()
             except Exception as error:
                 wrong.append(str(error))
-        return "large tensor", told(f"{rows * columns:,} elements, {len(names)} formats", wrong), not wrong
+        return "large tensor", outcome(f"{rows * columns:,} elements, {len(names)} formats", wrong), not wrong
 
     # ------------------------------------------------------------------------------------------------------- uses
 
     def torch_tensors(self) -> Line:
-        """Tensors on the GPU through `import mxcli`, on a stream of their own."""
+        """Check torch tensors on the GPU through `import mxcli`, on a separate stream."""
         try:
             import torch
         except ImportError as error:
@@ -223,22 +227,22 @@ class Check:
                     if not torch.equal(getattr(there, part).cpu(), getattr(here, part)):
                         wrong.append(f"{name}: {part}")
                 if not torch.equal(there.dequantize().cpu(), here.dequantize()) or there.scales.device != x.device:
-                    wrong.append(f"{name}: dequantized, or elsewhere")
+                    wrong.append(f"{name}: dequantized, or on another device")
                 if mxcli.measure(x, name) != mxcli.measure(x.cpu(), name, device="cpu"):
                     wrong.append(f"{name}: metrics")
-        return "torch tensors", told("6 formats on another stream", wrong), not wrong
+        return "torch tensors", outcome("6 formats on another stream", wrong), not wrong
 
     def training(self) -> Line:
-        """What only training asks for, on this GPU."""
+        """Check the features that only training needs."""
         from check_training import compare
 
         from mxcli.backends import open_resident
 
         compared, wrong = compare(self.gpu, open_resident(DEVICE), lambda x: x.to(DEVICE))
-        return "training", told(f"{compared} recipes, and both axes", wrong), not wrong
+        return "training", outcome(f"{compared} recipes, and both axes", wrong), not wrong
 
     def training_speed(self) -> Iterator[Line]:
-        """What draws and a transform cost, and both axes in one read beside one axis: a table, no goal."""
+        """Time stochastic rounding, transforms and both axes in one read: a table without goals."""
         from check_training import timed
 
         from mxcli.backends import open_resident
@@ -247,7 +251,7 @@ class Check:
             yield what, result, True
 
     def checkpoints(self) -> Line:
-        """`mxcli quantize` writes the same files on either device."""
+        """Check that `mxcli quantize` writes the same files on both devices."""
         wrong = []
         with tempfile.TemporaryDirectory() as folder:
             for name in ("nvfp4", "mxfp8", "fp8_e4m3_128x128"):
@@ -264,23 +268,23 @@ class Check:
                 if outputs[0] != outputs[1]:
                     names = [file for file, content in outputs[0].items() if outputs[1].get(file) != content]
                     wrong.append(f"{name}: other {', '.join(names)}")
-        return "mxcli quantize", told("3 formats, every file", wrong), not wrong
+        return "mxcli quantize", outcome("3 formats, every file", wrong), not wrong
 
     def failures(self) -> Line:
-        """Memory that is not there is refused in words."""
+        """Check the error of a request beyond the GPU's memory."""
         from mxcli.backends.cupy_device import CupyDevice
 
-        asked = CupyDevice(0).free_bytes() * 4
+        requested = CupyDevice(0).free_bytes() * 4
         try:
-            self.device.queues(1)[0].empty(asked)
+            self.device.queues(1)[0].empty(requested)
         except EnvironmentFailure as failure:
-            return "out of memory", failure.message, f"{asked:,}" in failure.message
-        return "out of memory", "was not noticed", False
+            return "out of memory", failure.message, f"{requested:,}" in failure.message
+        return "out of memory", "not reported", False
 
     # ------------------------------------------------------------------------------------------------------ speed
 
     def products(self) -> Iterator[Line]:
-        """Matrix products."""
+        """Check and time matrix products."""
         from check_gemm import LARGE, products
 
         from mxcli.flows.bench.gemm_operands import open_engine
@@ -290,7 +294,7 @@ class Check:
         )
 
     def speed(self) -> Iterator[Line]:
-        """Every recipe beside the device's copy and reading, and other packages."""
+        """Time all schemes, the device's copy and read, and other packages."""
         size, rounds = BENCH_SIZE, 3 if self.quick else 15
         report = run_gpu_bench(self.device, RECIPES, size=size, rounds=rounds, peers=PEERS, work=(CODES,), check=False)
         for row in report.rows:
@@ -319,7 +323,7 @@ class Check:
         return name, f"{elements} {rate} {percent}, spread {spread:.1f} %{equal}".strip(), True
 
 
-def told(what: str, wrong: list[str]) -> str:
+def outcome(what: str, wrong: list[str]) -> str:
     return f"{what}: equal" if not wrong else f"{what}: {len(wrong)} differ, first: {wrong[0]}"
 
 

@@ -1,4 +1,4 @@
-"""The part of check.py about matrix products: every product of this GPU on small and ragged shapes, then its speed."""
+"""The matrix products of check.py: all products of this GPU on small and ragged shapes, then their speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REENCODED = ("mxfp4_e2m1", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2
 
 
 def products(engine: Engine, name: str, shapes: tuple[Shape, ...] = LARGE, rounds: int = 15) -> Iterator[Line]:
-    """Lines of the table; `name` is the GPU's."""
+    """Yield the table's lines; `name` is the GPU's."""
     yield same_reencoding(engine)
     yield from proofs(engine)
     kernels = [row for row in GEMM_KERNELS.values() if row.unmet(engine) is None]
@@ -40,7 +40,7 @@ def products(engine: Engine, name: str, shapes: tuple[Shape, ...] = LARGE, round
 
 
 def proofs(engine: Engine) -> Iterator[Line]:
-    """Every product that the device offers, on every small shape, against that of its operands."""
+    """Verify all products of the device on all small shapes against the product of their operands."""
     for kernel in GEMM_KERNELS.values():
         unmet = kernel.unmet(engine)
         if unmet:
@@ -58,12 +58,12 @@ def proofs(engine: Engine) -> Iterator[Line]:
             yield f"{kernel.name} proven", error.message, False
             continue
         refused = [reason for reason in reasons if reason.startswith("refused")]
-        told = f"; {refused[0]}" if refused else ""
-        yield f"{kernel.name} proven", f"{done} products, at most {worst:.2f} of what is allowed{told}", True
+        refusal = f"; {refused[0]}" if refused else ""
+        yield f"{kernel.name} proven", f"{done} products, at most {worst:.2f} of the tolerance{refusal}", True
 
 
 def same_reencoding(engine: Engine) -> Line:
-    """Codes are folded into FP8 on the device as on the CPU: same bytes, same count."""
+    """Compare re-encoding to FP8 on the device and the CPU: same bytes, same count."""
     import torch
 
     import mxcli
@@ -77,11 +77,11 @@ def same_reencoding(engine: Engine) -> Line:
             same = all(torch.equal(getattr(here, part), getattr(there, part).cpu()) for part in ("packed", "scales"))
             if not same or count_here != count_there:
                 wrong.append(f"{format} {target}: {count_here} not exact, there {count_there}")
-    return "folding into FP8", f"{2 * len(REENCODED)} times: " + (wrong[0] if wrong else "equal"), not wrong
+    return "re-encoding to FP8", f"{2 * len(REENCODED)} times: " + (wrong[0] if wrong else "equal"), not wrong
 
 
 def directly(engine: Engine, shape: Shape, values: Values, rounds: int) -> Line:
-    """The BF16 product of the table against the library called here, in turns."""
+    """Time the BF16 product of the table and torch.mm, alternating."""
     import torch
 
     a, b = values.operands(shape, engine)

@@ -1,4 +1,4 @@
-"""The part of check.py about training: chance, transforms, scales of another amax, both axes in one read."""
+"""The training features of check.py: stochastic rounding, transforms, given amax, both axes in one read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def compare(
     names: Sequence[str] = NAMES,
     sizes: Sequence[int | None] = SIZES,
 ) -> tuple[int, list[str]]:
-    """How many recipes were compared with the CPU's bytes and statistics, and what differs; `there` moves a tensor to
-    where `resident` takes it."""
+    """Return how many schemes were compared with the CPU's bytes and statistics, and the differences; `there` moves a
+    tensor to the device of `resident`."""
     x = (normal(256, 640).view(np.uint32) >> 16).astype(np.uint16)
     recipes = [_recipe(name, size) for name in names for size in sizes]
     wrong = [
@@ -37,12 +37,12 @@ def compare(
     ]
     delayed = resolve("fp8_e4m3")
     given, wanted = (each.quantize(x, "BF16", delayed, tensor_amax=0.5) for each in (gpu, cpu.Cpu()))
-    wrong += [f"fp8_e4m3 under another amax: {each}" for each in differences(given, wanted)]
+    wrong += [f"fp8_e4m3 with a given amax: {each}" for each in differences(given, wanted)]
     return len(recipes), wrong
 
 
 def timed(resident: Backend, device: str, size: int) -> Iterator[tuple[str, str]]:
-    """What was timed of a BF16 matrix on the GPU, and how long it took."""
+    """Yield what was timed for a BF16 matrix on the GPU, and its time."""
     x = torch.randn(size, size, device=device).bfloat16().view(torch.uint16)
     for name in ("mxfp8", "nvfp4"):
         for what, recipe in (
@@ -84,7 +84,7 @@ def _of_both(resident: Backend, x: torch.Tensor, here: np.ndarray, recipe: Schem
 
 
 def _milliseconds(work: Callable[[], object], rounds: int = 20) -> float:
-    """The median time of some work on torch's stream."""
+    """Return the median time of some work on torch's stream."""
     times = []
     for _ in range(rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,16 +1,15 @@
-// CUDA on the CPU, for tests: cuda_on_cpu.py forces this header in front of an unchanged .cu, g++ compiles both, and
-// the kernel runs thread by thread. The threads of a block are fibers: each runs until a barrier or a warp operation
-// makes it wait for its partners, so between two of those a thread is as far ahead of the others as it can get, and
-// `order` says who goes first. Blocks run one after another.
+// CUDA emulation on the CPU, for tests: cuda_on_cpu.py includes this header before an unchanged .cu, g++ compiles both,
+// and the kernel runs thread by thread. The threads of a block are fibers: each runs until it must wait for others at a
+// barrier or a warp operation, so between two of those a thread is as far ahead of the others as possible. `order`
+// selects which thread runs first. Blocks run one after another.
 //
-// What it holds against a kernel: __shared__ memory starts as 0xA5 bytes, a value shuffled out of a lane that takes no
-// part is 0xA5 bytes, and every lane of a mask must come to the same operation with the same mask. Lanes missing from
-// a partial last warp may be named, as hardware allows; lanes that returned may not. For __syncthreads a thread that
-// returned counts as arrived, as hardware has it.
+// Strictness: __shared__ memory starts as 0xA5 bytes, a value shuffled from a missing lane is 0xA5 bytes, and all lanes
+// of a mask must reach the same operation with the same mask. Masks may name lanes missing from a partial last warp, as
+// hardware allows, but not lanes that returned. For __syncthreads, returned threads count as arrived, as in hardware.
 //
-// What it does not have: dynamic shared memory, two- and three-dimensional launches, waiting for another thread by
-// polling memory, PTX, warps that run in step, the GPU's NaN bits (0x7FFFFFFF out of every operation) and its
-// conversions to integer, which saturate.
+// Not supported: dynamic shared memory, two- and three-dimensional launches, waiting for another thread by polling
+// memory, PTX, warps in lockstep, the GPU's NaN bits (0x7FFFFFFF from every operation) and its saturating conversions
+// to integer.
 #ifndef MXCLI_CUDA_ON_CPU_H
 #define MXCLI_CUDA_ON_CPU_H
 
@@ -24,7 +23,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <numeric>
 #include <utility>
 
 #if !defined(__x86_64__) && !defined(CUDA_ON_CPU_UCONTEXT)
@@ -37,7 +35,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-// ---------------------------------------------------------------------------------------------------------- the words
+// ------------------------------------------------------------------------------------------------------------ keywords
 
 #define __global__
 #define __device__
@@ -48,11 +46,11 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
-// g++ takes alignas at the front of a declaration only, NVRTC also after __shared__.
+// g++ accepts alignas only at the start of a declaration, NVRTC also after __shared__.
 #define alignas(...) __attribute__((aligned(__VA_ARGS__)))
-// `used`: somebody else (the poison) writes here. thread_local: one region of memory, whose bounds the loader knows,
-// holds them all, those of templates too; a section of its own does not (g++ 12 leaves templates out). The address
-// sanitizer guards statics, but nothing thread_local.
+// `used`: the poison is written from outside. thread_local: one memory region, whose bounds the loader knows, holds all
+// shared variables, including those of templates; a named section does not (g++ 12 omits templates). The address
+// sanitizer guards statics, but not thread_local variables.
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static __attribute__((used))
 #else
@@ -90,7 +88,7 @@ CUDA_ON_CPU_VECTOR4(uint, unsigned, 16)
 CUDA_ON_CPU_VECTOR4(float, float, 16)
 typedef uint3 dim3;
 
-// ------------------------------------------------------------------------------------------------------------- fibers
+// -------------------------------------------------------------------------------------------------------------- fibers
 
 namespace cuda_on_cpu {
 
@@ -109,7 +107,7 @@ static inline void start_context(Context& context, char* stack, size_t bytes, vo
   makecontext(&context, entry, 0);
 }
 #else
-// swapcontext asks the kernel to change the signal mask each time; the registers a call preserves are enough.
+// swapcontext makes a system call for the signal mask; saving the callee-saved registers suffices.
 typedef void* Context;
 extern "C" __attribute__((visibility("hidden"))) void cuda_on_cpu_switch(void** from, void* to);
 asm(R"(
@@ -135,8 +133,8 @@ cuda_on_cpu_switch:
 )");
 static inline void switch_context(Context& from, Context& to) { cuda_on_cpu_switch(&from, to); }
 static inline void start_context(Context& context, char* stack, size_t bytes, void (*entry)()) {
-  void** top = (void**)(stack + bytes);  // 16-byte aligned; a function begins 8 below such an address
-  top[-1] = nullptr;                     // where `entry` would return to
+  void** top = (void**)(stack + bytes);  // 16-byte aligned; at function entry, the stack pointer is 8 below that
+  top[-1] = nullptr;                     // return address of `entry`, unused
   top[-2] = (void*)entry;
   for (int saved = 3; saved <= 8; ++saved) top[-saved] = nullptr;
   context = top - 8;
@@ -145,18 +143,18 @@ static inline void start_context(Context& context, char* stack, size_t bytes, vo
 
 // ---------------------------------------------------------------------------------------------- operations and waiting
 
-// What the lanes of a warp brought to an operation; `mask`: those that take part.
+// The arguments of the lanes of a warp operation; `mask`: the participating lanes.
 struct Brought {
   uint32_t mask;
   uint64_t value[LANES];
   int operand[LANES], width[LANES];
 };
-// An operation of a warp: what a lane gets back.
+// A warp operation; `result` returns a lane's result.
 struct WarpOperation {
   const char* name;
   uint64_t (*result)(const Brought& brought, int lane);
 };
-// An operation of a block: what everyone gets back, from how many came with a nonzero predicate.
+// A block operation; `result` returns all threads' result from the count of nonzero predicates.
 struct BlockOperation {
   const char* name;
   int (*result)(unsigned nonzero, unsigned threads);
@@ -166,22 +164,22 @@ enum State { READY, WAITING, RETURNED };
 struct Fiber {
   Context context;
   State state;
-  const WarpOperation* warp_operation;    // waiting: one of these
-  const BlockOperation* block_operation;  // waiting: and this is null, or the other
+  const WarpOperation* warp_operation;    // what a waiting thread waits in,
+  const BlockOperation* block_operation;  // if this is null; else this
   uint32_t mask;
-  int bytes;  // width of the value: a 32-bit shuffle does not meet a 64-bit one
+  int bytes;  // size of the value: 32-bit and 64-bit shuffles do not match
   uint64_t value, result;
   int operand, width;
 };
 
-// Lanes that wait for each other.
+// Lanes waiting for one another.
 struct Meeting {
   const WarpOperation* operation;
   uint32_t mask, arrived;
   int bytes;
 };
 struct Warp {
-  uint32_t lanes;  // that exist
+  uint32_t lanes;  // mask of existing lanes
   unsigned meeting_count;
   Meeting meetings[LANES];
 };
@@ -204,7 +202,7 @@ static Machine machine;
 static uint3 thread_index, block_index;
 static dim3 block_size, grid_size;
 
-// noipa: the compiler must believe that anything may happen to memory and to threadIdx meanwhile.
+// noipa: the compiler must assume that memory and threadIdx may change in the call.
 __attribute__((noipa)) static void leave_to_scheduler() {
   switch_context(machine.fibers[machine.current].context, machine.scheduler);
 }
@@ -217,7 +215,7 @@ static inline void add_text(const char* format, ...) {
   va_end(values);
 }
 
-// Ends the launch with a message; the fiber that calls this never goes on.
+// Stop the launch with a message; the calling fiber never continues.
 __attribute__((noinline)) static void stop(const char* format, ...) {
   va_list values;
   va_start(values, format);
@@ -255,7 +253,7 @@ static inline void finish_meeting(unsigned first_thread, const Meeting& meeting)
     }
 }
 
-// Brings `value` to the other lanes of `mask`; the operation's result for this lane.
+// Exchange `value` with the other lanes of `mask`; return the operation's result for this lane.
 __attribute__((noinline)) static uint64_t meet(const WarpOperation& operation, uint32_t mask, uint64_t value, int bytes,
                                                int operand = 0, int width = LANES) {
   unsigned thread = machine.current, lane = thread % LANES;
@@ -305,7 +303,7 @@ __attribute__((noinline)) static int meet_block(const BlockOperation& operation,
   self.block_operation = &operation;
   if (machine.at_barrier == 0) machine.barrier = &operation;
   self.state = WAITING;
-  if (machine.barrier == &operation) {  // otherwise this thread waits for ever, which is reported
+  if (machine.barrier == &operation) {  // otherwise this thread waits forever, which is reported
     machine.at_barrier += 1;
     machine.nonzero += predicate != 0;
     open_barrier_if_complete();
@@ -314,7 +312,7 @@ __attribute__((noinline)) static int meet_block(const BlockOperation& operation,
   return (int)self.result;
 }
 
-// ---------------------------------------------------------------------------------------------------- running a block
+// ----------------------------------------------------------------------------------------------------- running a block
 
 static void fiber_entry() {
   machine.call(machine.arguments);
@@ -324,7 +322,7 @@ static void fiber_entry() {
   for (;;) leave_to_scheduler();
 }
 
-// "0-15, 17": the threads for which `is_meant(thread)`.
+// Append the threads for which `is_meant(thread)`, as in "0-15, 17".
 template <class IsMeant>
 static void add_threads(IsMeant is_meant) {
   unsigned count = 0;
@@ -345,16 +343,16 @@ static inline bool wait_together(unsigned a, unsigned b) {
          (a / LANES == b / LANES && x.warp_operation == y.warp_operation && x.mask == y.mask && x.bytes == y.bytes);
 }
 
-// Nobody can go on: says who waits where, and for whom.
+// Report a deadlock: which threads wait in which operation for which threads.
 static void report_deadlock() {
   machine.message[0] = 0;
   add_text("kernel %s, block %u: deadlock", machine.kernel, machine.block);
   const char* separator = ": ";
   for (unsigned i = 0; i < machine.threads; ++i) {
     const Fiber& fiber = machine.fibers[i];
-    bool told = fiber.state != WAITING;
-    for (unsigned j = 0; j < i && !told; ++j) told = wait_together(i, j);
-    if (told) continue;
+    bool reported = fiber.state != WAITING;
+    for (unsigned j = 0; j < i && !reported; ++j) reported = wait_together(i, j);
+    if (reported) continue;
     add_text("%sthreads ", separator);
     add_threads([&](unsigned j) { return wait_together(i, j); });
     add_text(" wait in %s", fiber.block_operation ? fiber.block_operation->name : fiber.warp_operation->name);
@@ -398,11 +396,11 @@ static bool run_block(Order order, uint64_t& random) {
     Fiber& fiber = machine.fibers[i];
     fiber.state = READY;
     fiber.block_operation = nullptr;
-    // The tops are moved apart: at one offset in its page each, they would all fight for the same cache lines.
+    // Stack tops are staggered: at the same page offset they would compete for the same cache lines.
     size_t guard = (size_t)sysconf(_SC_PAGESIZE), moved = (i % 32) * 128;
     char* stack = machine.stacks + i * (STACK_BYTES + guard) + guard;
 #ifdef __SANITIZE_ADDRESS__
-    __asan_unpoison_memory_region(stack, STACK_BYTES);  // what a launch that was stopped has left there
+    __asan_unpoison_memory_region(stack, STACK_BYTES);  // left over from a stopped launch
 #endif
     start_context(fiber.context, stack, STACK_BYTES - moved, fiber_entry);
   }
@@ -440,7 +438,7 @@ struct Region {
 #ifdef __SANITIZE_ADDRESS__
 static inline Region shared_memory() { return {}; }
 #else
-static thread_local char shared_anchor;  // lies among the __shared__ variables, and sees to it that there is one
+static thread_local char shared_anchor;  // located among the __shared__ variables; ensures that the region exists
 static inline int find_shared_memory(dl_phdr_info* library, size_t, void* found) {
   char* begin = (char*)library->dlpi_tls_data;
   for (int i = 0; begin && i < library->dlpi_phnum; ++i) {
@@ -454,13 +452,13 @@ static inline int find_shared_memory(dl_phdr_info* library, size_t, void* found)
 }
 static inline Region shared_memory() {
   Region region = {};
-  shared_anchor = 1;  // the loader hands out the region when it is first touched
+  shared_anchor = 1;  // the loader allocates the region on first access
   dl_iterate_phdr(find_shared_memory, &region);
   return region;
 }
 #endif
 
-// Behind a guard page each, so that a stack that is too small crashes instead of writing into another.
+// Map the stacks, each after a guard page, so that an overflow crashes instead of corrupting another stack.
 static inline char* map_stacks() {
   size_t guard = (size_t)sysconf(_SC_PAGESIZE), each = STACK_BYTES + guard;
   void* stacks = mmap(nullptr, MOST_THREADS * each, PROT_READ | PROT_WRITE,
@@ -470,7 +468,10 @@ static inline char* map_stacks() {
   return (char*)stacks;
 }
 
-// Runs all blocks; null, or what went wrong.
+// std::gcd, without the slow header <numeric>.
+static inline uint64_t common_divisor(uint64_t a, uint64_t b) { return b ? common_divisor(b, a % b) : a; }
+
+// Run all blocks; return null or an error message.
 static inline const char* launch(const char* kernel, void (*call)(void**), unsigned grid, unsigned threads,
                                  void** arguments, Order order, uint64_t seed, char* stacks) {
   machine.kernel = kernel;
@@ -482,12 +483,12 @@ static inline const char* launch(const char* kernel, void (*call)(void**), unsig
   block_size = {threads, 1, 1};
   grid_size = {grid, 1, 1};
   Region shared = shared_memory();
-  // Consecutive blocks in any order: an odd stride that shares no factor with the grid visits each once.
+  // Shuffled blocks: a stride coprime to the grid visits each once.
   uint64_t random = seed, start = 0, stride = 1;
   if (order == SHUFFLED) {
     start = next_random(random) % grid;
     do stride = next_random(random) % grid + 1;
-    while (std::gcd(stride, (uint64_t)grid) != 1);
+    while (common_divisor(stride, grid) != 1);
   }
   for (uint64_t i = 0; i < grid; ++i) {
     machine.block = (unsigned)(order == DESCENDING ? grid - 1 - i : (start + i * stride) % grid);
@@ -498,7 +499,7 @@ static inline const char* launch(const char* kernel, void (*call)(void**), unsig
   return nullptr;
 }
 
-// A kernel by the types of its parameters.
+// A kernel's parameter types.
 template <class Kernel>
 struct Signature;
 template <class... Parameters>
@@ -520,9 +521,9 @@ struct Signature<void (*)(Parameters...)> {
 
 }  // namespace cuda_on_cpu
 
-// What cuda_on_cpu.py calls. One set of stacks serves all libraries of a process: a system has only so many mappings.
+// Interface of cuda_on_cpu.py. All libraries of a process share one set of stacks: mappings are limited.
 #define CUDA_ON_CPU_VISIBLE extern "C" __attribute__((visibility("default")))
-// What a definition may stand for that is known at run time only, where a GPU has a constant.
+// Memory for definitions that are run-time values here and constants on a GPU.
 CUDA_ON_CPU_VISIBLE unsigned char cuda_on_cpu_constant[512];
 unsigned char cuda_on_cpu_constant[512];
 CUDA_ON_CPU_VISIBLE void* cuda_on_cpu_stacks() { return cuda_on_cpu::map_stacks(); }
@@ -536,7 +537,7 @@ CUDA_ON_CPU_VISIBLE void* cuda_on_cpu_stacks() { return cuda_on_cpu::map_stacks(
                                arguments, (cuda_on_cpu::Order)order, seed, (char*)stacks);                           \
   }
 
-// ----------------------------------------------------------------------------------------------- what a kernel can see
+// -------------------------------------------------------------------------------------------- names visible to kernels
 
 static const uint3& threadIdx = cuda_on_cpu::thread_index;
 static const uint3& blockIdx = cuda_on_cpu::block_index;
@@ -589,7 +590,7 @@ static inline T from_word(uint64_t word) {
   return x;
 }
 
-// `first` and the values of all others of the mask, combined.
+// Combine the values of the mask's lanes.
 template <class T, class Combine>
 static inline uint64_t reduce(const Brought& brought, Combine combine) {
   bool has_one = false;
@@ -609,7 +610,7 @@ static inline uint32_t lanes_with_value(const Brought& brought, uint64_t value) 
   return lanes;
 }
 
-// The PTX manual's shfl.sync: a lane outside its segment gives the caller's own value back.
+// shfl.sync of the PTX manual: for a lane outside the segment, the caller gets its own value.
 #define CUDA_ON_CPU_SHUFFLE(name, source, is_inside)                                                            \
   static const WarpOperation name = {#name, [](const Brought& brought, int lane) {                              \
                                        const int segment = brought.width[lane], b = brought.operand[lane] & 31; \
@@ -647,7 +648,7 @@ CUDA_ON_CPU_VOTE(__reduce_xor_sync, reduce<T>(brought, [](T a, T b) { return a ^
 
 }  // namespace cuda_on_cpu
 
-// Which lanes run in step is for the hardware to say; here it is all that exist, returned or not.
+// Hardware decides which lanes are active; here, all existing ones are, returned or not.
 static inline unsigned __activemask() { return cuda_on_cpu::machine.warps[threadIdx.x / cuda_on_cpu::LANES].lanes; }
 static inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) {
   cuda_on_cpu::meet(cuda_on_cpu::warp_operations::__syncwarp, mask, 0, 0);
@@ -662,7 +663,7 @@ static inline int __all_sync(unsigned mask, int predicate) {
   return (int)cuda_on_cpu::meet(cuda_on_cpu::warp_operations::__all_sync, mask, predicate != 0, 4);
 }
 
-// Overloads, not templates: a short argument becomes an int, as with CUDA.
+// Overloads, not templates: short arguments are promoted to int, as in CUDA.
 #define CUDA_ON_CPU_SHUFFLE_OF(name, Operand, T)                                                                      \
   static inline T name(unsigned mask, T value, Operand operand, int width = warpSize) {                               \
     return cuda_on_cpu::from_word<T>(cuda_on_cpu::meet(cuda_on_cpu::warp_operations::name, mask,                      \
@@ -703,9 +704,9 @@ CUDA_ON_CPU_REDUCE_OF(__reduce_and_sync, unsigned)
 CUDA_ON_CPU_REDUCE_OF(__reduce_or_sync, unsigned)
 CUDA_ON_CPU_REDUCE_OF(__reduce_xor_sync, unsigned)
 
-// ------------------------------------------------------------------------------------------- arithmetic and memory
+// ----------------------------------------------------------------------------------------------- arithmetic and memory
 
-// As CUDA's: a number before a NaN, +0 above -0.
+// As in CUDA: a number rather than a NaN, +0 above -0.
 static inline float cuda_on_cpu_fmaxf(float a, float b) {
   if (a == b) return signbit(a) ? b : a;
   return a > b || b != b ? a : b;
@@ -778,7 +779,7 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shi
   return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
 }
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
-  // The manual looks at three bits a byte; the hardware takes the fourth for "replicate the sign".
+  // The manual defines three bits per byte; hardware uses the fourth to replicate the sign.
   if (selector & 0x8888u) cuda_on_cpu::stop("__byte_perm: selector 0x%04x has a byte above 7", selector);
   unsigned long long bytes = (unsigned long long)y << 32 | x;
   unsigned result = 0;
@@ -807,7 +808,7 @@ CUDA_ON_CPU_STORE(__stcs)
 CUDA_ON_CPU_STORE(__stwb)
 CUDA_ON_CPU_STORE(__stwt)
 
-// One thread runs at a time: plain operations are atomic. Overloads again, with CUDA's types.
+// Plain operations are atomic, since one thread runs at a time. Overloads for CUDA's types.
 #define CUDA_ON_CPU_ATOMIC(name, T, combined) \
   static inline T name(T* address, T value) { \
     T old = *address;                         \

@@ -21,13 +21,32 @@ GUARD = 256
 """Bytes before and after each buffer that kernels must not touch."""
 
 
+RUN_TIME = {"MX_CODES": 508, "MX_HISTOGRAM": 509, "MX_SWIZZLED": 510}
+"""Definitions that are run-time values here, with their offsets in the library's constant, so that one build serves all
+their values; the scheme is another, at offset 0."""
+
+
 @cache
-def program(file: str, definitions: tuple[tuple[str, str], ...]) -> cuda_on_cpu.Program:
-    """A kernel file, built; its recipe is read from the library's constant, so that one build serves all recipes."""
-    choices = dict(definitions)
+def program(file: str, definitions: frozenset[tuple[str, str]]) -> cuda_on_cpu.Program:
+    """Build a kernel file with these definitions and those that are run-time values."""
+    choices = dict(sorted(definitions))
     if file != "reduce.cu":
         choices["MX_SCHEME"] = "(*reinterpret_cast<const MxScheme*>(cuda_on_cpu_constant))"
+        choices |= {name: f"(cuda_on_cpu_constant[{at}])" for name, at in RUN_TIME.items()}
     return cuda_on_cpu.build(KERNELS / file, choices, KERNELS)
+
+
+def program_of(kernel: Kernel) -> cuda_on_cpu.Program:
+    """Return a kernel's program with its scheme and run-time definitions set."""
+    compiled = frozenset(item for item in kernel.definitions if item[0] not in RUN_TIME)
+    built = program(kernel.file, compiled)
+    if kernel.scheme:
+        assert len(kernel.scheme) <= min(RUN_TIME.values())
+        built.set_constant(kernel.scheme)
+    for name, value in kernel.definitions:
+        if name in RUN_TIME:
+            built.set_constant(bytes([int(value)]), RUN_TIME[name])
+    return built
 
 
 class Memory:
@@ -71,9 +90,7 @@ class ProcessorQueue:
     def launch(self, launch: Launch) -> None:
         kernel: Kernel = launch.kernel
         self.device.launches.append(launch)
-        built = program(kernel.file, kernel.definitions)
-        if kernel.scheme:
-            built.set_constant(kernel.scheme)
+        built = program_of(kernel)
         built.launch(kernel.name, launch.grid, launch.threads, launch.arguments, self.device.order)
 
     def download(self, buffer: Memory, array: Any, begin: int = 0) -> None:

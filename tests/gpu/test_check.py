@@ -12,6 +12,7 @@ import pytest
 from kernel_samples import nonfinite, normal
 from processor_device import StreamDevice, TimedProcessorDevice
 from same_results import needs_cxx
+from slow_cases import slow_except
 
 from mxcli.backends import nvrtc
 from mxcli.backends.device_tensors import DeviceTensors
@@ -42,11 +43,24 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> check.Check:
     return check.Check(TimedProcessorDevice(), quick=True)
 
 
-def test_compiling_goes_through_the_cache(small: check.Check) -> None:
+@pytest.fixture
+def needs_nvrtc() -> None:
     try:
         nvrtc.library()
     except EnvironmentFailure as missing:
         pytest.skip(missing.message)
+
+
+@pytest.mark.usefixtures("needs_nvrtc")
+@pytest.mark.parametrize(("name", "capability"), [("mxfp8_e4m3", (9, 0)), ("mxfp4_e2m1", (10, 0))])
+def test_conversions_compile(name: str, capability: tuple[int, int]) -> None:
+    source = check.conversions_source(name, capability)
+    assert nvrtc.build("conversions.cu", *source).log == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_nvrtc")
+def test_compiling_goes_through_the_cache(small: check.Check) -> None:
     what, result, _ = small.compile()
     assert what == "compiling (goal 1.5 s, 50 ms)"
     assert " kernels in " in result
@@ -70,12 +84,17 @@ def test_differences_are_reported(small: check.Check, monkeypatch: pytest.Monkey
     assert "differ, first: mxfp4_e2m1 rceil normal BF16: " in result
 
 
-def test_training_is_compared(small: check.Check) -> None:
+@pytest.mark.parametrize(
+    ("names", "sizes"),
+    slow_except([(("mxfp8",), (None,))], [(("mxfp8",), (None,)), (("mxfp8", "fp8_e4m3_1x128"), (None, 16))]),
+)
+def test_training_is_compared(small: check.Check, names: tuple[str, ...], sizes: tuple[int | None, ...]) -> None:
     resident = DeviceTensors(StreamDevice())
-    found = check_training.compare(small.gpu, resident, lambda x: x, ("mxfp8", "fp8_e4m3_1x128"), (None, 16))
-    assert found == (4, [])
+    found = check_training.compare(small.gpu, resident, lambda x: x, names, sizes)
+    assert found == (len(names) * len(sizes), [])
 
 
+@pytest.mark.slow
 def test_speed_lines(small: check.Check) -> None:
     names = [what for what, _, good in small.speed() if good]
     assert names == [
@@ -91,11 +110,13 @@ def test_speed_lines(small: check.Check) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_the_same_files(small: check.Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "DEVICE", "cpu")
     assert small.checkpoints() == ("mxcli quantize", "3 formats, every file: equal", True)
 
 
+@pytest.mark.slow
 def test_products_are_verified_and_timed() -> None:
     import torch
 
@@ -107,7 +128,7 @@ def test_products_are_verified_and_timed() -> None:
         torch.set_num_threads(threads)
     by_name = {what: (result, good) for what, result, good in lines}
     assert all(good for _, good in by_name.values())
-    assert by_name["folding into FP8"][0] == "12 times: equal"
+    assert by_name["re-encoding to FP8"][0] == "12 times: equal"
     assert by_name["mxfp8 proven"][0] == "needs a GPU of compute capability 10.0 or later; this is the CPU"
     assert by_name["fp8-row proven"][0].startswith("10 products, at most 0.")
     assert "x bf16" in by_name["mxfp4-as-fp8-row 32x32x64"][0]

@@ -1,9 +1,9 @@
-"""A large checkpoint quantized by a command that is killed again and again: `python tests/interruption/check.py`.
+"""Interruption of a large quantization: a command killed again and again (`python tests/interruption/check.py`).
 
-A synthetic checkpoint (--size 20G) is quantized once in peace and once with a SIGKILL at each of --kills random points,
-resumed every time, and once by two machines of which one is killed and one interrupted; every file is compared. Prints
-times beside those of `cp` and of measuring alone, the most memory used beside what --dry-run says, and exits 1 if
-anything differs. Takes room for two copies of the source and half of a third.
+A synthetic checkpoint (--size 20G) is quantized once undisturbed, once with a SIGKILL at each of --kills random points,
+resumed every time, and once by two machines of which one is killed and one interrupted; all files are compared. Prints
+times next to those of `cp` and of measuring alone, and the peak memory next to the figure of --dry-run; exits 1 if
+anything differs. Needs room for two copies of the source and half of a third.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1 << 10
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that ended: its exit code (negative: the signal), seconds, and most resident memory in bytes (0: not
+    """The end of a command: its exit code (negative: the signal), seconds, and peak resident memory in bytes (0: not
     measured)."""
 
     code: int
@@ -53,7 +53,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: what, how it went, and whether that is right."""
+    """A line of the table: the check, its outcome, and whether that is right."""
 
     what: str
     outcome: str
@@ -61,7 +61,7 @@ class Line:
 
 
 def make_checkpoint(folder: Path, size: int, tensor_bytes: int, shards: int) -> None:
-    """A checkpoint of about `size` bytes in as many files: random BF16, other values in every tensor."""
+    """Write a checkpoint of about `size` bytes in `shards` files: random BF16, different values in every tensor."""
     rows = max(16, tensor_bytes // (2 * COLUMNS) // 16 * 16)
     tile = (np.random.default_rng(0).standard_normal((rows, COLUMNS), np.float32).view(np.uint32) >> 16).astype(
         np.uint16
@@ -98,7 +98,7 @@ def _header(tensors: Sequence[tuple[str, list[int]]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-# A process of its own asks for the most memory: what the system counts begins with that of whoever starts a program.
+# A separate process reports the peak memory: the system's counter starts with that of the parent process.
 MEASURED = """
 import resource, subprocess, sys
 code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
@@ -108,7 +108,7 @@ sys.exit(code)
 
 
 def mxcli(*words: object) -> Ended:
-    """A command that runs to its end."""
+    """Run a command to its end."""
     began = time.monotonic()
     command = [sys.executable, "-m", "mxcli", *map(str, words)]
     measured = [sys.executable, "-S", "-c", MEASURED, *command]
@@ -119,7 +119,7 @@ def mxcli(*words: object) -> Ended:
 
 
 def signalled(*words: object, sent: signal.Signals, folder: Path, size: int) -> Ended:
-    """A command that gets a signal when the partial files of a directory occupy so many bytes."""
+    """Run a command and send it a signal once the partial files of a directory occupy `size` bytes."""
     began = time.monotonic()
     command = [sys.executable, "-m", "mxcli", *map(str, words)]
     nowhere = subprocess.DEVNULL
@@ -133,18 +133,18 @@ def signalled(*words: object, sent: signal.Signals, folder: Path, size: int) -> 
 
 
 def occupied(folder: Path) -> int:
-    """Bytes that partial files occupy."""
+    """Return the bytes that partial files occupy."""
     total = 0
     for path in folder.glob("model*.partial"):
         try:
             total += path.stat().st_blocks * 512
-        except FileNotFoundError:  # it has just got its own name
+        except FileNotFoundError:  # it was just renamed
             continue
     return total
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file; the record without the command, which is another."""
+    """Return the SHA-256 of every file; of the record without the command, which differs."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.name == "mxcli.json":
@@ -159,19 +159,19 @@ def digests(folder: Path) -> dict[str, str]:
 def killed_run(
     words: Sequence[object], folder: Path, points: Sequence[int], expected: dict[str, str]
 ) -> Iterator[Line]:
-    """A run with a SIGKILL at each point, in bytes written, and resumed until it is complete."""
+    """Run with a SIGKILL at each point, in bytes written, and resume until complete."""
     for at, later in enumerate(sorted(points), 1):
-        # Later than where the one before came to, so that each has something to lose and something to keep.
+        # Later than the previous kill, so that each has work to lose and work to keep.
         point = max(later, occupied(folder) + max(points) // 50)
         ended = signalled(*words, "-o", folder, "--resume", sent=signal.SIGKILL, folder=folder, size=point)
-        there = {path.name for path in folder.iterdir()} & set(expected)
+        final = {path.name for path in folder.iterdir()} & set(expected)
         if ended.code == 0:
             yield Line(f"kill {at}", f"it was complete before {size_text(point)} were written")
             break
         yield Line(
             f"kill {at}",
-            f"at {size_text(point)} of output, after {ended.seconds:.1f} s; {len(there)} files under final names",
-            ended.code == -signal.SIGKILL and not there,
+            f"at {size_text(point)} of output, after {ended.seconds:.1f} s; {len(final)} files under final names",
+            ended.code == -signal.SIGKILL and not final,
         )
     ended = mxcli(*words, "-o", folder, "--resume") if not (folder / "mxcli.json").exists() else ended
     same = ended.code == 0 and digests(folder) == expected
@@ -179,7 +179,7 @@ def killed_run(
 
 
 def shared_run(words: Sequence[object], folder: Path, point: int, expected: dict[str, str]) -> Iterator[Line]:
-    """Two machines, one killed and one interrupted on the way, both resumed and merged."""
+    """Run two shares, one killed and one interrupted, resume both and merge them."""
     for number, sent in ((1, signal.SIGKILL), (2, signal.SIGINT)):
         share = [*words, "-o", folder, "--shard-range", f"{number}/2", "--resume"]
         before = occupied(folder)
@@ -193,7 +193,7 @@ def shared_run(words: Sequence[object], folder: Path, point: int, expected: dict
 
 
 def run(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
-    """All checks, one after another."""
+    """Run all checks in turn."""
     source, whole, copy = folder / "source", folder / "whole", folder / "copy"
     make_checkpoint(source, memory_size(options.size), memory_size(options.tensor_size), options.shards)
     size = sum(path.stat().st_size for path in source.iterdir())
@@ -218,7 +218,9 @@ def run(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
     ended = mxcli(*words, "-o", whole, "--max-memory", need)
     yield Line("quantize", rate(size, ended.seconds), ended.code == 0)
     yield Line(
-        "most memory", f"{size_text(ended.peak_bytes)} of {size_text(need)} said by --dry-run", ended.peak_bytes <= need
+        "peak memory",
+        f"{size_text(ended.peak_bytes)} of {size_text(need)} according to --dry-run",
+        ended.peak_bytes <= need,
     )
     expected = digests(whole)
     output = sum(path.stat().st_size for path in whole.glob("*.safetensors"))
@@ -232,7 +234,7 @@ def run(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
 
 
 def drop_cached(folder: Path) -> None:
-    """Have the system forget what it holds of files, as far as it may."""
+    """Drop files from the page cache, as far as the system allows."""
     os.sync()
     for path in folder.iterdir():
         with path.open("rb") as file:
@@ -240,35 +242,35 @@ def drop_cached(folder: Path) -> None:
 
 
 def rate(size: int, seconds: float) -> str:
-    """Seconds, and what they come to."""
+    """Return seconds and throughput."""
     return f"{seconds:.1f} s, {size / seconds / 1e6:,.0f} MB/s of the source"
 
 
 def size_text(size: int) -> str:
-    """Bytes in MiB."""
+    """Return bytes in MiB."""
     return f"{size / MIB:,.1f} MiB"
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--size", default="1G", help="bytes of the checkpoint, such as 20G")
     parser.add_argument("--tensor-size", default="32M", help="bytes of a weight")
     parser.add_argument("--shards", type=int, default=4, help="files of the checkpoint")
     parser.add_argument("--format", default="nvfp4")
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0, help="decides where the kills come")
-    parser.add_argument("--folder", help="where to work; what is in the way there is an error")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kill points")
+    parser.add_argument("--folder", help="directory to work in")
     parser.add_argument("--short", action="store_true", help="only the killed run")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if all went right."""
-    asked = options(arguments)
+    """Return 0 if all went right."""
+    parsed = options(arguments)
     wrong = 0
-    with tempfile.TemporaryDirectory(dir=asked.folder, prefix="mxcli-interruption-") as folder:
-        for line in run(asked, Path(folder)):
+    with tempfile.TemporaryDirectory(dir=parsed.folder, prefix="mxcli-interruption-") as folder:
+        for line in run(parsed, Path(folder)):
             wrong += not line.right
             print(f"{'ok   ' if line.right else 'WRONG'}  {line.what:28} {line.outcome}", flush=True)
     return int(wrong > 0)

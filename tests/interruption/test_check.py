@@ -1,4 +1,4 @@
-"""check.py itself, with few kills of a small model: every command a process of its own, as users have it."""
+"""check.py itself, with few kills of a small model; every command is a separate process, as for users."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_a_command_killed_twice_is_resumed(
 ) -> None:
     arguments = ["--size", "8M", "--tensor-size", "256K", "--kills", "2", "--short", "--folder", str(tmp_path)]
     assert check.main(arguments) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line[:5] for line in told] == ["ok   "] * len(told)
-    assert told[-1].endswith("every byte the same")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:5] for line in lines] == ["ok   "] * len(lines)
+    assert lines[-1].endswith("every byte the same")
     assert list(tmp_path.iterdir()) == []
 
 

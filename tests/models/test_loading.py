@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
+from lazy import Lazy, needs
 
 from models.measuring import run
 from models.store import Models
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("compressed_tensors")
-pytest.importorskip("accelerate")
-
-pytestmark = pytest.mark.network
+torch: Any = Lazy("torch")
+transformers: Any = Lazy("transformers")
+pytestmark = [pytest.mark.network, needs("accelerate", "compressed_tensors", "torch", "transformers")]
 
 # "The largest planet in our solar system is" and "The capital of France is": the answers are " Jupiter" and " Paris".
 PLANET = ([504, 3995, 3925, 281, 653, 3693, 817, 314], 14713)

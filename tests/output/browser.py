@@ -15,13 +15,13 @@ from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHROMEDRIVER = shutil.which("chromedriver")
-# No sandbox: the tests may run as root, where Chromium has none. No network: whatever is asked for is not found.
+# No sandbox: the tests may run as root, where Chromium has none. No network: no host is found.
 ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1400,1000",
              "--host-resolver-rules=MAP * ~NOTFOUND")  # fmt: skip
 
 
 class Browser:
-    """One window."""
+    """A window."""
 
     def __init__(self, url: str, downloads: Path) -> None:
         options = {
@@ -31,47 +31,45 @@ class Browser:
         }
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         self._downloads, self._session = downloads, url
-        session = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+        session = self._request("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._session = f"{url}/session/{session['sessionId']}"
 
-    def _ask(self, method: str, path: str, body: object = None) -> Any:
+    def _request(self, method: str, path: str, body: object = None) -> Any:
         data = None if method == "GET" else json.dumps(body or {}).encode()
-        request = urllib.request.Request(
-            self._session + path, data, {"Content-Type": "application/json"}, method=method
-        )
+        sent = urllib.request.Request(self._session + path, data, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with urllib.request.urlopen(sent, timeout=120) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise RuntimeError(error.read().decode()) from error
 
     def open(self, page: Path) -> None:
-        """Waits until the page is loaded."""
-        self._ask("POST", "/url", {"url": page.as_uri()})
+        """Open a page and wait until it is loaded."""
+        self._request("POST", "/url", {"url": page.as_uri()})
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What a script returns; it finds its `arguments` by that name."""
-        return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+        """Run a script with `arguments` and return its value."""
+        return self._request("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def click(self, selector: str) -> None:
-        """Clicks as a user would: what lies hidden or covered cannot be clicked."""
-        found = self._ask("POST", "/element", {"using": "css selector", "value": selector})
-        self._ask("POST", f"/element/{next(iter(found.values()))}/click")
+        """Click as a user would: hidden or covered elements cannot be clicked."""
+        found = self._request("POST", "/element", {"using": "css selector", "value": selector})
+        self._request("POST", f"/element/{next(iter(found.values()))}/click")
 
     def log(self) -> list[str]:
-        """What the console was told since it was asked last."""
-        return [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
+        """Return the messages of the console since the last call."""
+        return [entry["message"] for entry in self._request("POST", "/se/log", {"type": "browser"})]
 
     def has_dialog(self) -> bool:
-        """Whether a script shows an alert."""
+        """Return whether a script shows an alert."""
         try:
-            self._ask("GET", "/alert/text")
+            self._request("GET", "/alert/text")
         except RuntimeError:
             return False
         return True
 
     def downloaded(self, name: str) -> str:
-        """The text of a file once it is there."""
+        """Return the text of a file once it is there."""
         for _ in range(100):
             if (file := self._downloads / name).is_file():
                 return file.read_bytes().decode()
@@ -79,13 +77,13 @@ class Browser:
         raise AssertionError(f"{name} was not downloaded")
 
     def close(self) -> None:
-        """Ends the window."""
-        self._ask("DELETE", "")
+        """Close the window."""
+        self._request("DELETE", "")
 
 
 @contextmanager
 def chromium(downloads: Path) -> Iterator[Browser]:
-    """A window that saves files to a folder."""
+    """Yield a window that saves files to a folder."""
     assert CHROMEDRIVER is not None
     driver = subprocess.Popen([CHROMEDRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

@@ -1,4 +1,4 @@
-"""Studies made up for pages and plots: any number of layers, any names."""
+"""Made-up studies for pages and plots: any number of layers, any names."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ HOSTILE = (
 """Names that would do harm, or look odd, if they were anything but text."""
 
 
-def metrics(chance: random.Random, *, sqnr: float = 25.0, saturated: float = 1.0) -> dict[str, Value]:
-    """The metrics of a tensor of 4096 blocks, all of those there are."""
-    blocks, low = 4096, round(chance.gauss(-7, 1))
+def metrics(rng: random.Random, *, sqnr: float = 25.0, saturated: float = 1.0) -> dict[str, Value]:
+    """Return every metric of a tensor of 4096 blocks."""
+    blocks, low = 4096, round(rng.gauss(-7, 1))
     elements = 32 * blocks
     mse = 10 ** (-sqnr / 10) * 1e-3
-    clipped, lost = round(elements * saturated / 100), round(elements * chance.uniform(0.05, 0.09))
+    clipped, lost = round(elements * saturated / 100), round(elements * rng.uniform(0.05, 0.09))
     found: dict[str, Value] = dict.fromkeys(METRICS)
     found |= {
-        "elements": elements, "blocks": blocks, "bits_per_element": 4.25, "amax": chance.uniform(0.2, 4.0),
+        "elements": elements, "blocks": blocks, "bits_per_element": 4.25, "amax": rng.uniform(0.2, 4.0),
         "saturated": clipped, "saturated_percent": 100 * clipped / elements, "saturated_blocks": clipped // 2,
         "saturated_blocks_percent": 50 * clipped / blocks, "underflowed": lost,
         "underflowed_percent": 100 * lost / elements, "scale_underflowed_blocks": 0, "nonfinite": 0, "nan_blocks": 0,
         "zero_blocks": 0, "mse": mse, "rmse": math.sqrt(mse), "sqnr_db": sqnr, "relative_error": 10 ** (-sqnr / 20),
-        "max_abs_error": chance.uniform(0.01, 0.2), "binades_available": 3.585,
-        "binades_used": chance.uniform(2.9, 3.5), "scale_exponent_min": low, "scale_exponent_max": low + 3,
+        "max_abs_error": rng.uniform(0.01, 0.2), "binades_available": 3.585,
+        "binades_used": rng.uniform(2.9, 3.5), "scale_exponent_min": low, "scale_exponent_max": low + 3,
         "scale_exponent_histogram": {str(low + at): n for at, n in enumerate((16, 1700, 2300, 80))},
         "block_sqnr_histogram": {str(round(sqnr) + at - 3): n for at, n in enumerate((9, 400, 1500, 1687, 480, 20))},
         "block_sqnr_db": {"p0": sqnr - 4.0, "p1": sqnr - 3.0, "p50": sqnr, "p99": sqnr + 3.0},
@@ -65,19 +65,19 @@ def metrics(chance: random.Random, *, sqnr: float = 25.0, saturated: float = 1.0
 def study(
     layers: int = 4, recipes: Sequence[str] = ("mxfp4_e2m1 floor",), names: Sequence[str] = (), seed: int = 1
 ) -> Study:
-    """A model of so many layers, and tensors of further names beside it, under every recipe."""
-    chance = random.Random(seed)
+    """A model with this many layers, and tensors with further names, under every scheme."""
+    rng = random.Random(seed)
     measured = []
     for layer in range(layers):
         for at, kind in enumerate(KINDS):
-            depth = math.sin(layer / 9 + at) + chance.gauss(0, 0.25)
+            depth = math.sin(layer / 9 + at) + rng.gauss(0, 0.25)
             found = tuple(
-                metrics(chance, sqnr=19.5 + depth - 0.4 * at + 0.7 * step, saturated=max(0.0, 2 + depth - 1.2 * step))
+                metrics(rng, sqnr=19.5 + depth - 0.4 * at + 0.7 * step, saturated=max(0.0, 2 + depth - 1.2 * step))
                 for step in range(len(recipes))
             )
             measured.append(tensor(f"model.layers.{layer}.{kind}.weight", found))
-    measured += [tensor(name, tuple(metrics(chance) for _ in recipes)) for name in names]
-    sums = tuple({"tensors": len(measured), **metrics(chance)} for _ in recipes)
+    measured += [tensor(name, tuple(metrics(rng) for _ in recipes)) for name in names]
+    sums = tuple({"tensors": len(measured), **metrics(rng)} for _ in recipes)
     kept = (Tensor("model.norm.weight", "BF16", (4096,), "norm", "kept", "kept: norm, normalization", ()),)
     elements = 131072 * len(measured) + 4096
     return Study(
@@ -85,7 +85,7 @@ def study(
         source="a model made up",
         total=Total(len(measured) + 1, elements, 2 * elements),
         by_dtype={"BF16": Total(len(measured) + 1, elements, 2 * elements)},
-        recipes=tuple(recipes),
+        schemes=tuple(recipes),
         rules=("mxfp4_e2m1: e2m1 elements, e8m0 scales by 1x32; scale rounding floor", "non-finite input: saturate"),
         measured=tuple(measured),
         kept=kept,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from mxcli.flows.measure.findings import AxisEffect, axis_effects
 from mxcli.flows.measure.totals import Totals
-from mxcli.output.both_axes import axis_sentences
+from mxcli.output.conclusion import sentences
 
 
 def along(**roles: float | None) -> Totals:
@@ -12,7 +13,17 @@ def along(**roles: float | None) -> Totals:
     return Totals({"tensors": len(roles)}, found)
 
 
-def test_each_role_is_told_where_it_matters() -> None:
+def axis_sentences(by_axis: dict[str, Totals]) -> list[str]:
+    return sentences(axis_effects(by_axis))
+
+
+def test_findings_are_data() -> None:
+    by_axis = {"row": along(weight=21.0), "column": along(weight=20.0)}
+    assert axis_effects(by_axis) == [AxisEffect("weight", "row", 21.0, "column", 20.0)]
+    assert axis_effects(by_axis, "nvfp4 te") == [AxisEffect("weight", "row", 21.0, "column", 20.0, "nvfp4 te")]
+
+
+def test_each_role_is_reported_where_it_matters() -> None:
     assert axis_sentences(
         {"row": along(activation=20.5, gradient=18.0), "column": along(activation=20.53, gradient=18.31)}
     ) == ["gradient: blocks along columns have 18.31 dB SQNR, 0.31 dB more than along rows (18.00 dB)."]
@@ -21,7 +32,7 @@ def test_each_role_is_told_where_it_matters() -> None:
     ]
 
 
-def test_nothing_to_tell() -> None:
+def test_nothing_to_report() -> None:
     assert axis_sentences({"row": along(weight=21.0), "column": along(weight=21.01)}) == [
         "Blocks along rows and along columns differ by less than 0.05 dB in every role."
     ]

@@ -12,7 +12,11 @@ from studies import HOSTILE, KINDS, metrics, study, tensor
 
 from mxcli.flows.measure.worst_blocks import BlockElement, WorstBlock
 from mxcli.numerics.scheme import Rules, resolve
+from mxcli.output.axes import fitted, sparse, tick_texts, ticks
 from mxcli.output.charts import (
+    COLOURS,
+    COLUMNS,
+    GREY,
     BarChart,
     BlockChart,
     Chart,
@@ -28,12 +32,12 @@ from mxcli.output.charts import (
     Series,
 )
 from mxcli.output.study import Study
-from mxcli.output.study_charts import COLOURS, COLUMNS, GREY, ROWS, study_charts
-from mxcli.output.svg import Scale, fitted, pixels, sparse, tick_texts, ticks
-from mxcli.output.svg_charts import svg
+from mxcli.output.study_charts import ROWS, study_charts
+from mxcli.output.svg import Scale, draw, pixels
 
 BLOCK = WorstBlock(
-    "model.layers.0.<q>.weight", resolve("mxfp4", Rules(scale_rounding="floor")), 0, 3, 32, 32, 14.0, 1.5, 7.9, 1.0, 1, 1,
+    "model.layers.0.<q>.weight", resolve("mxfp4", Rules(scale_rounding="floor")),
+    0, 3, 32, 32, 14.0, 1.5, 7.9, 1.0, 1, 1,
     (BlockElement(0, 0, 7.9, 0b0111, 6.0), BlockElement(0, 1, 0.2, 0, 0.0), BlockElement(0, 2, -3.0, 0b1101, -3.0)),
 )  # fmt: skip
 
@@ -65,7 +69,7 @@ def test_error_along_the_layers_is_the_lowest_of_a_kind() -> None:
 
 
 def test_captures_of_ranks_are_lines_of_one_kind() -> None:
-    """The file that a tensor is in, which its name begins with where several hold it, is no tower of layers."""
+    """The file that a tensor is in, which its name begins with where several hold it, is not a stack of layers."""
     modules = [f"model.layers.{at}.fc" for at in (0, 1)]
     shown = study(0, names=[f"rank-{rank}-iter-7/{module}.weight" for rank in (0, 1) for module in modules])
     measured = tuple(replace(one, layer=module) for one, module in zip(shown.measured, modules * 2, strict=True))
@@ -75,7 +79,7 @@ def test_captures_of_ranks_are_lines_of_one_kind() -> None:
     assert chart.lines == (Line("fc", ((0, least[0]), (1, least[1]))),)
 
 
-def test_many_kinds_are_told_apart_as_far_as_colours_go() -> None:
+def test_the_lowest_of_many_kinds_have_colours() -> None:
     shown = study(0, names=[f"layers.{layer}.kind_{at}.weight" for layer in range(2) for at in range(COLOURS + 90)])
     found = charts(shown)
     lines, heat = found["sqnr_by_layer"], found["saturation_and_underflow"]
@@ -90,7 +94,7 @@ def test_many_kinds_are_told_apart_as_far_as_colours_go() -> None:
     assert len(ranges.rows) == ROWS
 
 
-def test_towers_of_layers_have_kinds_of_their_own() -> None:
+def test_stacks_of_layers_have_kinds_of_their_own() -> None:
     shown = study(0, names=["vision.blocks.0.fc.weight", "text.layers.0.fc.weight", "head.weight", "net.0.weight"])
     chart = charts(shown)["sqnr_by_layer"]
     assert isinstance(chart, LineChart)
@@ -119,7 +123,7 @@ def test_too_many_layers_are_taken_together() -> None:
     assert len(lines.lines[0].points) == 267
 
 
-def test_histograms_keep_what_is_no_number_at_the_end_where_it_belongs() -> None:
+def test_histograms_keep_words_first_or_last() -> None:
     shown = study()
     total = {**shown.sums[0], "scale_exponent_histogram": {"zero": 1, "-3": 2, "1": 1}}
     total["block_sqnr_histogram"] = {"10": 1, "12": 2, "exact": 1}
@@ -158,7 +162,7 @@ ALL: tuple[Chart, ...] = (
 
 @pytest.mark.parametrize("chart", ALL, ids=lambda chart: f"{type(chart).__name__}-{chart.title}")
 def test_pictures_are_well_formed_and_have_numbers_only(chart: Chart) -> None:
-    text = svg(chart)
+    text = draw(chart)
     ElementTree.fromstring(text)
     assert not re.findall(r'\b[a-z0-9]+="[^"]*\b(?:nan|inf)\b', text.replace("aria-label", "").split("<title>")[0])
     assert "<r>" not in text
@@ -167,7 +171,7 @@ def test_pictures_are_well_formed_and_have_numbers_only(chart: Chart) -> None:
 @pytest.mark.parametrize("shown", [study(2, names=HOSTILE), study(1, recipes=("<a>", "b&c")), study(300)])
 def test_studies_are_drawn(shown: Study) -> None:
     for chart in study_charts(shown):
-        ElementTree.fromstring(svg(chart))
+        ElementTree.fromstring(draw(chart))
 
 
 def test_the_best_of_a_measure_is_marked() -> None:
@@ -176,7 +180,7 @@ def test_the_best_of_a_measure_is_marked() -> None:
     wins = chart.measures[-1]
     assert sum(value for value in wins.values if value) == 14
     bits = next(bars for bars in chart.measures if bars.label == "bits per element")
-    assert bits.best == frozenset(), "all the same"
+    assert bits.best == frozenset(), "equal"
 
 
 def test_scales_ticks_and_labels() -> None:

@@ -12,13 +12,15 @@ from captured_steps import ROLES, STEPS, write_steps
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.measure.compare import Comparison, make_comparison, plan_comparison
+from mxcli.flows.measure.findings import StepWins
 from mxcli.flows.measure.report import make_report
 from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.numerics.combinations import combine
 from mxcli.numerics.scheme import Rules
 from mxcli.output.comparison import comparison_json, comparison_text
+from mxcli.output.conclusion import sentences
 from mxcli.output.screen import Screen
-from mxcli.output.series import compared_series_lines, compared_series_sentences
+from mxcli.output.series import compared_series_lines
 from mxcli.output.study import study_of_comparison
 from mxcli.output.study_charts import study_charts
 
@@ -58,7 +60,9 @@ def test_the_table_has_a_row_for_each_role_and_combination(source: Path) -> None
     ]
     assert all(int(line.split()[-2].replace(",", "")) in STEPS for line in lines[2:])
     assert [line.split()[-1] for line in lines[2:]] == ["3", "0", "3", "0"]
-    assert compared_series_sentences(comparison) == [f"{role}: of 3 steps best is nvfp4 te at 3." for role in ROLES]
+    last = sentences(comparison.findings)[-len(ROLES) :]
+    assert last == [f"{role}: of 3 steps best is nvfp4 te at 3." for role in ROLES]
+    assert comparison.findings[-1] == StepWins("gradient", 3, (("nvfp4 te", 3),))
     assert "over 3 steps" in comparison_text(comparison, Screen())
 
 
@@ -77,5 +81,5 @@ def test_of_one_step_nothing_is_added(source: Path) -> None:
     comparison = compared(source / "step-000100.safetensors")
     assert comparison.by_step == ()
     assert compared_series_lines(comparison, Screen()) == []
-    assert compared_series_sentences(comparison) == []
+    assert comparison.findings == comparison.conclusion
     assert "by_step" not in json.loads(comparison_json(comparison))

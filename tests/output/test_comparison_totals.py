@@ -1,4 +1,4 @@
-"""The totals of comparisons: which columns there are, and what is said of draws and axes."""
+"""The totals of comparisons: which columns there are, and what follows for stochastic rounding and axes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mxcli.flows.measure.compare import Comparison, make_comparison, plan_compar
 from mxcli.flows.plan.plan import Options
 from mxcli.numerics.combinations import combine
 from mxcli.numerics.scheme import Rules
-from mxcli.output.comparison_totals import total_lines
-from mxcli.output.conclusion import concluded
+from mxcli.output.comparison import total_lines
+from mxcli.output.conclusion import sentences
 from mxcli.output.screen import Screen
 
 SPECIAL = ("bias", "binades", "range")
@@ -31,6 +31,10 @@ def comparison(folder: Path, *names: Any, by: str = "role", **more: Any) -> Comp
     asked = Options("nvfp4", Rules(nonfinite="saturate"), on_indivisible="pad", analysis=True)
     planned = plan_comparison(checkpoint, combine(*names, **more), asked)
     return make_comparison("x", checkpoint, planned, backend=Cpu(), by=by)
+
+
+def concluded(made: Comparison) -> list[str]:
+    return sentences(made.conclusion)
 
 
 def headings(made: Comparison) -> str:
@@ -64,17 +68,17 @@ def test_a_transform_narrows_the_range_of_blocks(tmp_path: Path) -> None:
     assert float(str(transformed["underflowed_percent"])) < float(str(plain["underflowed_percent"]))
 
 
-def test_bias_is_told_of_draws_beside_what_chance_alone_has(tmp_path: Path) -> None:
+def test_bias_of_stochastic_rounding_is_reported_with_that_of_independent_errors(tmp_path: Path) -> None:
     made = comparison(tmp_path, ["nvfp4"], ["te"], ["nearest-even", "stochastic"])
-    told = concluded(made)[-1]
-    assert told.startswith("Bias (mean error, and how many times RMS error / sqrt(elements)")
-    assert "of nvfp4 te stochastic against nvfp4 te nearest-even: weight " in told
+    sentence = concluded(made)[-1]
+    assert sentence.startswith("Bias (mean error, and how many times RMS error / sqrt(elements)")
+    assert "of nvfp4 te stochastic against nvfp4 te nearest-even: weight " in sentence
     total = made.sums[1]
     share = abs(float(str(total["bias"]))) * 64 / float(str(total["rmse"]))
-    assert f" ({share:.1f}) against " in told
+    assert f" ({share:.1f}) against " in sentence
 
 
-def test_the_better_axis_is_told(tmp_path: Path) -> None:
+def test_the_better_axis_is_reported(tmp_path: Path) -> None:
     made = comparison(tmp_path, ["nvfp4"], ["te"], axes=("row", "column"))
     row, column = (float(str(total["sqnr_db"])) for total in made.sums)
     assert concluded(made)[-1] == (

@@ -7,10 +7,28 @@ from dataclasses import replace
 
 import pytest
 
-from mxcli.output.conclusion import Standing, conclusion
+from mxcli.flows.measure.standings import Change, Effect, Standing, Winner
+from mxcli.flows.measure.standings import conclusion as found
+from mxcli.output.conclusion import sentences
 
 FLOOR = Standing("mxfp8_e4m3", "floor", 8.25, 3.1, 0.0, 30.0, (30.0, 31.0, 32.0))
 RCEIL = replace(FLOOR, rule="rceil", saturated_blocks_percent=0.0, overall_db=31.0, sqnr_db=(31.0, 32.5, 33.25))
+
+
+def conclusion(standings: list[Standing]) -> list[str]:
+    return sentences(found(standings))
+
+
+def test_findings_are_data() -> None:
+    effect, other, winner = found([FLOOR, replace(RCEIL, wins=3), replace(FLOOR, rule="even")])
+    assert effect == Effect(
+        "floor", "rceil", (1.0, 1.5, 1.25), saturated_blocks=Change(3.1, 0.0), stochastic_saturates=False
+    )
+    assert isinstance(effect, Effect)
+    assert (effect.gains_db, effect.costs_db) == ((1.0, 1.5, 1.25), ())
+    assert isinstance(other, Effect)
+    assert (other.saturated_blocks, other.gains_db, other.costs_db) == (None, (), ())
+    assert winner == Winner("rceil", 31.0, (), tensors=3, wins=3, others=())
 
 
 def test_one_is_better_everywhere() -> None:
@@ -73,7 +91,7 @@ def test_saturation(before: float, after: float, words: str) -> None:
         (0.01, 0.05, "even gives"),
     ],
 )
-def test_underflow_is_told_where_there_is_much_of_it(before: float, after: float, words: str) -> None:
+def test_underflow_is_reported_where_there_is_much_of_it(before: float, after: float, words: str) -> None:
     first = replace(FLOOR, underflowed_percent=before)
     assert words in conclusion([first, replace(first, rule="even", underflowed_percent=after)])[0]
 
@@ -91,7 +109,7 @@ def test_more_than_two_rules() -> None:
     )
 
 
-def test_formats_are_held_against_the_first_each_at_its_best() -> None:
+def test_formats_are_compared_with_the_first_each_at_its_best() -> None:
     worse = replace(FLOOR, format="mxfp4_e2m1", bits=4.25, overall_db=18.0, sqnr_db=(17.0, 18.0, 19.0))
     better = replace(worse, rule="even", overall_db=18.5, sqnr_db=(17.5, 18.5, 19.5))
     nvfp4 = Standing("nvfp4", "te", 4.5, 50.0, 7.0, 20.0, (19.0, 20.0, 21.0))
@@ -120,10 +138,10 @@ def test_of_results_that_are_equally_good_the_smaller_format_is_best() -> None:
     )
 
 
-def test_rounding_by_chance_is_not_called_worse_without_saying_what_it_is_for() -> None:
+def test_stochastic_rounding_is_not_called_worse_without_saying_what_it_is_for() -> None:
     drawn = replace(FLOOR, rule="floor stochastic", sqnr_db=(27.0, 28.0, 29.0), is_random=True)
     meant = (
-        "stochastic rounding is for sums: its errors have no bias but for what saturates and cancel there, which an "
+        "stochastic rounding is for sums: its errors have no bias except from saturation and cancel there, which an "
         "SQNR does not count"
     )
     assert conclusion([FLOOR, drawn]) == [f"Against floor, floor stochastic costs 3 dB on all 3 tensors ({meant})."]

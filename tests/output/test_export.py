@@ -1,4 +1,4 @@
-"""What programs read back is what was written, whatever tensors are called: valid JSON, and CSV cell by cell."""
+"""JSON and CSV read back as they were written, for any name of a tensor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 from test_schema import printed, valid
 
-from mxcli.output.comparison import RECORD_KEYS as COMPARED_KEYS
+from mxcli.numerics.metrics import METRICS, NUMBERS
 from mxcli.output.export import csv_text
 from mxcli.output.recommendation import RECORD_KEYS as OPTION_KEYS
-from mxcli.output.report import RECORD_KEYS as REPORT_KEYS
 
 NAMES = (
     "line\nfeed.weight",
@@ -31,6 +30,13 @@ NAMES = (
     "  spaces  .weight",
     "'single'\t.weight",
 )
+DECIDED = ("name", "dtype", "shape", "role", "decision", "reason")
+RULES = ("format", "scale_rounding", "rounding", "dialect")
+REPORT_KEYS = (*DECIDED, *RULES, "axis", *METRICS)
+COMPARED_KEYS = (
+    *DECIDED, "best", "combination", *RULES, "seed", "hadamard", "axis",
+    "sqnr_db_delta", "saturated_percent_delta", "underflowed_percent_delta", *NUMBERS,
+)  # fmt: skip
 FORMATS = {
     "report": ("--format", "nvfp4"),
     "compare": ("--formats", "mxfp8,nvfp4"),
@@ -68,7 +74,7 @@ def forms(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest
 
 
 def records(verb: str, document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the rows of a CSV say, from the JSON."""
+    """The rows of a CSV, from the JSON."""
     if verb == "report":
         yield from (*document["layers"], *document["kept"])
     elif verb == "recommend":

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from browser import CHROMEDRIVER, CHROMIUM, Browser, chromium
+from product_reports import training_report
 from studies import HOSTILE, PROVENANCE, study
 
 from mxcli.output.html import html_page
-from mxcli.output.study import Study
+from mxcli.output.study import ProductStudy, Study, study_of_training
 
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and CHROMEDRIVER), reason="needs chromium and chromedriver (apt-get install chromium chromium-driver)"
@@ -43,7 +44,7 @@ def window(downloads: Path) -> Iterator[Browser]:
         yield browser
 
 
-def opened(browser: Browser, folder: Path, shown: Study) -> Browser:
+def opened(browser: Browser, folder: Path, shown: Study | ProductStudy) -> Browser:
     page = folder / "page.html"
     page.write_text(html_page(shown, PROVENANCE), encoding="utf-8")
     browser.open(page)
@@ -51,7 +52,7 @@ def opened(browser: Browser, folder: Path, shown: Study) -> Browser:
 
 
 def column(browser: Browser, key: str) -> str:
-    """The number of the column with a key, and what its heading is found by."""
+    """The index of the column with a key, as its heading has it."""
     columns = "return JSON.parse(document.getElementById('data').textContent).columns.map((column) => column.key)"
     return str(browser.run(columns).index(key))
 
@@ -60,7 +61,7 @@ def order(browser: Browser, at: str) -> Any:
     return browser.run(f"return document.querySelector('[data-column=\"{at}\"]').getAttribute('aria-sort')")
 
 
-def test_a_page_opens_without_complaint_and_asks_for_nothing(window: Browser, tmp_path: Path) -> None:
+def test_a_page_opens_without_errors_and_requests(window: Browser, tmp_path: Path) -> None:
     opened(window, tmp_path, study())
     assert window.log() == []
     assert window.run("return performance.getEntriesByType('resource').length") == 0
@@ -135,11 +136,11 @@ def test_hostile_names_are_text(window: Browser, tmp_path: Path) -> None:
     assert not window.has_dialog()
     assert window.log() == []
     count = window.run("return ['img', 'script', 'b'].map((tag) => document.querySelectorAll(tag).length)")
-    assert count == [0, 2, 5], "the page's own: data and script, and the numbers of the summary"
+    assert count == [0, 2, 5], "data and script, and the numbers of the summary"
     assert window.run("return document.querySelectorAll('[onload], [onerror]').length") == 0
     shown = set(window.run(NAMES))
     assert {"</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>.weight"} <= shown
-    assert "\\u{202e}gnirts.thgiew\\u{202c}" in shown, "what would turn the text around is spelled out"
+    assert "\\u{202e}gnirts.thgiew\\u{202c}" in shown, "characters that change the direction of text are escaped"
     assert "nul\\u{0}tab\\u{9}line\\u{a}end" in shown
     assert "x" * 100 + "…" + "x" * 100 in shown
     known = window.run("return [...document.querySelectorAll('#table tbody th')].map((cell) => cell.title)")
@@ -186,16 +187,17 @@ def test_pages_of_the_table_and_print(window: Browser, tmp_path: Path) -> None:
     assert window.run(page) == "201\N{EN DASH}211 of 211"
     assert window.run("return document.getElementById('next').disabled")
     window.run("dispatchEvent(new Event('beforeprint'))")
-    assert len(window.run(NAMES)) == 211, "paper has no pages to turn"
+    assert len(window.run(NAMES)) == 211, "all rows are printed"
     window.run("dispatchEvent(new Event('afterprint'))")
     assert len(window.run(NAMES)) == 11
 
 
+@pytest.mark.slow
 def test_fifty_thousand_tensors_open_quickly(window: Browser, tmp_path: Path) -> None:
     names = [f"model.layers.{at // 896}.mlp.experts.{at // 7 % 128}.{at % 7}.weight" for at in range(50_000)]
     opened(window, tmp_path, study(0, names=names))
     milliseconds = window.run("return performance.getEntriesByType('navigation')[0].loadEventEnd")
-    assert 0 < milliseconds < 5000, "2000 on a machine that does nothing else"
+    assert 0 < milliseconds < 5000, "2000 on an idle machine"
     assert window.run(FOUND) == "50,001 tensors"
     started = "const start = performance.now(); "
     taken = window.run(started + TYPE + "; return performance.now() - start", "search", "experts.77. 3.weight")
@@ -207,3 +209,25 @@ def test_fifty_thousand_tensors_open_quickly(window: Browser, tmp_path: Path) ->
     )
     assert taken < 3000
     print(f"opened in {milliseconds:.0f} ms, sorted by name in {taken:.0f} ms")
+
+
+def test_products_under_training_recipes(window: Browser, tmp_path: Path) -> None:
+    report = training_report("mxfp8,nvfp4", "model.layers.[13].mlp.down_proj")
+    opened(window, tmp_path, study_of_training(report))
+    assert window.log() == []
+    assert window.run(FOUND) == "12 products"
+    assert window.run("return document.querySelectorAll('svg.chart').length") == 6
+    sqnr = column(window, "sqnr_db")
+    assert window.run(CELLS, sqnr)[:3] == ["14.4", "19.2", "22.3"], "worst first"
+    assert window.run(CELLS, sqnr)[-3:] == ["exact"] * 3, "block 3 stays high under nvfp4"
+    assert window.run("return [...document.querySelectorAll('th.group')].map((th) => th.textContent)") == [
+        "product", "X", "W", "dY",
+    ]  # fmt: skip
+    window.run(TYPE, "recipe", "nvfp4")
+    window.run(TYPE, "pass", "wgrad")
+    assert window.run(FOUND) == "2 of 12 products"
+    assert window.run(NAMES) == ["model.layers.1.mlp.down_proj", "model.layers.3.mlp.down_proj"]
+    fill = "return getComputedStyle(document.querySelector('#plot-product_sqnr rect.sqnr')).fill"
+    light = window.run(fill)
+    window.click("#theme")
+    assert {light, window.run(fill)} == {"rgb(11, 98, 164)", "rgb(109, 179, 242)"}

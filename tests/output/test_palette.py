@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mxcli.output.charts import DARK, LIGHT, SERIES_DARK, SERIES_LIGHT
+from mxcli.output.axes import DARK, LIGHT, SERIES_DARK, SERIES_LIGHT
 
 F64 = np.ndarray
 

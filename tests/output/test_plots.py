@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from studies import HOSTILE, study
 from test_charts import ALL, BLOCK
 
+from mxcli.errors import EnvironmentFailure
 from mxcli.output.plots import DRAW, write_plots
 from mxcli.output.study_charts import study_charts
-from mxcli.output.svg_charts import DRAW as DRAW_SVG
+from mxcli.output.svg import DRAW as DRAW_SVG
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -54,6 +56,12 @@ def test_names_are_text(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write_plots(study_charts(study(1, names=names)), tmp_path)
+
+
+def test_a_missing_matplotlib_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(EnvironmentFailure, match=r"--plots needs matplotlib, .*pip install 'mxcli\[plots\]'"):
+        write_plots([ALL[0]], tmp_path)
 
 
 def test_every_chart_can_be_drawn_in_both_ways() -> None:

@@ -60,7 +60,7 @@ def test_conclusions_of_the_other_targets() -> None:
     assert conclusion(worst)[0].startswith("Recommended: 8.25 bits per element on average, mxfp8_e4m3 for 16; 0 of 16")
     assert conclusion(worst)[-1].startswith("No choice is smaller; the lowest SQNR of weights is 31.")
     nothing = recommended(["mxfp4"], Target(MIN_SQNR, 90.0))
-    assert conclusion(nothing)[-1] == "No format named is good enough for any group: there is nothing to quantize."
+    assert conclusion(nothing)[-1] == "None of the formats is good enough for any group; nothing is quantized."
     assert "all 16 groups" in recommendation_text(nothing, Screen())
     some = recommended(["mxfp4"], Target(KEEP_PERCENT, 5.0))
     assert conclusion(some)[0].endswith("1 of 16 groups kept, 4.17 % of the elements.")

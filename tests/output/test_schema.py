@@ -1,10 +1,13 @@
-"""The JSON Schemas kept beside the code, held against what the verbs print. Run as a script, it refreshes them."""
+"""JSON Schemas made from the fields of records, compared with what the verbs print."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +15,25 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import mxcli
 from mxcli.cli.app import run
-from mxcli.output.schema import SCHEMAS
+from mxcli.flows.measure.report import KEPT, PADDED, QUANTIZED, TIED
+from mxcli.flows.plan.plan import INDIVISIBLE_POLICIES
+from mxcli.flows.write.records import scheme_record
+from mxcli.numerics.hadamard import find_hadamard
+from mxcli.numerics.metrics import METRICS
+from mxcli.numerics.scheme import Rules, resolve
+from mxcli.output import fields
+from mxcli.output.schema import RECORDS, schema
 
-FOLDER = Path(__file__).parents[2] / "mxcli" / "output" / "schemas"
 SAMPLE = Path(__file__).parents[2] / "samples" / "tiny-llama"
 
 
-def text_of(verb: str) -> str:
-    return json.dumps(SCHEMAS[verb](), indent=2) + "\n"
-
-
 def printed(*words: object) -> Any:
-    """What a command prints with `--json`; a NaN or Infinity token is an error."""
+    """Return what a command prints with `--json`; a NaN or Infinity token is an error."""
 
     def refuse(token: str) -> None:
-        raise ValueError(f"{token} is no JSON")
+        raise ValueError(f"{token} is not JSON")
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -37,7 +43,7 @@ def printed(*words: object) -> Any:
 
 def valid(document: Any, verb: str) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    errors = jsonschema.Draft202012Validator(SCHEMAS[verb]()).iter_errors(document)
+    errors = jsonschema.Draft202012Validator(schema(verb)).iter_errors(document)
     assert [f"{list(error.path)}: {error.message}" for error in errors] == []
 
 
@@ -57,10 +63,39 @@ def odd(tmp_path: Path) -> Path:
     return tmp_path / "odd.safetensors"
 
 
-@pytest.mark.parametrize("verb", SCHEMAS)
-def test_the_files_are_the_rows(verb: str) -> None:
-    """`python tests/output/test_schema.py` writes them anew."""
-    assert (FOLDER / f"{verb}.json").read_text(encoding="utf-8") == text_of(verb)
+def test_schemas_are_written_with_the_standard_library_only(tmp_path: Path) -> None:
+    root = Path(mxcli.__file__).parents[1]
+    code = (
+        "import runpy, sys; sys.modules.update(dict.fromkeys(['numpy', 'rich', 'torch', 'typer']));"
+        "runpy.run_module('mxcli.output.schema', run_name='__main__')"
+    )
+    command = [sys.executable, "-S", "-c", code, tmp_path / "schemas"]
+    subprocess.run(command, env={"PYTHONPATH": str(root)}, cwd=tmp_path, check=True)
+    written = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "schemas").iterdir()}
+    assert written == {verb: schema(verb) for verb in RECORDS}
+
+
+def test_literal_values_are_those_of_the_flows() -> None:
+    found = schema("report")["properties"]
+    assert found["layers"]["items"]["properties"]["decision"]["enum"] == [QUANTIZED, PADDED, KEPT, TIED]
+    assert found["options"]["properties"]["on_indivisible"]["enum"] == list(INDIVISIBLE_POLICIES)
+    scheme = resolve("nvfp4", Rules(rounding="stochastic", seed=7, hadamard=find_hadamard(16, seed=3)))
+    record = fields.Fields(fields.SCHEME, fields.SCHEME_OPTIONS).record(scheme)
+    assert record == scheme_record(scheme)
+    assert {"seed", "hadamard"} <= record.keys()
+
+
+def test_a_metric_is_one_row() -> None:
+    row = replace(METRICS["mse"], name="new", unit="dB", meaning="a new one", formula="1 + 1")
+    rows = fields.metric_fields({**METRICS, "new": row})
+    assert rows.names[-2:] == ["new", "new_uncertainty"]
+    assert rows.record({"new": 2.0})["new"] == 2.0
+    assert rows.object_schema()["properties"]["new"] == {
+        "type": ["number", "null"],
+        "description": "a new one [dB]: 1 + 1",
+    }
+    assert "new" in rows.object_schema()["required"]
+    assert "new_uncertainty" not in rows.object_schema()["required"]
 
 
 def test_a_report_is_valid(odd: Path) -> None:
@@ -112,6 +147,12 @@ def test_samples_are_valid(tmp_path: Path) -> None:
     valid(printed("compare", tmp_path / "x.safetensors", "--formats", "mxfp8", "--sample", "0.1"), "compare")
 
 
+def test_products_are_valid() -> None:
+    captures = SAMPLE.parent / "tiny-llama-captures.safetensors"
+    words = ("report", SAMPLE, "--products", captures, "--include", "*layers.[03].*.k_proj", "--format", "nvfp4")
+    valid(printed(*words), "products")
+
+
 def test_training_is_valid() -> None:
     captures = SAMPLE.parent / "tiny-llama-captures.safetensors"
     words = ("report", SAMPLE, "--products", captures, "--include", "*layers.[03].*.k_proj", "--draws", "2")
@@ -125,12 +166,7 @@ def test_a_capture_is_valid(tmp_path: Path) -> None:
     valid(printed(*words, "-o", tmp_path / "out", "--roles", "activation"), "capture")
 
 
-def test_what_is_no_report() -> None:
+def test_another_version_is_refused() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"schema": "mxcli.report/2"}, SCHEMAS["report"]())
-
-
-if __name__ == "__main__":
-    for each in SCHEMAS:
-        (FOLDER / f"{each}.json").write_text(text_of(each), encoding="utf-8")
+        jsonschema.validate({"schema": "mxcli.report/2"}, schema("report"))

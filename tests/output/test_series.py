@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mxcli.flows.measure.findings import step_series, step_trends
 from mxcli.flows.measure.totals import TrainingStepTotal, totals_over_steps
+from mxcli.numerics.metrics import NUMBERS
 from mxcli.output.charts import LineChart
+from mxcli.output.conclusion import sentences
 from mxcli.output.plots import write_plots
 from mxcli.output.screen import Screen
-from mxcli.output.series import series_lines, series_name, series_records, series_sentences
+from mxcli.output.series import STEP_TOTAL, series_name
+from mxcli.output.series import series_lines as table
 from mxcli.output.step_charts import POINTS, step_charts
-from mxcli.output.svg_charts import svg
+from mxcli.output.svg import draw
 
 
 def total(
-    step: int, sqnr: float | None, role: str = "gradient", axis: str | None = None, **more: float
+    step: int, sqnr: float | None, role: str = "gradient", axis: str | None = None, **more: Any
 ) -> TrainingStepTotal:
     metrics = {
         "tensors": 2, "mse": 1.0, "rmse": 1.0, "sqnr_db": sqnr, "saturated_percent": 0.5, "underflowed_percent": 2.0,
@@ -27,6 +32,14 @@ def total(
 
 def charted(totals: list[TrainingStepTotal]) -> list[LineChart]:
     return step_charts({series_name(*key): found for key, found in totals_over_steps(totals).items()})
+
+
+def series_lines(totals: list[TrainingStepTotal], screen: Screen) -> list[str]:
+    return table(step_series(totals), screen)
+
+
+def series_sentences(totals: list[TrainingStepTotal]) -> list[str]:
+    return sentences(step_trends(step_series(totals)))
 
 
 THREE = [total(100, 20.5), total(200, 18.25), total(300, 19.0)]
@@ -48,10 +61,10 @@ def test_first_worst_and_last() -> None:
     assert series_sentences([]) == []
 
 
-def test_a_step_is_told_once() -> None:
+def test_a_step_is_shown_once() -> None:
     two = [total(1, 20.0, axis="column"), total(2, 19.0, axis="column")]
-    told = [line.partition("  ")[0] for line in series_lines(two, Screen())[2:]]
-    assert told == ["gradient column, first", "gradient column, last and worst"]
+    shown = [line.partition("  ")[0] for line in series_lines(two, Screen())[2:]]
+    assert shown == ["gradient column, first", "gradient column, last and worst"]
     absent = [total(1, None), total(2, None)]
     assert [line.split()[1] for line in series_lines(absent, Screen())[2:]] == ["first", "last"]
     assert series_sentences(absent) == []
@@ -70,10 +83,11 @@ def test_thousands_of_steps_stay_short() -> None:
 
 
 def test_records() -> None:
-    assert series_records([total(7, 20.0, axis="row")])[0] == {
-        "step": 7, "role": "gradient", "axis": "row", **total(7, 20.0).metrics
+    numbers = dict.fromkeys(NUMBERS) | total(7, 20.0).metrics
+    assert STEP_TOTAL.record(total(7, 20.0, axis="row", **numbers)) == {
+        "step": 7, "role": "gradient", "axis": "row", **numbers
     }  # fmt: skip
-    assert "axis" not in series_records([total(7, 20.0)])[0]
+    assert "axis" not in STEP_TOTAL.record(total(7, 20.0))
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
@@ -96,8 +110,8 @@ def test_charts_have_a_line_for_each_role_and_axis() -> None:
     assert lines[0].points == ((0, 20.0), (50, 19.5))
     assert charts["amax_by_step"].lines[0].points == ((0, 3.0), (50, 3.0))
     assert charts["bias_by_step"].lines[0].points == ((0, 0.1), (50, 0.1))
-    assert "gradient row, step 50: 0.500 % of elements" in svg(charts["saturated_by_step"])
+    assert "gradient row, step 50: 0.500 % of elements" in draw(charts["saturated_by_step"])
     assert charted([]) == []
     many = step_charts({str(number): [total(0, 20.0), total(1, 19.0)] for number in range(20)})[0]
     assert (len(many.lines), len(many.others)) == (8, 12)
-    assert svg(many)
+    assert draw(many)

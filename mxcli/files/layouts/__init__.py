@@ -1,4 +1,4 @@
-"""The layouts as rows: how quantized weights are stored for one consumer."""
+"""The table of layouts: how quantized weights are stored for each consumer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mxcli.files.layouts.layout import (
     refusal,
 )
 from mxcli.files.layouts.modelopt import MODELOPT
-from mxcli.files.layouts.own import OWN
+from mxcli.files.layouts.mxcli import MXCLI
 from mxcli.files.layouts.quark import QUARK
 from mxcli.files.layouts.torchao import TORCHAO, TORCHAO_PLAIN
 from mxcli.numerics.blocks import COLUMN, ROW
@@ -28,7 +28,7 @@ from mxcli.numerics.blocks import COLUMN, ROW
 __all__ = [
     "COLUMN",
     "LAYOUTS",
-    "OWN",
+    "MXCLI",
     "PREFERRED",
     "QUANTIZATION_CONFIG",
     "ROW",
@@ -46,23 +46,24 @@ __all__ = [
 ]
 
 LAYOUTS: dict[str, Layout] = {
-    row.name: row for row in (COMPRESSED_TENSORS, MODELOPT, FP8, GPT_OSS, QUARK, TORCHAO, TORCHAO_PLAIN, GGUF, OWN)
+    layout.name: layout
+    for layout in (COMPRESSED_TENSORS, MODELOPT, FP8, GPT_OSS, QUARK, TORCHAO, TORCHAO_PLAIN, GGUF, MXCLI)
 }
 PREFERRED = COMPRESSED_TENSORS
-"""The layout taken where none is named and it holds the format and most of the weights; else OWN."""
-_BY_NAME = {name: row for row in LAYOUTS.values() for name in (row.name, *row.aliases)}
+"""The default layout if it holds the format and most of the weights; else MXCLI."""
+_BY_NAME = {name: layout for layout in LAYOUTS.values() for name in (layout.name, *layout.aliases)}
 
 
 def find_layout(name: str) -> Layout:
-    """The layout called `name`; raises UsageError for an unknown name."""
-    row = _BY_NAME.get(name.strip().lower())
-    if row is None:
+    """Return the layout called `name`. Raises UsageError for an unknown name."""
+    layout = _BY_NAME.get(name.strip().lower())
+    if layout is None:
         raise UsageError(
             f"unknown layout '{printable(name)}': known are {', '.join(LAYOUTS)}.{did_you_mean(name, _BY_NAME)}"
         )
-    return row
+    return layout
 
 
 def layout_of_dialect(dialect: str | None) -> Layout | None:
-    """The layout that reads files of a dialect; None where none does."""
-    return next((row for row in LAYOUTS.values() if dialect in row.dialects), None)
+    """Return the layout that reads files of a dialect; None without one."""
+    return next((layout for layout in LAYOUTS.values() if dialect in layout.dialects), None)

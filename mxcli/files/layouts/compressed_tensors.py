@@ -1,8 +1,8 @@
 """compressed-tensors, as llm-compressor writes it and vLLM, SGLang and transformers read it.
 
-Readers of NVFP4 compute `codes * (scale / global scale)` in binary32; a rule that scales back by `scale * (1 /
-global scale)` gives the same but for the last bit, so what is read back follows the readers. FP8 scales are BF16
-where the rule rounds them to it, else F32, which transformers rounds to the dtype that it loads the model in.
+Readers of NVFP4 compute `codes * (scale / global scale)` in binary32; a rule that scales back by `scale * (1 / global
+scale)` differs in the last bit only, so reading follows the readers. FP8 scales are BF16 if the rule rounds them to it,
+else F32, which transformers rounds to the model's dtype.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _KEYS = ("num_bits", "type", "strategy", "group_size", "block_structure")
 
 @dataclass(frozen=True, slots=True)
 class ConfigScheme:
-    """What a configuration says of one of our formats: `weights`, `activations` and, where their scale is stored under
-    the module's name and `input_scale`, `calibrated` are its QuantizationArgs."""
+    """The QuantizationArgs of one of our formats: `weights`, `activations` and, with a scale stored under the module's
+    name and `input_scale`, `calibrated`."""
 
-    ours: str
+    block_format: str
     format: str
     weights: Mapping[str, object]
     activations: Mapping[str, object] | None = None
@@ -52,7 +52,7 @@ class ConfigScheme:
     symbols: Mapping[str, object] = field(default_factory=lambda: {"type": "float", "symmetric": True})
 
     def group(self, *, calibrated: bool) -> dict[str, object]:
-        """A config group, but for its targets."""
+        """Return a config group without its targets."""
         stated = self.calibrated if calibrated else self.activations
         activations = None if stated is None else {**self.symbols, "dynamic": True, **stated}
         return {
@@ -63,24 +63,24 @@ class ConfigScheme:
         }
 
     def means(self, args: Mapping[str, object]) -> bool:
-        """Whether QuantizationArgs of weights say this scheme."""
-        own = {**self.symbols, **self.weights}
-        return all(own.get(key) == args.get(key) for key in _KEYS)
+        """Return whether QuantizationArgs of weights state this scheme."""
+        ours = {**self.symbols, **self.weights}
+        return all(ours.get(key) == args.get(key) for key in _KEYS)
 
 
-def _mx(ours: str, format: str, bits: int) -> ConfigScheme:
+def _mx(block_format: str, format: str, bits: int) -> ConfigScheme:
     group = {"num_bits": bits, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
-    return ConfigScheme(ours, format, group)
+    return ConfigScheme(block_format, format, group)
 
 
-def _fp8(ours: str, strategy: str, activations: Mapping[str, object], **more: object) -> ConfigScheme:
+def _fp8(block_format: str, strategy: str, activations: Mapping[str, object], **more: object) -> ConfigScheme:
     weights = {"num_bits": 8, "strategy": strategy, **more}
-    return ConfigScheme(ours, "float-quantized", weights, {"num_bits": 8, **activations}, scale_dtype="F32")
+    return ConfigScheme(block_format, "float-quantized", weights, {"num_bits": 8, **activations}, scale_dtype="F32")
 
 
 _NVFP4 = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
 CONFIG_SCHEMES: dict[str, ConfigScheme] = {
-    row.ours: row
+    row.block_format: row
     for row in (
         ConfigScheme(
             "nvfp4",
@@ -117,13 +117,13 @@ def _refusal(weight: Weight) -> str | None:
 
 
 def _contents(weight: Weight) -> tuple[Content, ...]:
-    row, (rows, columns) = weight.format, weight.shape
-    packed = row.element.stored_bits < 8
+    fmt, (rows, columns) = weight.format, weight.shape
+    packed = fmt.element.stored_bits < 8
     codes_dtype, ending = ("U8", "_packed") if packed else ("F8_E4M3", "")
-    codes = Entry(weight.name + ending, codes_dtype, (rows, packed_columns(row, columns)))
+    codes = Entry(weight.name + ending, codes_dtype, (rows, packed_columns(fmt, columns)))
     scales = Entry(weight.name + "_scale", _scale_dtype(weight), scale_shape(weight))
     found = [Content(codes, CODES), Content(scales, SCALES)]
-    if row.tensor_scale is not None:
+    if fmt.tensor_scale is not None:
         found.append(Content(Entry(weight.name + "_global_scale", "F32", (1,)), ENCODE))
     if weight.input_scale is not None:
         found.append(_input_scale(weight, weight.input_scale))
@@ -131,7 +131,7 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
 
 
 def _input_scale(weight: Weight, scale: InputScale) -> Content:
-    """The scale of its inputs, which is stored as those of the weight are: with a tensor scale to be divided by."""
+    """Return the entry of the input scale, stored like the weight's: with a tensor scale, the one to divide by."""
     name = f"{module_of(weight)}.{CONFIG_SCHEMES[weight.format.name].input_scale}"
     if weight.format.tensor_scale is not None:
         return Content(Entry(name, "F32", (1,)), constant(scale.encode))
@@ -146,18 +146,18 @@ def _scale_dtype(weight: Weight) -> str:
 
 
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
-    """All layers of one format are the target `Linear`; of several, each group names its modules."""
+    """Return the configuration: one format targets `Linear`; with several, each group names its modules."""
     modules: dict[str, list[str]] = {}
     for weight in weights:
         modules.setdefault(weight.format.name, []).append(module_of(weight))
     mixed = len(modules) > 1
     calibrated = {weight.format.name for weight in weights if weight.input_scale is not None}
     groups = {
-        f"group_{place}": {
+        f"group_{index}": {
             **CONFIG_SCHEMES[name].group(calibrated=name in calibrated),
             "targets": sorted(modules[name]) if mixed else ["Linear"],
         }
-        for place, name in enumerate(sorted(modules))
+        for index, name in enumerate(sorted(modules))
     }
     return {
         "quant_method": "compressed-tensors",
@@ -177,30 +177,30 @@ def _weights(disk: OnDisk) -> list[Weight]:
 
 
 def _weight(module: str, scheme: ConfigScheme, disk: OnDisk) -> Weight:
-    """The weight of a module; raises ValueError where its tensors are not what the scheme stores."""
-    row = FORMATS[scheme.ours]
+    """Return the weight of a module. Raises ValueError if its tensors are not what the scheme stores."""
+    fmt = FORMATS[scheme.block_format]
     name = module + WEIGHT
-    codes = name + ("_packed" if row.element.stored_bits < 8 else "")
+    codes = name + ("_packed" if fmt.element.stored_bits < 8 else "")
     if codes not in disk.tensors:
         raise ValueError(f"has a weight_scale, but {printable(codes)} is missing ({scheme.format})")
     packed = disk.tensors[codes].shape
-    shape = (*packed[:-1], packed[-1] * 8 // row.element.stored_bits) if packed else ()
+    shape = (*packed[:-1], packed[-1] * 8 // fmt.element.stored_bits) if packed else ()
     weight = Weight(name, shape, _decoding(scheme, disk.tensors[name + "_scale"].dtype), disk.dtype)
     fault = _refusal(weight)
     if fault:
-        raise ValueError(f"{list(packed)} is no shape of {scheme.format}: {fault}")
+        raise ValueError(f"{list(packed)} is not a shape of {scheme.format}: {fault}")
     check_fit(_contents(weight), disk.tensors, scheme.format)
     return weight
 
 
 def _decoding(scheme: ConfigScheme, scale_dtype: str) -> Scheme:
-    """A recipe that scales back as readers of this layout do."""
+    """Return a scheme that scales back as readers of this layout do."""
     dialect = "compressed-tensors-bf16" if scale_dtype == "BF16" else "compressed-tensors"
-    return resolve(scheme.ours, Rules(dialect=dialect))
+    return resolve(scheme.block_format, Rules(dialect=dialect))
 
 
 def _groups(settings: Config) -> list[tuple[Sequence[str], ConfigScheme]]:
-    """Targets and scheme of every config group; raises InputError for a scheme that is none of SCHEMES."""
+    """Return targets and scheme of every config group. Raises InputError for a scheme that is not in CONFIG_SCHEMES."""
     groups = settings.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise InputError("config.json: its quantization_config needs config_groups to say what the codes mean.")
@@ -212,8 +212,8 @@ def _groups(settings: Config) -> list[tuple[Sequence[str], ConfigScheme]]:
         scheme = next((row for row in CONFIG_SCHEMES.values() if isinstance(args, Mapping) and row.means(args)), None)
         if scheme is None or not isinstance(targets, list):
             problems.append(
-                f"config.json: config group {printable(name)}: its weights are none of the schemes that can be read "
-                f"back ({', '.join(CONFIG_SCHEMES)})."
+                f"config.json: config group {printable(name)}: its weights match none of the schemes that mxcli "
+                f"reads ({', '.join(CONFIG_SCHEMES)})."
             )
         else:
             found.append((list(map(str, targets)), scheme))
@@ -223,7 +223,7 @@ def _groups(settings: Config) -> list[tuple[Sequence[str], ConfigScheme]]:
 
 
 def _scheme_of(module: str, groups: Iterable[tuple[Sequence[str], ConfigScheme]]) -> ConfigScheme:
-    """The group that targets a module by name or pattern, else the one that targets a class."""
+    """Return the scheme of the group that targets a module by name or pattern, else of the one that targets a class."""
     by_class = None
     for targets, scheme in groups:
         if any(_targets(target, module) for target in targets):
@@ -236,20 +236,20 @@ def _scheme_of(module: str, groups: Iterable[tuple[Sequence[str], ConfigScheme]]
 
 
 def _targets(target: str, module: str) -> bool:
-    """Whether a target names a module or, after `re:`, matches its beginning."""
+    """Return whether a target names a module or, after `re:`, matches its beginning."""
     if not target.startswith("re:"):
         return target == module
     try:
         return re.match(target.removeprefix("re:"), module) is not None
     except re.error as error:
-        raise ValueError(f"the target '{printable(target)}' is no regular expression: {error}") from error
+        raise ValueError(f"the target '{printable(target)}' is not a regular expression: {error}") from error
 
 
 def _remarks(weights: Sequence[Weight]) -> list[str]:
     notes = []
     if any(weight.dtype != "F32" and _scale_dtype(weight) == "F32" for weight in weights):
         notes.append(
-            "FP8 scales are binary32: vLLM keeps them so, transformers rounds them to the dtype it loads a model in."
+            "FP8 scales are binary32: vLLM keeps them so, transformers rounds them to the dtype it loads the model in."
         )
     wide = {weight.dtype for weight in weights if weight.format.scale.bits != 32} - {"BF16"}
     if wide:
@@ -277,7 +277,7 @@ def _ignored(disk: OnDisk) -> Ignored:
 
 
 def _is_targeted(module: str, targets: Iterable[str]) -> bool:
-    """Whether some target names the module, or linear layers as a class; one that cannot be read names nothing."""
+    """Return whether a target names the module, or linear layers as a class; an invalid target names nothing."""
     try:
         return any(target == LINEAR or _targets(target, module) for target in targets)
     except ValueError:
@@ -291,7 +291,7 @@ def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
             Hazard(
                 "config.json",
                 f"quantization_status is {printable(disk.settings.get('quantization_status'))}",
-                "'compressed': with anything else transformers initializes the weights anew and says nothing",
+                "'compressed': with anything else transformers silently initializes the weights again",
                 "Set it in the quantization_config.",
             )
         )
@@ -305,7 +305,7 @@ def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
         )
         for weight in typed
     ]
-    return found + _unfed(disk, weights)
+    return found + _missing_input_scales(disk, weights)
 
 
 def _dtype_of(name: str, disk: OnDisk) -> str | None:
@@ -313,8 +313,8 @@ def _dtype_of(name: str, disk: OnDisk) -> str | None:
     return None if info is None else info.dtype
 
 
-def _unfed(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
-    """Weights whose scale of activations the configuration promises and no tensor holds."""
+def _missing_input_scales(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
+    """Return a hazard per weight whose activation scale the configuration states and no tensor holds."""
     groups = disk.settings.get("config_groups")
     promised: list[tuple[Sequence[str], str]] = []
     for group in groups.values() if isinstance(groups, Mapping) else ():
@@ -353,5 +353,5 @@ COMPRESSED_TENSORS = Layout(
     ignored=_ignored,
     hazards=_hazards,
     model_scales=True,
-    input_scales=tuple(row.ours for row in CONFIG_SCHEMES.values() if row.calibrated is not None),
+    input_scales=tuple(row.block_format for row in CONFIG_SCHEMES.values() if row.calibrated is not None),
 )

@@ -1,18 +1,18 @@
-"""FP8 by blocks, as DeepSeek-V3 and transformers' `fp8` have it: a decode scale called `weight_scale_inv` per block.
+"""FP8 by blocks, as in DeepSeek-V3 and transformers' `fp8`: a decode scale called `weight_scale_inv` per block.
 
-The dtype of the scales is what every reader of the configuration takes:
+The dtype of the scales is the one that every reader of the configuration supports:
 
-* `fp8_e4m3_128x128`: F32. vLLM and SGLang hold these scales in binary32, transformers takes any dtype. Under a
-  rule for power-of-two scales they are powers of two and `scale_fmt` says so, as in DeepSeek-V3.1.
+* `fp8_e4m3_128x128`: F32. vLLM and SGLang hold these scales in binary32, transformers takes any dtype. Under a rule for
+  power-of-two scales they are powers of two and `scale_fmt` states it, as in DeepSeek-V3.1.
 * `e4m3:e8m0:128x128`: F8_E8M0, as transformers writes it, and with `.scale` DeepSeek-V4. Readers that hold binary32
-  scales convert that dtype by value. U8 they would convert as the numbers 0 to 255, so it is never written here.
-* `mxfp8_e4m3`: U8 under `quant_method` mxfp8, since SGLang holds bytes and would convert F8_E8M0 by value;
-  transformers takes either.
+  scales convert that dtype by value. They would convert U8 as the numbers 0 to 255, so it is never written here.
+* `mxfp8_e4m3`: U8 under `quant_method` mxfp8, since SGLang holds bytes and would convert F8_E8M0 by value; transformers
+  takes either.
 * `fp8_e4m3`: F32 of shape [], without a block size, for transformers alone.
 
-Read back are these and other dtypes (BF16; F8_E8M0 as U8 and the reverse), blocks (the stated ones, or those that the
-shapes fit), names of scales (`.scale`, `weight_scale`) and FP4 experts as DeepSeek-V4 has them. Which scales are
-powers of two follows from their dtype alone: DeepSeek-V3.1 states `scale_fmt` ue8m0 where not all are.
+These and other dtypes are read back (BF16; F8_E8M0 as U8 and the reverse), blocks (the stated ones, or those that fit
+the shapes), names of scales (`.scale`, `weight_scale`) and FP4 experts as in DeepSeek-V4. The dtype alone decides which
+scales are powers of two: DeepSeek-V3.1 states `scale_fmt` ue8m0 though not all are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mxcli.numerics.scheme import resolve
 
 FORMATS = ("fp8_e4m3_128x128", "e4m3:e8m0:128x128", "mxfp8_e4m3", "fp8_e4m3")
 SCALE_INV, SCALE, MODULE_SCALE = "_scale_inv", "_scale", ".scale"
-"""Endings of the name of a scale: after the weight's own, or (MODULE_SCALE) after its module's."""
+"""Endings of a scale's name: after the weight's own, or (MODULE_SCALE) after its module's."""
 LEFT_ALONE = "modules_to_not_convert"
 POWERS = frozenset({"F8_E8M0", "U8"})
 SCALES_OF_ELEMENTS = frozenset({"F32", "BF16"}) | POWERS
@@ -49,18 +49,18 @@ def _refusal(weight: Weight) -> str | None:
 
 
 def _contents(weight: Weight) -> tuple[Content, ...]:
-    row = weight.format
-    shape = (*weight.shape[:-1], packed_columns(row, weight.shape[-1]))
-    codes = Entry(weight.name, next(dtype for dtype, name in ELEMENTS.items() if name == row.element.name), shape)
-    grid = () if row.block == WHOLE else grid_shape(row, weight.shape)
-    scales = Entry(_scale_name(weight.name, weight.variant or SCALE_INV), _scale_dtype(row), grid)
+    fmt = weight.format
+    shape = (*weight.shape[:-1], packed_columns(fmt, weight.shape[-1]))
+    codes = Entry(weight.name, next(dtype for dtype, name in ELEMENTS.items() if name == fmt.element.name), shape)
+    grid = () if fmt.block == WHOLE else grid_shape(fmt, weight.shape)
+    scales = Entry(_scale_name(weight.name, weight.variant or SCALE_INV), _scale_dtype(fmt), grid)
     return Content(codes, CODES), Content(scales, SCALES)
 
 
-def _scale_dtype(row: BlockFormat) -> str:
-    if not row.has_power_of_two_scales:
+def _scale_dtype(fmt: BlockFormat) -> str:
+    if not fmt.has_power_of_two_scales:
         return "F32"
-    return "U8" if row.block == (1, 32) else "F8_E8M0"
+    return "U8" if fmt.block == (1, 32) else "F8_E8M0"
 
 
 def _scale_name(name: str, ending: str) -> str:
@@ -68,7 +68,8 @@ def _scale_name(name: str, ending: str) -> str:
 
 
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
-    """The configuration; raises RefusedError for formats of several blocks, since it states one for the model."""
+    """Return the configuration. Raises RefusedError for formats of several blocks, since it states one for the
+    model."""
     blocks = {weight.format.block: weight for weight in weights}
     if len(blocks) > 1:
         one, other = list(blocks.values())[:2]
@@ -94,7 +95,7 @@ def _weights(disk: OnDisk) -> list[Weight]:
 
 
 def _stated_block(disk: OnDisk) -> Block | None:
-    """The block of the configuration; None where it says nothing."""
+    """Return the block in the configuration; None if it states none."""
     block = disk.settings.get("weight_block_size")
     if block is None:
         return None
@@ -107,7 +108,8 @@ def _stated_block(disk: OnDisk) -> Block | None:
 
 
 def _names(disk: OnDisk) -> Iterator[str]:
-    """Names of weights: of every tensor of codes, and what a scale claims to be one; each once, in order."""
+    """Yield the names of weights: every tensor of codes, and the weight that each scale refers to; each once, in
+    order."""
     return iter(dict.fromkeys(chain.from_iterable(_claimed(info) for info in disk.tensors.values())))
 
 
@@ -123,11 +125,11 @@ def _claimed(info: TensorInfo) -> Iterator[str]:
 
 
 def _weight(name: str, stated: Block | None, disk: OnDisk) -> Weight:
-    """The weight called `name`; raises ValueError where its tensors are not what this layout stores."""
+    """Return the weight called `name`. Raises ValueError if its tensors are not what this layout stores."""
     endings = [ending for ending in (SCALE_INV, SCALE, MODULE_SCALE) if _scale_name(name, ending) in disk.tensors]
     found = [printable(_scale_name(name, ending)) for ending in endings]
     if len(endings) > 1:
-        raise ValueError(f"has two scales, {' and '.join(found)}; nothing tells which is meant")
+        raise ValueError(f"has two scales, {' and '.join(found)}; it is ambiguous which one applies")
     if name not in disk.tensors:
         raise ValueError(f"has the scale {found[0]}, but is missing itself")
     codes = disk.tensors[name]
@@ -135,29 +137,30 @@ def _weight(name: str, stated: Block | None, disk: OnDisk) -> Weight:
         raise ValueError(f"is {codes.dtype}, but its scale {printable(name + SCALE_INV)} is missing")
     if codes.dtype not in ELEMENTS or len(codes.shape) < 2:
         raise ValueError(
-            f"is {codes.dtype} {list(codes.shape)} with a scale; needed is a matrix of {', '.join(ELEMENTS)}"
+            f"is {codes.dtype} {list(codes.shape)} with a scale; expected a matrix of {', '.join(ELEMENTS)}"
         )
     scales = disk.tensors[_scale_name(name, endings[0])]
     if scales.dtype not in SCALES_OF_ELEMENTS:
-        raise ValueError(f"its scale {found[0]} is {scales.dtype}; needed is {', '.join(sorted(SCALES_OF_ELEMENTS))}")
+        raise ValueError(f"its scale {found[0]} is {scales.dtype}; expected {', '.join(sorted(SCALES_OF_ELEMENTS))}")
     shape = codes.shape
     if codes.dtype == "I8":
         shape, stated = (*shape[:-1], shape[-1] * 2), (1, 32)
-    row = _format(codes, scales, shape, stated)
-    return Weight(name, shape, resolve(row), disk.dtype, variant=endings[0] if endings[0] != SCALE_INV else "")
+    fmt = _format(codes, scales, shape, stated)
+    return Weight(name, shape, resolve(fmt), disk.dtype, variant=endings[0] if endings[0] != SCALE_INV else "")
 
 
 def _format(codes: TensorInfo, scales: TensorInfo, shape: tuple[int, ...], stated: Block | None) -> BlockFormat:
-    """The format whose grid of blocks has the shape of the scales: of the stated block, or else of a usual one."""
+    """Return the format whose grid of blocks has the shape of the scales: of the stated block, or else of a usual
+    one."""
     kind = "e8m0" if scales.dtype in POWERS else "fp32"
     usual: list[Block] = [(128, 128), (1, 32), (1, 128), (1, None)]
     for block in ([stated] if stated else usual) + [WHOLE]:
-        row = find_format(f"{ELEMENTS[codes.dtype]}:{kind}:{_spelled(block)}")
-        if scales.shape == grid_shape(row, shape) or (block == WHOLE and scales.shape in ((), (1,))):
-            return row
-    wanted = find_format(f"{ELEMENTS[codes.dtype]}:{kind}:{_spelled(stated or usual[0])}")
+        fmt = find_format(f"{ELEMENTS[codes.dtype]}:{kind}:{_spelled(block)}")
+        if scales.shape == grid_shape(fmt, shape) or (block == WHOLE and scales.shape in ((), (1,))):
+            return fmt
+    expected = find_format(f"{ELEMENTS[codes.dtype]}:{kind}:{_spelled(stated or usual[0])}")
     raise ValueError(
-        f"is {list(shape)}, so blocks of {wanted.block_name} have {list(grid_shape(wanted, shape))} scales; "
+        f"is {list(shape)}, so blocks of {expected.block_name} have {list(grid_shape(expected, shape))} scales; "
         f"{printable(scales.name)} is {list(scales.shape)}"
     )
 
@@ -170,9 +173,10 @@ def _spelled(block: Block) -> str:
 
 
 def _ignored(disk: OnDisk) -> Ignored:
-    """Loaders leave routers and output heads alone by themselves: DeepSeek's own files list nothing."""
+    """Return the list of modules left plain; loaders skip routers and output heads by themselves, and DeepSeek's own
+    files list nothing."""
     entries = listed(disk.settings.get(LEFT_ALONE))
-    return Ignored(LEFT_ALONE, entries, by_path, "a module, or all that lie in one, by its path", strict=False)
+    return Ignored(LEFT_ALONE, entries, by_path, "a module, or all modules inside one, by its path", strict=False)
 
 
 def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
@@ -180,7 +184,7 @@ def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
         Hazard(
             printable(weight.name),
             f"{list(weight.shape)} ends in a partial block of {weight.format.block_name}",
-            "lengths that are multiples for transformers (to 5.24), which takes all blocks for equally long",
+            "lengths that are multiples for transformers (to 5.24), which assumes that all blocks are equally long",
             "Load it with vLLM or SGLang.",
             certain=False,
         )
@@ -194,7 +198,7 @@ def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
         Hazard(
             printable(name),
             "powers of two as U8",
-            "F32 or F8_E8M0 for vLLM and SGLang, which take the bytes for numbers",
+            "F32 or F8_E8M0 for vLLM and SGLang, which read the bytes as numbers",
             "Store the same bytes as F8_E8M0.",
             certain=False,
         )
@@ -211,29 +215,29 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
     if partial:
         notes.append(
             f"{len(partial):,} of {len(weights):,} weights end in partial blocks ('{printable(partial[0].name)}', "
-            "…): vLLM and SGLang read them, transformers (to 5.24) fails or scales them wrongly; --exclude them for it."
+            "…): vLLM and SGLang read them, transformers (to 5.24) fails or scales them wrongly; use --exclude for it."
         )
     if "e4m3:e8m0:128x128" in formats:
         notes.append(
             "Scales are F8_E8M0; fp8_e4m3_128x128 with --scale-rounding rceil stores the same ones as F32, which vLLM "
-            "and SGLang hold."
+            "and SGLang use."
         )
     if "mxfp8_e4m3" in formats:
         notes.append(
-            "transformers and SGLang read this MXFP8; vLLM takes its quant_method for ModelOpt's: use --layout "
+            "transformers and SGLang read this MXFP8; vLLM mistakes its quant_method for ModelOpt's: use --layout "
             "modelopt or compressed-tensors there."
         )
     if "fp8_e4m3" in formats:
         notes.append(
-            "Of FP8 with one scale per tensor only transformers reads this layout: use --layout compressed-tensors "
+            "Only transformers reads FP8 with one scale per tensor in this layout: use --layout compressed-tensors "
             "for vLLM and SGLang."
         )
     return notes
 
 
 def _ends_in_partial_blocks(weight: Weight) -> bool:
-    """Whether some dimension has several blocks, of which the last is cut off: transformers takes all for equally
-    long."""
+    """Return whether some dimension has several blocks, the last of them partial: transformers assumes equal
+    lengths."""
     sizes = zip(weight.shape[-2:], weight.format.block, strict=True)
     return any(block is not None and length > block and length % block > 0 for length, block in sizes)
 

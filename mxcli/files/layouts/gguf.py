@@ -1,7 +1,7 @@
 """GGUF, as llama.cpp and transformers' loader of GGUF files read it.
 
-Codes and scales lie together in blocks; NVFP4's tensor scale is a tensor beside them, `x.scale`. Names are those of the
-file. Tensors of block types that are no format of ours (Q4_0, Q6_K, …) are decoded by the package gguf.
+Blocks hold codes and scales together; NVFP4's tensor scale is a separate tensor, `x.scale`. Names are those of the
+file. Tensors of block types that are not among our formats (Q4_0, Q6_K, …) are decoded by the package gguf.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from mxcli.errors import InputError, printable, together
 from mxcli.files.directory import GGUF as KIND
-from mxcli.files.gguf import SCALE, decoded, is_decoded, shape_of_blocks
+from mxcli.files.gguf import SCALE, decode_blocks, is_decoded, shape_of_blocks
 from mxcli.files.layouts.layout import (
     WEIGHT,
     Content,
@@ -35,14 +35,14 @@ from mxcli.numerics.formats import BlockFormat, find_format
 from mxcli.numerics.scheme import Rules, resolve
 
 CHUNK_BLOCKS = 1 << 18
-"""Blocks reordered at a time, so that it takes little memory of its own."""
+"""Blocks reordered at a time, to bound the memory for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A block type: its name, its file type, our formats that it holds, scales of a block and values of a scale.
+    """A block type: its name, its file type, our formats for it, scales per block and values per scale.
 
-    `format` is taken where a tensor scale lies beside the tensor, `alone` where none does.
+    `format` is used if the file holds a tensor scale for the tensor, `alone` if not.
     """
 
     name: str
@@ -54,21 +54,21 @@ class BlockType:
 
     @property
     def elements(self) -> int:
-        """Values of a block."""
+        """Return the values of a block."""
         return self.scales * self.values
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a block."""
+        """Return the bytes of a block."""
         return self.scales + self.elements // 2
 
     @property
     def part(self) -> Part:
-        """Codes and scales of a weight as blocks."""
+        """Return the part that stores codes and scales of a weight as blocks."""
         return Part(self.name, self._store, self._load)
 
     def bytes_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the bytes of a tensor."""
+        """Return the shape of the bytes of a tensor."""
         return (*shape[:-1], shape[-1] // self.elements * self.nbytes)
 
     def _store(self, quantized: Quantized, dtype: str) -> Array:
@@ -81,7 +81,7 @@ class BlockType:
             blocks[part, self.scales :] = halves(codes[part]).reshape(-1, self.elements // 2)
         return blocks
 
-    def _load(self, array: Array, row: BlockFormat, shape: tuple[int, ...]) -> Mapping[str, Any]:
+    def _load(self, array: Array, fmt: BlockFormat, shape: tuple[int, ...]) -> Mapping[str, Any]:
         blocks = array.reshape(-1, self.nbytes)
         codes = np.empty((len(blocks), self.elements // 2), np.uint8)
         for start in range(0, len(blocks), CHUNK_BLOCKS):
@@ -89,8 +89,8 @@ class BlockType:
             paired = blocks[part, self.scales :].reshape(-1, self.scales, self.values // 2)
             codes[part] = neighbours(paired).reshape(-1, self.elements // 2)
         return {
-            "packed": codes.reshape(*shape[:-1], packed_columns(row, shape[-1])),
-            "scales": np.ascontiguousarray(blocks[:, : self.scales]).reshape(grid_shape(row, shape)),
+            "packed": codes.reshape(*shape[:-1], packed_columns(fmt, shape[-1])),
+            "scales": np.ascontiguousarray(blocks[:, : self.scales]).reshape(grid_shape(fmt, shape)),
         }
 
 
@@ -113,7 +113,7 @@ def _refusal(weight: Weight) -> str | None:
     if row is None:
         return f"it has no {weight.format.name}"
     if weight.scheme.nonfinite != "error":
-        return "its readers take NaN scales for numbers, which --nonfinite error excludes"
+        return "its readers read NaN scales as numbers; --nonfinite error excludes them"
     refusal = matrix_refusal(weight)
     if refusal is None and weight.shape[-1] % row.elements:
         return (
@@ -152,7 +152,7 @@ _DECODING = {"MXFP4": "gguf", "NVFP4": "modelopt"}
 
 
 def _foreign(disk: OnDisk) -> list[ForeignWeight]:
-    """Every tensor of a block type that the package decodes; raises InputError for the types that it does not."""
+    """Return every tensor of a block type that the package decodes. Raises InputError for types that it does not."""
     others = {name: info for name, info in disk.tensors.items() if info.block_type not in ("", *BLOCK_TYPES)}
     unknown = sorted(kind for kind in {info.block_type for info in others.values()} if not is_decoded(kind))
     if unknown:
@@ -167,11 +167,11 @@ def _foreign(disk: OnDisk) -> list[ForeignWeight]:
 
 def _decoded(info: TensorInfo, dtype: str) -> ForeignWeight:
     plain = Entry(info.name, dtype, shape_of_blocks(info.block_type, info.shape))
-    return ForeignWeight(plain, lambda blocks, dtype: decoded(blocks, info.block_type, dtype))
+    return ForeignWeight(plain, lambda blocks, dtype: decode_blocks(blocks, info.block_type, dtype))
 
 
 def _dtype(disk: OnDisk) -> str:
-    """What config.json says, else what GGUF decodes to."""
+    """Return the dtype in config.json, else the one GGUF decodes to."""
     return disk.stated_dtype or "F32"
 
 
@@ -180,8 +180,8 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
     if "NVFP4" not in kinds:
         return []
     return [
-        "NVFP4 keeps a weight's tensor scale beside it (x.scale): llama.cpp multiplies by it, transformers 5.24 leaves "
-        "it out and gets wrong weights."
+        "NVFP4 stores a weight's tensor scale as x.scale: llama.cpp multiplies by it, transformers 5.24 ignores it and "
+        "gets wrong weights."
     ]
 
 
@@ -202,7 +202,6 @@ GGUF = Layout(
 
 
 def file_type(weights: Sequence[Weight]) -> int:
-    """The number by which a header says what most of its weights are."""
+    """Return the file type number for the format of most of the weights."""
     formats: list[BlockFormat] = [weight.format for weight in weights]
-    most = max(BY_FORMAT.values(), key=lambda row: formats.count(row.format))
-    return most.file_type
+    return max(BY_FORMAT.values(), key=lambda row: formats.count(row.format)).file_type

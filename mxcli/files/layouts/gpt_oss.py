@@ -1,8 +1,8 @@
-"""MXFP4 as gpt-oss has it: the stacks of experts alone, everything else plain.
+"""MXFP4 as in gpt-oss: stacks of experts are quantized, everything else is plain.
 
 A stack [expert, in, out] becomes `_blocks` (U8 [expert, out, blocks, 16], each 32 values of `in`, element 0 in the low
-bits) and `_scales` (U8 [expert, out, blocks], E8M0). Gate and up alternate among the rows of gate_up_proj, as they
-do in the source, so that nothing is reordered; a stack stored [expert, out, in] has them in halves and is refused.
+bits) and `_scales` (U8 [expert, out, blocks], E8M0). Gate and up alternate among the rows of gate_up_proj, as in the
+source, so that nothing is reordered; a stack stored [expert, out, in] has them in halves and is refused.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 
 
 def _left_alone(weights: Sequence[Weight], ignored: Sequence[str]) -> set[str]:
-    """The ignored modules as gpt-oss lists them: of all layers at once (`model.layers.*.self_attn`), by the shortest
-    path that leads to nothing quantized; one that is quantized in other layers by its own path."""
+    """Return the ignored modules as gpt-oss lists them: for all layers at once (`model.layers.*.self_attn`), by the
+    shortest path without anything quantized inside; a module that is quantized in other layers by its own path."""
     quantized = {_of_all_layers(weight.name.rpartition(".")[0]) + "." for weight in weights}
     found = set()
     for module in ignored:
@@ -74,7 +74,7 @@ def _weights(disk: OnDisk) -> list[Weight]:
 
 
 def _weight(name: str, disk: OnDisk) -> Weight:
-    """The stack called `name`; raises ValueError where its tensors are not what this layout stores."""
+    """Return the stack called `name`. Raises ValueError if its tensors are not what this layout stores."""
     blocks = disk.tensors.get(name + BLOCKS_ENDING)
     if blocks is None:
         raise ValueError(f"has {SCALES_ENDING}, but its {BLOCKS_ENDING} are missing (mxfp4)")
@@ -88,7 +88,7 @@ def _weight(name: str, disk: OnDisk) -> Weight:
 
 def _ignored(disk: OnDisk) -> Ignored:
     entries = listed(disk.settings.get(LEFT_ALONE))
-    reading = "a module, or all that lie in one, by its path"
+    reading = "a module, or all modules inside one, by its path"
     return Ignored(LEFT_ALONE, entries, by_path, reading, targeted=lambda module: module.endswith(".experts"))
 
 

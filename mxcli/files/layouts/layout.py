@@ -1,4 +1,4 @@
-"""What a layout is: how a quantized weight is named, typed and shaped in a file, and what config.json says of it."""
+"""The Layout row: names, dtypes and shapes of a quantized weight in a file, and the configuration that describes it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F6
 Config = Mapping[str, object]
 
 
-class Misfits(InputError):  # noqa: N818 - it tells of weights
-    """Weights that do not fit their configuration: `faults` by the name they go by; `sound` are the others."""
+class Misfits(InputError):  # noqa: N818 - named after the weights
+    """Weights that do not fit their configuration: `faults` by weight name; `sound` are the others."""
 
     faults: Mapping[str, str] = {}
     sound: Sequence[Weight] = ()
@@ -31,8 +31,8 @@ class Misfits(InputError):  # noqa: N818 - it tells of weights
 
 @dataclass(frozen=True, slots=True)
 class InputScale:
-    """The scale of a layer's inputs, known before they come, and their amax: `decode` scales back; `encode` is what
-    producers of a format with a tensor scale multiply by (1 without one)."""
+    """The static scale of a layer's inputs and their amax: `decode` scales back; `encode` is the factor that producers
+    of a format with a tensor scale multiply by (1 without one)."""
 
     amax: float
     decode: float
@@ -43,10 +43,10 @@ class InputScale:
 class Weight:
     """A matrix, or stack of matrices, that is quantized as one.
 
-    `name` and `dtype` are those of the plain tensor, `shape` is as quantized: blocks run along its last
-    dimension, so with `axis` COLUMN the last two dimensions are those of the plain tensor exchanged. `variant` says
-    how it is stored where a layout reads more than one way ("": the way that it writes). With `input_scale` the
-    inputs of its layer are quantized too.
+    `name` and `dtype` are those of the plain tensor, `shape` is as quantized: blocks run along its last dimension, so
+    with `axis` COLUMN the last two dimensions are those of the plain tensor exchanged. `variant` is the way it is
+    stored if a layout reads more than one ("": the way it writes). With `input_scale` the inputs of its layer are
+    quantized too.
     """
 
     name: str
@@ -59,13 +59,13 @@ class Weight:
 
     @property
     def format(self) -> BlockFormat:
-        """The block format of its codes."""
+        """Return the block format of its codes."""
         return self.scheme.format
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor to be written, as a header describes it; `block_type` as of a TensorInfo."""
+    """A tensor to write, as a header describes it; `block_type` as in TensorInfo."""
 
     name: str
     dtype: str
@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it occupies."""
+        """Return its bytes."""
         return byte_count(self.dtype, self.shape)
 
 
@@ -86,14 +86,14 @@ class Content:
     holds: Part
 
     def of(self, quantized: Quantized) -> Array:
-        """The array to write as the entry."""
+        """Return the array to write as the entry."""
         return self.holds.store(quantized, self.entry.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """What a layout finds its weights in: the tensors of a source, its config.json, hf_quant_config.json where there
-    is one, and the metadata of its files together."""
+    """The input of a layout's reader: the tensors of a source, its config.json, hf_quant_config.json if there is one,
+    and the combined metadata of its files."""
 
     tensors: Mapping[str, TensorInfo]
     config: Config
@@ -102,18 +102,18 @@ class OnDisk:
 
     @property
     def settings(self) -> Config:
-        """The quantization_config; empty without one."""
+        """Return the quantization_config; empty without one."""
         found = self.config.get(QUANTIZATION_CONFIG)
         return found if isinstance(found, Mapping) else {}
 
     @property
     def dtype(self) -> str:
-        """The dtype of the plain weights: what config.json says of the model, else BF16."""
+        """Return the dtype of the plain weights: the model's according to config.json, else BF16."""
         return self.stated_dtype or "BF16"
 
     @property
     def stated_dtype(self) -> str | None:
-        """The dtype that config.json says the model has; None where it says nothing."""
+        """Return the model's dtype according to config.json; None if it states none."""
         for part in (self.config, *(part for part in self.config.values() if isinstance(part, Mapping))):
             stated = part.get("dtype", part.get("torch_dtype"))
             if isinstance(stated, str) and stated.removeprefix("torch.") in DTYPES:
@@ -123,8 +123,8 @@ class OnDisk:
 
 @dataclass(frozen=True, slots=True)
 class ForeignWeight:
-    """A weight in codes that are no format of ours, in one tensor: the plain tensor it stands for has its name, and
-    `values(array as read, dtype)` are its values in a dtype."""
+    """A weight in one tensor whose codes are not one of our formats: the plain tensor it stands for has its name, and
+    `values(array as read, dtype)` returns its values in a dtype."""
 
     plain: Entry
     values: Callable[[Array, str], Array]
@@ -132,20 +132,22 @@ class ForeignWeight:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One way to store quantized weights.
+    """A way to store quantized weights.
 
-    `formats` names the rows it can hold, `refusal(weight)` says why it cannot hold one (None: it can), `contents` what
-    is stored of it. `settings(weights, ignored modules)` is the quantization_config, `beside` further configuration
-    files by name, `metadata(weights, names)` what the header of every file says of all the weights and of the other
-    tensors, `remarks(weights)` what a user may not expect. `weights` finds the weights again and raises InputError
-    where tensors and configuration do not fit, `foreign` finds those in codes of others; `kind` is the kind of weight
-    file it is written in. `dialects` are the names that files in this layout are recognised by, and `needs_config` says
-    that without a configuration they cannot be read. With `model_scales` loaders hold binary32 scales in the dtype of
-    the model; with `rotations` a Hadamard transform of the weights is stored too, so that it can be undone; with
-    `names_rules` the configuration says by which rules each weight was made, and along which axis; with `whole_stacks`
-    loaders take all stacks of experts of a module or none. Formats in `input_scales` may be stored with
-    a scale of the layer's inputs, and those in `needs_input_scales` must. `ignored` is what loaders are told to leave
-    alone (None: they are told nothing), `hazards` what they get wrong in silence.
+    `formats` are the names of the formats it can hold. `refusal(weight)` returns why it cannot hold a weight (None: it
+    can), `contents(weight)` what is stored of it. `settings(weights, ignored modules)` returns the quantization_config,
+    `extra_configs` of the same further configuration files by name, `metadata(weights, names)` the `__metadata__` of
+    every file, given all weights and the other tensors, and `remarks(weights)` notes for the user. `weights(disk)`
+    finds the weights again and raises InputError if tensors and configuration do not fit; `foreign(disk)` finds those
+    in other codes. `kind` is the kind of weight file it is written in. `ignored(disk)` is the list of modules that
+    loaders leave plain (None: there is no list), `hazards` what they silently get wrong.
+
+    `dialects` are the names that files in this layout are recognized by; with `needs_config` they cannot be read
+    without a configuration. With `model_scales` loaders convert binary32 scales to the model's dtype; with `rotations`
+    a Hadamard transform of the weights is stored too, so that it can be undone; with `names_rules` the configuration
+    states the rules and axis of each weight; with `whole_stacks` loaders take all stacks of experts of a module or
+    none. Formats in `input_scales` may be stored with a scale of the layer's inputs, those in `needs_input_scales`
+    must.
     """
 
     name: str
@@ -160,7 +162,7 @@ class Layout:
     dialects: tuple[str, ...] = ()
     kind: str = SAFETENSORS
     foreign: Callable[[OnDisk], list[ForeignWeight]] = lambda disk: []
-    beside: Callable[[Sequence[Weight], Sequence[str]], dict[str, dict[str, object]]] = lambda weights, ignored: {}
+    extra_configs: Callable[[Sequence[Weight], Sequence[str]], dict[str, dict[str, object]]] = lambda weights, names: {}
     metadata: Callable[[Sequence[Weight], Sequence[str]], dict[str, str]] = lambda weights, names: {}
     remarks: Callable[[Sequence[Weight]], list[str]] = lambda weights: []
     ignored: Callable[[OnDisk], Ignored | None] = lambda disk: None
@@ -175,7 +177,7 @@ class Layout:
 
 
 def quantized_from(weight: Weight, stored: Sequence[tuple[Content, Array]]) -> Quantized:
-    """The record of a weight from its contents as read; a tensor scale that is not stored is 1."""
+    """Return the record of a weight from its contents as read; a tensor scale that is not stored is 1."""
     fields: dict[str, Any] = {"tensor_scale": None, "tensor_encode": 1.0}
     for content, array in stored:
         fields |= content.holds.load(array, weight.format, weight.shape)
@@ -183,7 +185,7 @@ def quantized_from(weight: Weight, stored: Sequence[tuple[Content, Array]]) -> Q
 
 
 def matrix_refusal(weight: Weight) -> str | None:
-    """Why a layout of matrices of modules, [out, in] and without padding, cannot hold a weight; None: it can."""
+    """Return why a layout of module matrices, [out, in] and without padding, cannot hold a weight; None if it can."""
     if not weight.name.endswith(WEIGHT) or len(weight.name) == len(WEIGHT):
         return "it names the weights of modules only (MODULE.weight)"
     if len(weight.shape) != 2:
@@ -196,30 +198,28 @@ def matrix_refusal(weight: Weight) -> str | None:
 
 
 def refusal(layout: Layout, weight: Weight) -> str | None:
-    """Why a layout cannot hold a weight; None: it can."""
+    """Return why a layout cannot hold a weight; None if it can."""
     if weight.scheme.hadamard is not None and not layout.rotations:
         return (
-            f"its loaders know of no {weight.scheme.hadamard.name} transform, and would take the codes for the weights"
+            f"its loaders do not support the {weight.scheme.hadamard.name} transform and would use transformed weights"
         )
     return layout.refusal(weight)
 
 
 def module_of(weight: Weight) -> str:
-    """The module whose weight it is."""
+    """Return the module whose weight it is."""
     return weight.name.removesuffix(WEIGHT)
 
 
 def found_weights(disk: OnDisk, ending: str, weight_of: Callable[[str], Weight | None]) -> list[Weight]:
-    """The weights that `weight_of` finds for the names of tensors with that ending, which is cut off; see
-    weights_of."""
+    """Return the weights that `weight_of` finds for tensor names with that ending, which is cut off; see weights_of."""
     names = (name for name in disk.tensors if name.endswith(ending) and len(name) > len(ending))
     return weights_of((name.removesuffix(ending) for name in names), weight_of)
 
 
 def weights_of(names: Iterable[str], weight_of: Callable[[str], Weight | None]) -> list[Weight]:
-    """The weights that `weight_of` finds for names; None is no weight. Raises Misfits with everything that it raises
-    ValueError for.
-    """
+    """Return the weights that `weight_of` finds for names; None is skipped. Raises Misfits with every ValueError that
+    it raises."""
     faults, found = dict[str, str](), list[Weight]()
     for name in names:
         try:
@@ -227,7 +227,8 @@ def weights_of(names: Iterable[str], weight_of: Callable[[str], Weight | None]) 
         except ValueError as fault:
             faults[name] = f"{fault}" if str(fault).endswith((".", "?")) else f"{fault}."
         else:
-            found += [] if weight is None else [weight]
+            if weight is not None:
+                found.append(weight)
     if faults:
         problems = [f"{printable(name)}: {fault}" for name, fault in faults.items()]
         error = together(Misfits, "Weights that do not fit their quantization_config", problems)
@@ -238,20 +239,20 @@ def weights_of(names: Iterable[str], weight_of: Callable[[str], Weight | None]) 
 
 
 def check_fit(contents: Sequence[Content], tensors: Mapping[str, TensorInfo], format: str) -> None:
-    """Raise ValueError unless every entry is among the tensors with its dtype and shape; E8M0 scales may be typed as
-    what they are, or as bytes."""
+    """Raise ValueError unless every entry is among the tensors with its dtype and shape; E8M0 scales may have the dtype
+    F8_E8M0 or U8."""
     for entry in (content.entry for content in contents):
-        there = tensors.get(entry.name)
-        if there is None:
+        stored = tensors.get(entry.name)
+        if stored is None:
             raise ValueError(f"{printable(entry.name)} is missing ({format})")
-        same_bytes = there.dtype == entry.dtype or {there.dtype, entry.dtype} == {"U8", "F8_E8M0"}
-        if not same_bytes or there.shape != entry.shape:
+        same_bytes = stored.dtype == entry.dtype or {stored.dtype, entry.dtype} == {"U8", "F8_E8M0"}
+        if not same_bytes or stored.shape != entry.shape:
             raise ValueError(
-                f"{printable(entry.name)} is {there.dtype} {list(there.shape)}; {format} needs {entry.dtype} "
+                f"{printable(entry.name)} is {stored.dtype} {list(stored.shape)}; {format} needs {entry.dtype} "
                 f"{list(entry.shape)}"
             )
 
 
 def scale_shape(weight: Weight) -> tuple[int, ...]:
-    """The grid of scales; one scale for the whole tensor has the shape [1]."""
+    """Return the shape of the grid of scales; [1] for one scale of the whole tensor."""
     return (1,) if weight.format.block == (None, None) else grid_shape(weight.format, weight.shape)

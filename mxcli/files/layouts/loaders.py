@@ -1,4 +1,4 @@
-"""What loaders of a layout are told and how they read it: which modules they leave alone, what they get wrong."""
+"""The behavior of a layout's loaders: how they read the list of modules to leave plain, and what they get wrong."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ REGEX = "re:"
 _WILD = frozenset("*?[")
 
 Names = Callable[[str, str], bool]
-"""Whether an entry of a list names a module; raises ValueError for an entry that is no valid pattern."""
+"""Returns whether an entry of a list names a module. Raises ValueError for an entry that is not a valid pattern."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
     """The modules that loaders leave as they are.
 
-    `entries` stand under `key` of the configuration, `names(entry, module)` is how loaders read one and `reading` says
-    so in words. `targeted(module)` says whether the configuration asks for a linear layer to be quantized at all: one
-    that it does not ask for needs no entry. With `strict` loaders rely on the list; else they know better for the usual
-    kinds.
+    `entries` are listed under `key` of the configuration, `names(entry, module)` is how loaders read one, and `reading`
+    states that in words. `targeted(module)` returns whether the configuration targets a linear layer at all: other
+    layers need no entry. With `strict`, loaders rely on the list; else they skip the usual kinds by themselves.
     """
 
     key: str
@@ -34,14 +33,14 @@ class Ignored:
     strict: bool = True
 
     def by(self, module: str) -> str | None:
-        """The entry that names a module; None where none does."""
+        """Return the entry that names a module; None without one."""
         return next((entry for entry in self.entries if self.names(entry, module)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """Something that loaders get wrong without saying so: where it is, what is there, what they need, and the way
-    out; `certain` where no loader gets it right."""
+    """A silent error of loaders: where it is, what is stored, what they need, and the fix; `certain` if every loader
+    gets it wrong."""
 
     where: str
     value: str
@@ -51,37 +50,39 @@ class Hazard:
 
 
 def listed(value: object) -> tuple[str, ...]:
-    """The entries of a list in a configuration; none where there is no list."""
+    """Return the entries of a list in a configuration; none if it is not a list."""
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def exactly(entry: str, module: str) -> bool:
-    """The entry is the path of the module."""
+    """Return whether the entry is the path of the module."""
     return entry == module
 
 
 def by_name_or_regex(entry: str, module: str) -> bool:
-    """The entry is the path of the module or, after `re:`, matches its beginning (compressed-tensors)."""
+    """Return whether the entry is the path of the module or, after `re:`, matches its beginning
+    (compressed-tensors)."""
     if not entry.startswith(REGEX):
         return entry == module
     try:
         return re.match(entry.removeprefix(REGEX), module) is not None
     except re.error as error:
-        raise ValueError(f"'{printable(entry)}' is no regular expression: {error}") from error
+        raise ValueError(f"'{printable(entry)}' is not a regular expression: {error}") from error
 
 
 def by_glob_or_part(entry: str, module: str) -> bool:
-    """The entry is the path, a glob over all of it, or occurs in it (ModelOpt, as vLLM reads it)."""
+    """Return whether the entry is the path, a glob over all of it, or occurs in it (ModelOpt, as vLLM reads it)."""
     return entry in module or _fits_glob(entry, module)
 
 
 def by_glob_or_regex(entry: str, module: str) -> bool:
-    """The entry is the path, a glob over all of it or, after `re:`, matches its beginning (Quark)."""
+    """Return whether the entry is the path, a glob over all of it or, after `re:`, matches its beginning (Quark)."""
     return by_name_or_regex(entry, module) or (not entry.startswith(REGEX) and _fits_glob(entry, module))
 
 
 def by_path(entry: str, module: str) -> bool:
-    """The entry is the path of the module or of one it lies in; `*` stands for anything (transformers)."""
+    """Return whether the entry is the path of the module or of one that contains it; `*` stands for anything
+    (transformers)."""
     if "*" not in entry:
         return module == entry or module.startswith(f"{entry}.")
     pattern = ".*".join(map(re.escape, entry.split("*")))
@@ -93,7 +94,7 @@ def _fits_glob(entry: str, module: str) -> bool:
 
 
 def unread(ignored: Ignored) -> dict[str, str]:
-    """The entries that are no valid pattern, and why."""
+    """Return the entries that are not valid patterns, and why."""
     faults = {}
     for entry in ignored.entries:
         try:
@@ -104,6 +105,6 @@ def unread(ignored: Ignored) -> dict[str, str]:
 
 
 def unmatched(ignored: Ignored, modules: Iterable[str]) -> list[str]:
-    """The entries that name none of the modules."""
+    """Return the entries that name none of the modules."""
     paths = list(modules)
     return [entry for entry in ignored.entries if not any(ignored.names(entry, path) for path in paths)]

@@ -1,8 +1,8 @@
 """NVIDIA ModelOpt's unified checkpoint, as vLLM, SGLang and TensorRT-LLM read it.
 
 NVFP4 scales back by `codes * (block scale * weight_scale_2)`, both decode scales. Without scales of activations an
-NVFP4 layer is W4A16: loaders would take memory that nothing filled for a missing `input_scale`. FP8 of whole tensors
-has no such form, so it needs those scales.
+NVFP4 layer is W4A16: loaders would use uninitialized memory for a missing `input_scale`. FP8 of whole tensors has no
+such form, so it needs those scales.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ EXCLUDED = "exclude_modules"
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One of ModelOpt's algorithms: our format, its `quant_algo`, the group size that its configuration states, the
-    dtype of its scales, and a sentence where not every loader takes it.
+    """An algorithm of ModelOpt: our format, its `quant_algo`, the dtype of its scales, the stated group size, and a
+    caution if not every loader supports it.
 
-    `group` is what config_groups says of the weights, and of inputs with a stored scale; None where it has no groups.
+    `group` is its config_groups entry for weights, and for inputs with a stored scale; None if it has no groups.
     `calibrated` is the `quant_algo` with such scales.
     """
 
-    ours: str
+    block_format: str
     name: str
     scales: str
     group_size: int | None = None
@@ -53,19 +53,19 @@ class Algorithm:
     calibrated: str = ""
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the scales of a weight of that shape."""
-        row = FORMATS[self.ours]
-        if row.scale.bits == 8:
-            return grid_shape(row, shape)
-        down, across = grid_shape(row, shape)
-        if row.block == (None, None):
+        """Return the shape of the scales of a weight of that shape."""
+        fmt = FORMATS[self.block_format]
+        if fmt.scale.bits == 8:
+            return grid_shape(fmt, shape)
+        down, across = grid_shape(fmt, shape)
+        if fmt.block == (None, None):
             return ()
-        return (down,) if row.block == (1, None) else (down, 1, across, 1)
+        return (down,) if fmt.block == (1, None) else (down, 1, across, 1)
 
 
 _NVFP4_GROUP = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
 ALGORITHMS: dict[str, Algorithm] = {
-    row.ours: row
+    row.block_format: row
     for row in (
         Algorithm("nvfp4", "W4A16_NVFP4", "F8_E4M3", 16, _NVFP4_GROUP, calibrated="NVFP4"),
         Algorithm("mxfp8_e4m3", "MXFP8", "U8", 32),
@@ -90,13 +90,13 @@ def _refusal(weight: Weight) -> str | None:
 
 
 def _contents(weight: Weight) -> tuple[Content, ...]:
-    row, (rows, columns) = weight.format, weight.shape
-    algorithm = ALGORITHMS[row.name]
-    codes_dtype = "U8" if row.element.stored_bits < 8 else "F8_E4M3"
-    codes = Entry(weight.name, codes_dtype, (rows, packed_columns(row, columns)))
+    fmt, (rows, columns) = weight.format, weight.shape
+    algorithm = ALGORITHMS[fmt.name]
+    codes_dtype = "U8" if fmt.element.stored_bits < 8 else "F8_E4M3"
+    codes = Entry(weight.name, codes_dtype, (rows, packed_columns(fmt, columns)))
     scales = Entry(weight.name + "_scale", algorithm.scales, algorithm.scale_shape(weight.shape))
     found = [Content(codes, CODES), Content(scales, SCALES)]
-    if row.tensor_scale is not None:
+    if fmt.tensor_scale is not None:
         found.append(Content(Entry(weight.name + "_scale_2", "F32", ()), DECODE))
     if weight.input_scale is not None:
         name = f"{module_of(weight)}.input_scale"
@@ -112,7 +112,7 @@ def _modules(weights: Sequence[Weight]) -> dict[str, list[str]]:
 
 
 def _calibrated(weights: Sequence[Weight]) -> set[str]:
-    """The formats whose layers store a scale of their inputs."""
+    """Return the formats whose layers store a scale of their inputs."""
     return {weight.format.name for weight in weights if weight.input_scale is not None}
 
 
@@ -131,7 +131,7 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
     return settings
 
 
-def _beside(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, dict[str, object]]:
+def _extra_configs(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, dict[str, object]]:
     modules = _modules(weights)
     quantization: dict[str, object] = {"kv_cache_quant_algo": None, "exclude_modules": sorted(ignored)}
     calibrated = _calibrated(weights)
@@ -143,7 +143,7 @@ def _beside(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, dict
 
 
 def _stated(algorithm: Algorithm, calibrated: Collection[str]) -> dict[str, object]:
-    name = algorithm.calibrated if algorithm.ours in calibrated else algorithm.name
+    name = algorithm.calibrated if algorithm.block_format in calibrated else algorithm.name
     stated: dict[str, object] = {"quant_algo": name}
     return stated if algorithm.group_size is None else stated | {"group_size": algorithm.group_size}
 
@@ -159,18 +159,19 @@ def _weights(disk: OnDisk) -> list[Weight]:
 
 
 def _weight(module: str, disk: OnDisk) -> Weight:
-    """The weight of a module, its format by the dtypes and shapes of its tensors; raises ValueError for a misfit."""
+    """Return the weight of a module, its format by the dtypes and shapes of its tensors. Raises ValueError for a
+    misfit."""
     name = module + WEIGHT
     codes, scales = disk.tensors.get(name), disk.tensors[name + "_scale"]
     if codes is None:
         raise ValueError(f"has a weight_scale, but {name} is missing (modelopt)")
     if len(codes.shape) != 2:
-        raise ValueError(f"{list(codes.shape)} is no shape of a matrix of codes (modelopt)")
+        raise ValueError(f"{list(codes.shape)} is not the shape of a matrix of codes (modelopt)")
     rows, packed = codes.shape
     for algorithm in ALGORITHMS.values():
-        row = FORMATS[algorithm.ours]
-        shape = (rows, packed * 8 // row.element.stored_bits)
-        weight = Weight(name, shape, resolve(row, Rules(dialect="modelopt")), disk.dtype)
+        fmt = FORMATS[algorithm.block_format]
+        shape = (rows, packed * 8 // fmt.element.stored_bits)
+        weight = Weight(name, shape, resolve(fmt, Rules(dialect="modelopt")), disk.dtype)
         expected = {content.entry.name: content.entry for content in _contents(weight)}
         fits = codes.dtype == expected[name].dtype and scales.dtype == algorithm.scales
         if fits and (name + "_scale_2" in expected) == (name + "_scale_2" in disk.tensors):
@@ -178,12 +179,12 @@ def _weight(module: str, disk: OnDisk) -> Weight:
                 continue
             fault = _refusal(weight)
             if fault:
-                raise ValueError(f"{list(codes.shape)} is no shape of {algorithm.name}: {fault}")
+                raise ValueError(f"{list(codes.shape)} is not a shape of {algorithm.name}: {fault}")
             check_fit(_contents(weight), disk.tensors, algorithm.name)
             return weight
     known = ", ".join(algorithm.name for algorithm in ALGORITHMS.values())
     raise ValueError(
-        f"weight {codes.dtype} {list(codes.shape)} with weight_scale {scales.dtype} {list(scales.shape)} is none of "
+        f"weight {codes.dtype} {list(codes.shape)} with weight_scale {scales.dtype} {list(scales.shape)} fits none of "
         f"{known}"
     )
 
@@ -195,7 +196,7 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
 
 
 def _ignored(disk: OnDisk) -> Ignored:
-    """What hf_quant_config.json says, where there is one: vLLM looks there first."""
+    """Return the list of hf_quant_config.json if there is one: vLLM looks there first."""
     stated, key = _stated_by(disk)
     layers = stated.get("quantized_layers")
     return Ignored(
@@ -208,7 +209,7 @@ def _ignored(disk: OnDisk) -> Ignored:
 
 
 def _stated_by(disk: OnDisk) -> tuple[Mapping[str, object], str]:
-    """What of the two configurations counts, and the key of its list of modules that stay plain."""
+    """Return the configuration that counts, and the key of its list of modules that stay plain."""
     quantization = disk.producer_config.get("quantization")
     if isinstance(quantization, Mapping):
         return quantization, EXCLUDED
@@ -237,11 +238,11 @@ def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
                     certain=False,
                 )
             )
-    return found + _unfed(disk, weights)
+    return found + _missing_input_scales(disk, weights)
 
 
-def _unfed(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
-    """Weights whose scale of activations loaders expect and no tensor holds."""
+def _missing_input_scales(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
+    """Return a hazard per weight whose activation scale loaders expect and no tensor holds."""
     groups = disk.settings.get("config_groups")
     each = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
     weight_only = bool(each) and all(group.get("input_activations") is None for group in each)
@@ -254,7 +255,7 @@ def _unfed(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
         Hazard(
             printable(name),
             "missing",
-            f"a scale: {algorithm} has quantized activations, and vLLM takes 1 or unset memory where there is none",
+            f"a scale: {algorithm} has quantized activations, and vLLM takes 1 or uninitialized memory without it",
             "Calibrate the activations, or state W4A16_NVFP4 for weights alone.",
             certain=len(missing) < len(names),
         )
@@ -272,10 +273,10 @@ MODELOPT = Layout(
     settings=_settings,
     weights=_weights,
     dialects=("modelopt",),
-    beside=_beside,
+    extra_configs=_extra_configs,
     remarks=_remarks,
     ignored=_ignored,
     hazards=_hazards,
-    input_scales=tuple(row.ours for row in ALGORITHMS.values() if row.calibrated),
-    needs_input_scales=tuple(row.ours for row in ALGORITHMS.values() if row.calibrated == row.name),
+    input_scales=tuple(row.block_format for row in ALGORITHMS.values() if row.calibrated),
+    needs_input_scales=tuple(row.block_format for row in ALGORITHMS.values() if row.calibrated == row.name),
 )

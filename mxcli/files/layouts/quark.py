@@ -1,10 +1,9 @@
 """AMD Quark's export, as vLLM and, with amd-quark installed, transformers read it.
 
-MX layers state no activations: their weights alone are quantized. vLLM has FP8 layers only with quantized
-activations, so these are stated as dynamic, per token, which needs no calibration. FP8 scales are BF16 where the rule
-rounds them to it, as Quark exports them for BF16 models, else F32, which vLLM takes as they are and Quark rounds to
-the dtype that it loads the model in. What the configuration says of how scales were chosen is Quark's own way, for no
-reader chooses them again.
+MX layers state no activations: only their weights are quantized. vLLM has FP8 layers only with quantized activations,
+so these are stated as dynamic, per token, which needs no calibration. FP8 scales are BF16 if the rule rounds them to
+it, as Quark exports them for BF16 models, else F32, which vLLM keeps and Quark rounds to the model's dtype. The
+configuration states Quark's own way of choosing scales; no reader chooses them again.
 """
 
 from __future__ import annotations
@@ -43,27 +42,27 @@ LINEAR = "Linear"
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """What a configuration says of one of our formats: `weight` and `inputs` are its QTensorConfigs."""
+class LayerConfig:
+    """Quark's configuration for one of our formats: `weight` and `inputs` are its QTensorConfigs."""
 
-    ours: str
+    block_format: str
     weight: Mapping[str, object]
     inputs: Mapping[str, object] | None = None
 
     @property
     def config(self) -> dict[str, object]:
-        """What it says of a layer."""
+        """Return the LayerQuantConfig as JSON."""
         inputs = None if self.inputs is None else dict(self.inputs)
         weight = dict(self.weight)
         return {"weight": weight, "input_tensors": inputs, "output_tensors": None, "bias": None, "target_device": None}
 
     def means(self, args: Mapping[str, object]) -> bool:
-        """Whether a QTensorConfig of weights says this."""
+        """Return whether a QTensorConfig of weights states this one."""
         keys = ("dtype", "qscheme", "group_size", "scale_format")
         return not args.get("is_dynamic") and all(self.weight[key] == args.get(key) for key in keys)
 
 
-_USUAL = {
+_DEFAULTS = {
     "block_size": None,
     "enable_buffer_reuse": False,
     "is_dynamic": False,
@@ -76,22 +75,22 @@ _USUAL = {
 }
 
 
-def _mx(ours: str, dtype: str) -> Spec:
+def _mx(block_format: str, dtype: str) -> LayerConfig:
     blocks = {"qscheme": "per_group", "group_size": 32, "ch_axis": -1, "observer_cls": "PerBlockMXObserver"}
     scales = {"scale_format": "e8m0", "scale_calculation_mode": "even", "symmetric": None}
-    return Spec(ours, {**_USUAL, "dtype": dtype, **blocks, **scales})
+    return LayerConfig(block_format, {**_DEFAULTS, "dtype": dtype, **blocks, **scales})
 
 
-def _fp8(ours: str) -> Spec:
+def _fp8(block_format: str) -> LayerConfig:
     scales = {"group_size": None, "scale_format": None, "scale_calculation_mode": None, "symmetric": True}
-    usual = {**_USUAL, "dtype": "fp8_e4m3", **scales}
+    common = {**_DEFAULTS, "dtype": "fp8_e4m3", **scales}
     token = {"qscheme": "per_channel", "ch_axis": 1, "observer_cls": "PerChannelMinMaxObserver", "is_dynamic": True}
     tensor = {"qscheme": "per_tensor", "ch_axis": None, "observer_cls": "PerTensorMinMaxObserver"}
-    return Spec(ours, {**usual, **tensor}, {**usual, **token})
+    return LayerConfig(block_format, {**common, **tensor}, {**common, **token})
 
 
-SPECS: dict[str, Spec] = {
-    row.ours: row
+LAYER_CONFIGS: dict[str, LayerConfig] = {
+    row.block_format: row
     for row in (
         _mx("mxfp4_e2m1", "fp4"),
         _mx("mxfp6_e2m3", "fp6_e2m3"),
@@ -102,20 +101,20 @@ SPECS: dict[str, Spec] = {
 
 
 def _refusal(weight: Weight) -> str | None:
-    if weight.format.name not in SPECS:
+    if weight.format.name not in LAYER_CONFIGS:
         return f"it has no {weight.format.name}"
     return matrix_refusal(weight)
 
 
 def _contents(weight: Weight) -> tuple[Content, ...]:
-    row, (rows, columns) = weight.format, weight.shape
-    codes = Entry(weight.name, _codes_dtype(row), (rows, packed_columns(row, columns)))
-    grid = () if row.block == (None, None) else grid_shape(row, weight.shape)
+    fmt, (rows, columns) = weight.format, weight.shape
+    codes = Entry(weight.name, _codes_dtype(fmt), (rows, packed_columns(fmt, columns)))
+    grid = () if fmt.block == (None, None) else grid_shape(fmt, weight.shape)
     return Content(codes, CODES), Content(Entry(weight.name + SCALE, _scale_dtype(weight), grid), SCALES)
 
 
-def _codes_dtype(row: BlockFormat) -> str:
-    return "U8" if row.element.stored_bits < 8 else "F8_E4M3"
+def _codes_dtype(fmt: BlockFormat) -> str:
+    return "U8" if fmt.element.stored_bits < 8 else "F8_E4M3"
 
 
 def _scale_dtype(weight: Weight) -> str:
@@ -126,9 +125,11 @@ def _scale_dtype(weight: Weight) -> str:
 
 
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
-    """What holds for most weights holds for all layers, and by name what differs."""
+    """Return the configuration: the format of most weights for all layers, and the others by module name."""
     usual = Counter(weight.format.name for weight in weights).most_common(1)[0][0]
-    others = {module_of(weight): SPECS[weight.format.name].config for weight in weights if weight.format.name != usual}
+    others = {
+        module_of(weight): LAYER_CONFIGS[weight.format.name].config for weight in weights if weight.format.name != usual
+    }
     return {
         "quant_method": "quark",
         "version": VERSION,
@@ -142,7 +143,7 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
             "weight_format": "real_quantized",
             "weight_merge_groups": None,
         },
-        GLOBAL: SPECS[usual].config,
+        GLOBAL: LAYER_CONFIGS[usual].config,
         BY_LAYER: dict(sorted(others.items())),
         BY_TYPE: {},
         "kv_cache_quant_config": {},
@@ -152,60 +153,60 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 
 
 def _weights(disk: OnDisk) -> list[Weight]:
-    specs = _specs(disk.settings)
+    layers = _layer_configs(disk.settings)
     names: dict[str, None] = {}
     for name, info in disk.tensors.items():
         if name.endswith(WEIGHT) and info.dtype in CODE_DTYPES:
             names[name] = None
         elif name.endswith(WEIGHT + SCALE):
             names[name.removesuffix(SCALE)] = None
-    return weights_of(names, lambda name: _weight(name, specs, disk))
+    return weights_of(names, lambda name: _weight(name, layers, disk))
 
 
-def _weight(name: str, specs: Sequence[tuple[str, Spec | None]], disk: OnDisk) -> Weight:
-    """The weight called `name`; raises ValueError where its tensors are not what its spec says."""
+def _weight(name: str, layers: Sequence[tuple[str, LayerConfig | None]], disk: OnDisk) -> Weight:
+    """Return the weight called `name`. Raises ValueError if its tensors are not what its configuration states."""
     codes, scales = disk.tensors.get(name), disk.tensors.get(name + SCALE)
     if codes is None:
         raise ValueError(f"has the scale {printable(name + SCALE)}, but is missing itself")
     if scales is None:
         raise ValueError(f"is {codes.dtype}, but its scale {printable(name + SCALE)} is missing")
-    spec = next((spec for pattern, spec in specs if fnmatchcase(name.removesuffix(WEIGHT), pattern)), None)
-    if spec is None:
-        raise ValueError("has a scale, but the configuration says nothing of its module")
-    row = FORMATS[spec.ours]
+    layer = next((layer for pattern, layer in layers if fnmatchcase(name.removesuffix(WEIGHT), pattern)), None)
+    if layer is None:
+        raise ValueError("has a scale, but the configuration does not cover its module")
+    fmt = FORMATS[layer.block_format]
     if len(codes.shape) != 2:
-        raise ValueError(f"is {list(codes.shape)}, which is no shape of a matrix of codes ({spec.weight['dtype']})")
-    # Of FP8 the dtype of the scales is that of the rule.
-    rule = "amax-bf16-scale" if not row.has_power_of_two_scales and scales.dtype == "BF16" else None
-    shape = (codes.shape[0], codes.shape[1] * 8 // row.element.stored_bits)
-    weight = Weight(name, shape, resolve(row, Rules(scale_rounding=rule)), disk.dtype)
+        raise ValueError(f"{list(codes.shape)} is not the shape of a matrix of codes ({layer.weight['dtype']})")
+    # The rule of FP8 scales follows from their dtype.
+    rule = "amax-bf16-scale" if not fmt.has_power_of_two_scales and scales.dtype == "BF16" else None
+    shape = (codes.shape[0], codes.shape[1] * 8 // fmt.element.stored_bits)
+    weight = Weight(name, shape, resolve(fmt, Rules(scale_rounding=rule)), disk.dtype)
     fault = _refusal(weight)
     if fault:
-        raise ValueError(f"{list(codes.shape)} is no shape of {spec.weight['dtype']} codes: {fault}")
-    check_fit(_contents(weight), disk.tensors, str(spec.weight["dtype"]))
+        raise ValueError(f"{list(codes.shape)} is not a shape of {layer.weight['dtype']} codes: {fault}")
+    check_fit(_contents(weight), disk.tensors, str(layer.weight["dtype"]))
     return weight
 
 
-def _specs(settings: Config) -> list[tuple[str, Spec | None]]:
-    """Patterns of modules and what is said of them, what counts first in front; None: they are not quantized.
+def _layer_configs(settings: Config) -> list[tuple[str, LayerConfig | None]]:
+    """Return module patterns and their configurations, highest priority first; None: not quantized.
 
-    Raises InputError for weights that are none of SPECS.
+    Raises InputError for weights that are not in LAYER_CONFIGS.
     """
-    layers, types = settings.get(BY_LAYER), settings.get(BY_TYPE)
-    said = list(layers.items()) if isinstance(layers, Mapping) else []
-    said += [("*", types[LINEAR])] if isinstance(types, Mapping) and LINEAR in types else []
-    said += [("*", settings.get(GLOBAL))]
-    found: list[tuple[str, Spec | None]] = []
+    by_layer, types = settings.get(BY_LAYER), settings.get(BY_TYPE)
+    stated = list(by_layer.items()) if isinstance(by_layer, Mapping) else []
+    stated += [("*", types[LINEAR])] if isinstance(types, Mapping) and LINEAR in types else []
+    stated += [("*", settings.get(GLOBAL))]
+    found: list[tuple[str, LayerConfig | None]] = []
     problems = []
-    for pattern, config in said:
+    for pattern, config in stated:
         args = config.get("weight") if isinstance(config, Mapping) else None
-        spec = next((row for row in SPECS.values() if isinstance(args, Mapping) and row.means(args)), None)
-        found.append((str(pattern), spec))
-        if args is not None and spec is None:
-            known = ", ".join(str(row.weight["dtype"]) for row in SPECS.values())
+        layer = next((row for row in LAYER_CONFIGS.values() if isinstance(args, Mapping) and row.means(args)), None)
+        found.append((str(pattern), layer))
+        if args is not None and layer is None:
+            known = ", ".join(str(row.weight["dtype"]) for row in LAYER_CONFIGS.values())
             problems.append(
-                f"config.json: what its quantization_config says of the weights of '{printable(pattern)}' cannot be "
-                f"read back: {known} can, each quantized once."
+                f"config.json: mxcli cannot read the weights of '{printable(pattern)}' as its quantization_config "
+                f"states them; it reads {known}, each quantized once."
             )
     if problems:
         raise together(InputError, "config.json", problems)
@@ -229,7 +230,7 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
     if others:
         notes.append(
             f"The configuration names Quark's own rule for scales, even; these were rounded by {', '.join(others)}, "
-            "which loaders need not know. --scale-rounding even makes both the same."
+            "which loaders do not need to know. --scale-rounding even makes both the same."
         )
     return notes
 
@@ -238,7 +239,7 @@ QUARK = Layout(
     name="quark",
     meaning="AMD Quark's export, which vLLM and (with amd-quark) transformers load: MXFP4, MXFP6 and FP8",
     source="AMD Quark 0.13 (its exports decoded); vLLM 0.33 (read)",
-    formats=tuple(SPECS),
+    formats=tuple(LAYER_CONFIGS),
     refusal=_refusal,
     contents=_contents,
     settings=_settings,

@@ -1,8 +1,8 @@
 """torchao's tensors in safetensors, as transformers saves and loads them.
 
-A parameter `a.b.weight` becomes `a.b._weight_qdata`, `a.b._weight_scale` and, of NVFP4, `a.b._weight_per_tensor_scale`,
-a decode scale; E8M0 scales are typed as such, codes of 6 bits have a byte each. The header of every file describes all
-parameters: transformers looks them up in that of the last file it opened.
+A parameter `a.b.weight` becomes `a.b._weight_qdata`, `a.b._weight_scale` and, for NVFP4,
+`a.b._weight_per_tensor_scale`, a decode scale; E8M0 scales have the dtype F8_E8M0, 6-bit codes take a byte each. The
+header of every file describes all parameters: transformers looks them up in the last file it opened.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def _refusal(weight: Weight) -> str | None:
 
 
 def _contents(order: str, weight: Weight) -> tuple[Content, ...]:
-    """What is stored of a weight; `order` is that of scales where the weight has none of its own."""
+    """Return the stored tensors of a weight; `order` is the order of its scales unless its variant states one."""
     content_of: dict[str, Callable[[Weight, str], Content]] = {
         "qdata": _qdata,
         "scale": partial(_scale, weight.variant or order),
         TENSOR_SCALE: _per_tensor_scale,
     }
-    # Codes come first: a plain tensor stands where its codes stood.
+    # Codes come first: a dequantized tensor takes their position.
     parts = sorted(KINDS[weight.format.name].parts, key=lambda part: part != "qdata")
     return tuple(content_of[part](weight, f"{_stem(weight.name)}_{part}") for part in parts)
 
@@ -70,10 +70,10 @@ def _stem(name: str) -> str:
 
 
 def _qdata(weight: Weight, name: str) -> Content:
-    row, (rows, columns) = weight.format, weight.shape
-    if row.element.stored_bits == 6:
+    fmt, (rows, columns) = weight.format, weight.shape
+    if fmt.element.stored_bits == 6:
         return Content(Entry(name, "U8", (rows, columns)), SPREAD_SIXES)
-    return Content(Entry(name, _CODES.get(row.element.name, "U8"), (rows, packed_columns(row, columns))), CODES)
+    return Content(Entry(name, _CODES.get(fmt.element.name, "U8"), (rows, packed_columns(fmt, columns))), CODES)
 
 
 def _scale(order: str, weight: Weight, name: str) -> Content:
@@ -83,7 +83,7 @@ def _scale(order: str, weight: Weight, name: str) -> Content:
 
 
 def _tiles(rows: int, columns: int) -> tuple[int, int]:
-    """A tile of 128x4 scales as 32 rows of 16."""
+    """Return the shape of 128x4 tiles of scales, each stored as 32 rows of 16."""
     return 32 * -(-rows // TILE_ROWS), 16 * -(-columns // TILE_COLUMNS)
 
 
@@ -98,7 +98,7 @@ def _per_tensor_scale(weight: Weight, name: str) -> Content:
 
 
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
-    """One configuration for all layers, or, of several, one for each by the module's name."""
+    """Return one configuration for all layers; if they differ, one per module name."""
     made_by = {module_of(weight): KINDS[weight.format.name].made_by(weight) for weight in weights}
     configs = list(made_by.values())
     mixed = {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": made_by}}
@@ -112,13 +112,14 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 
 
 def _metadata(order: str, weights: Sequence[Weight], names: Sequence[str]) -> dict[str, str]:
-    """A parameter without a module, which torchao cannot look up, is left out."""
-    told = {
+    """Return the header's description of every parameter. A parameter outside a module is left out: torchao cannot look
+    it up."""
+    described = {
         weight.name: KINDS[weight.format.name].header(weight, (weight.variant or order) == SWIZZLED)
         for weight in weights
     }
-    told |= {name: {"_type": "Tensor"} for name in names if "." in name}
-    return {"tensor_names": json.dumps(list(told)), **{name: json.dumps(each) for name, each in told.items()}}
+    described |= {name: {"_type": "Tensor"} for name in names if "." in name}
+    return {"tensor_names": json.dumps(list(described)), **{name: json.dumps(each) for name, each in described.items()}}
 
 
 def _weights(disk: OnDisk) -> list[Weight]:
@@ -126,35 +127,36 @@ def _weights(disk: OnDisk) -> list[Weight]:
 
 
 def _weight(stem: str, disk: OnDisk) -> Weight:
-    """The weight whose tensors begin with `stem`, as the header tells it, else as dtypes and shapes do; raises
-    ValueError for a misfit, and where they do not tell."""
+    """Return the weight whose tensors begin with `stem`, as the header describes it, else inferred from dtypes and
+    shapes. Raises ValueError for a misfit, and if they are ambiguous."""
     module, dot, parameter = stem.rpartition(".")
     name = module + dot + parameter.removeprefix("_")
     codes = disk.tensors[stem + QDATA]
     if len(codes.shape) != 2:
-        raise ValueError(f"{list(codes.shape)} is no shape of a matrix of codes (torchao)")
+        raise ValueError(f"{list(codes.shape)} is not the shape of a matrix of codes (torchao)")
     header = _header(name, disk.metadata)
     if not header:
         return _inferred(name, disk)
     attributes: Mapping[str, Any] = header["_data"]
-    kinds = [kind for kind in KINDS.values() if kind.is_told_by(header, attributes)]
+    kinds = [kind for kind in KINDS.values() if kind.matches(header, attributes)]
     if not kinds:
         known = ", ".join(sorted({kind.tensor for kind in KINDS.values()}))
+        stated = f"{printable(header.get('_type'))} of {printable(_spelled(attributes.get('elem_dtype')))}"
         raise ValueError(
-            f"its header says {printable(header.get('_type'))} of {printable(_spelled(attributes.get('elem_dtype')))}, "
-            f"block size {printable(attributes.get('block_size'))}; read back are {known} as {', '.join(KINDS)}"
+            f"its header states {stated}, block size {printable(attributes.get('block_size'))}; mxcli reads {known} as "
+            f"{', '.join(KINDS)}"
         )
     dtype = DTYPES.get(_spelled(attributes.get("orig_dtype", attributes.get("dtype"))), disk.dtype)
     order = SWIZZLED if attributes.get("is_swizzled_scales") else PLAIN
-    told = [_described(kind, name, disk, dtype, order) for kind in kinds]
-    faults = [_fault(weight, disk) for weight in told]
+    candidates = [_described(kind, name, disk, dtype, order) for kind in kinds]
+    faults = [_fault(weight, disk) for weight in candidates]
     if None not in faults:
         raise ValueError(faults[0])
-    return told[faults.index(None)]
+    return candidates[faults.index(None)]
 
 
 def _header(name: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """What the header says of a parameter; empty where it says nothing."""
+    """Return the header's description of a parameter; empty without one."""
     text = metadata.get(name)
     if text is None:
         return {}
@@ -163,7 +165,7 @@ def _header(name: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or not isinstance(header.get("_data"), dict):
-        raise ValueError("what the file's header says of it is no description of a torchao tensor")
+        raise ValueError("the file's header does not describe it as a torchao tensor")
     return header
 
 
@@ -172,7 +174,7 @@ def _spelled(dtype: object) -> str:
 
 
 def _inferred(name: str, disk: OnDisk) -> Weight:
-    """The one weight that dtypes and shapes fit; FP8 of several blocks that fit means the same."""
+    """Return the one weight that fits dtypes and shapes; FP8 of several blocks that fit means the same."""
     described = [_described(kind, name, disk, disk.dtype, order) for kind in KINDS.values() for order in _IN_ORDER]
     fitting: dict[tuple[str, str], Weight] = {}
     for weight in described:
@@ -182,8 +184,8 @@ def _inferred(name: str, disk: OnDisk) -> Weight:
         return next(iter(fitting.values()))
     forms = ", ".join(f"{weight.format.name} ({weight.variant})" for weight in fitting.values())
     raise ValueError(
-        "the file's header says nothing of it (torchao's metadata was lost), and its dtypes and shapes fit "
-        f"{forms or 'no tensor of torchao that is read back'}; take the checkpoint as torchao wrote it"
+        "the file's header does not describe it (torchao's metadata was lost), and its dtypes and shapes fit "
+        f"{forms or 'no torchao tensor that mxcli reads'}; use the checkpoint as torchao wrote it"
     )
 
 
@@ -195,10 +197,10 @@ def _described(kind: Kind, name: str, disk: OnDisk, dtype: str, order: str) -> W
 
 
 def _fault(weight: Weight, disk: OnDisk) -> str | None:
-    """Why a weight is not what lies on the disk; None: it is."""
+    """Return why a weight is not what is stored; None if it is."""
     unused = f"{_stem(weight.name)}_{TENSOR_SCALE}"
     if unused in disk.tensors and TENSOR_SCALE not in KINDS[weight.format.name].parts:
-        return f"has {printable(unused)}, of which {weight.format.name} has no use"
+        return f"has {printable(unused)}, which {weight.format.name} does not use"
     try:
         check_fit(_contents(PLAIN, weight), disk.tensors, weight.format.name)
     except ValueError as misfit:
@@ -210,8 +212,8 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
     if all(KINDS[weight.format.name].tensor != MX for weight in weights):
         return []
     return [
-        "torchao quantizes the inputs of MX layers to the format of their weights; marked EMULATED, as here, it "
-        "multiplies the values of the codes, on any device."
+        "torchao quantizes the inputs of MX layers to the format of their weights; layers marked EMULATED, as here, "
+        "multiply dequantized values, on any device."
     ]
 
 
@@ -220,7 +222,7 @@ def _ignored(disk: OnDisk) -> Ignored:
         LEFT_ALONE,
         listed(disk.settings.get(LEFT_ALONE)),
         by_path,
-        "a module by its path, or by that of one it lies in",
+        "a module by its path, or by that of one that contains it",
         strict=False,
     )
 

@@ -1,7 +1,7 @@
-"""torchao's tensor classes, as rows: what the header of a file says of a weight, and which configuration makes it.
+"""torchao's tensor classes as rows: how a header describes a weight, and the configuration that makes it.
 
 MX layers are marked EMULATED, which every device runs; their inputs are quantized under the rule of the weights, since
-torchao has no MX product with plain inputs. NVFP4 and FP8 layers are quantized in their weights alone.
+torchao has no MX product with plain inputs. NVFP4 and FP8 layers quantize their weights alone.
 """
 
 from __future__ import annotations
@@ -17,53 +17,54 @@ SWIZZLED, PLAIN = "swizzled", "plain"
 
 MX, NVFP4, FLOAT8 = "MXTensor", "NVFP4Tensor", "Float8Tensor"
 TENSOR_SCALE, ACTIVATIONS = "per_tensor_scale", "act_per_tensor_scale"
-"""The parts that not all have; the latter says nothing of a weight."""
+"""Optional parts; the second one does not belong to the weight."""
 
-Told = dict[str, object]
-_SPELLED = {ours: theirs for theirs, ours in DTYPES.items()}
+JsonObject = dict[str, object]
+_TORCH_NAMES = {name: torch_name for torch_name, name in DTYPES.items()}
 _SCALING_MODES = {"floor": "FLOOR", "ceil": "CEIL", "rceil": "RCEIL", "even": "EVEN"}
 _OTHER_MODE = "RCEIL"
-"""The mode of activations under rules that torchao has not: its own default."""
+"""The mode of activations under rules that torchao lacks: its own default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A class of tensors for one of our formats.
+    """A tensor class of torchao for one of our formats.
 
-    `element` is its dtype as a header spells it, `attributes(kind, weight, swizzled)` what a header says of such a
+    `element` is its dtype as a header spells it, `attributes(kind, weight, swizzled)` the header's description of a
     weight, `config(kind, weight)` the configuration that makes it, `parts` the tensors it is stored as.
     """
 
-    ours: str
+    block_format: str
     tensor: str
     element: object
-    attributes: Callable[[Kind, Weight, bool], Told]
-    config: Callable[[Kind, Weight], Told]
+    attributes: Callable[[Kind, Weight, bool], JsonObject]
+    config: Callable[[Kind, Weight], JsonObject]
     parts: tuple[str, ...] = ("qdata", "scale")
 
     @property
     def format(self) -> BlockFormat:
-        """The block format."""
-        return find_format(self.ours)
+        """Return the block format."""
+        return find_format(self.block_format)
 
     @property
     def has_variants(self) -> bool:
-        """Whether its scales may be swizzled."""
+        """Return whether its scales may be swizzled."""
         return self.format.scale.bits == 8
 
-    def header(self, weight: Weight, swizzled: bool) -> Told:
-        """What the header of a file says of a weight."""
-        said = self.attributes(self, weight, swizzled)
-        return {"_type": self.tensor, "_data": said, "_tensor_data_names": list(self.parts)}
+    def header(self, weight: Weight, swizzled: bool) -> JsonObject:
+        """Return the header's description of a weight."""
+        described = self.attributes(self, weight, swizzled)
+        return {"_type": self.tensor, "_data": described, "_tensor_data_names": list(self.parts)}
 
-    def made_by(self, weight: Weight) -> Told:
-        """The configuration of torchao that makes such a weight."""
+    def made_by(self, weight: Weight) -> JsonObject:
+        """Return the torchao configuration that makes such a weight."""
         return self.config(self, weight)
 
-    def is_told_by(self, header: Mapping[str, object], attributes: Mapping[str, object]) -> bool:
-        """Whether a header says this class with this element and these parts, scales of activations left aside.
+    def matches(self, header: Mapping[str, object], attributes: Mapping[str, object]) -> bool:
+        """Return whether a header states this class with this element and these parts, scales of activations left
+        aside.
 
-        Of Float8Tensor dtype and shape of codes and scales say the rest.
+        For Float8Tensor, dtypes and shapes of codes and scales decide the rest.
         """
         names = header.get("_tensor_data_names")
         return (
@@ -75,26 +76,26 @@ class Kind:
         )
 
 
-def _named(type: str, value: object) -> Told:
+def _named(type: str, value: object) -> JsonObject:
     return {"_type": type, "_data": value}
 
 
-def _dtype(name: str) -> Told:
+def _dtype(name: str) -> JsonObject:
     return _named("torch.dtype", name)
 
 
-def _config(type: str, version: int, **fields: object) -> Told:
+def _config(type: str, version: int, **fields: object) -> JsonObject:
     return {"_type": type, "_version": version, "_data": fields}
 
 
 _EMULATED, _AUTO = _named("KernelPreference", "EMULATED"), _named("KernelPreference", "AUTO")
 
 
-def _scaling_mode(weight: Weight) -> Told:
+def _scaling_mode(weight: Weight) -> JsonObject:
     return _named("ScaleCalculationMode", _SCALING_MODES.get(weight.scheme.scale_rule.name, _OTHER_MODE))
 
 
-def _mx_described(kind: Kind, weight: Weight, swizzled: bool) -> Told:
+def _mx_described(kind: Kind, weight: Weight, swizzled: bool) -> JsonObject:
     common = {"elem_dtype": kind.element, "block_size": kind.format.block[1]}
     activations = {
         **common,
@@ -104,14 +105,14 @@ def _mx_described(kind: Kind, weight: Weight, swizzled: bool) -> Told:
     }
     return {
         **common,
-        "orig_dtype": _dtype(_SPELLED[weight.dtype]),
+        "orig_dtype": _dtype(_TORCH_NAMES[weight.dtype]),
         "kernel_preference": _EMULATED,
         "act_quant_kwargs": _named("QuantizeTensorToMXKwargs", activations),
         "is_swizzled_scales": swizzled,
     }
 
 
-def _mx_made_by(kind: Kind, weight: Weight) -> Told:
+def _mx_made_by(kind: Kind, weight: Weight) -> JsonObject:
     return _config(
         "MXDynamicActivationMXWeightConfig",
         1,
@@ -123,32 +124,32 @@ def _mx_made_by(kind: Kind, weight: Weight) -> Told:
     )
 
 
-def _nvfp4_described(kind: Kind, weight: Weight, swizzled: bool) -> Told:
+def _nvfp4_described(kind: Kind, weight: Weight, swizzled: bool) -> JsonObject:
     return {
         "is_swizzled_scales": swizzled,
         "use_triton_kernel": False,
         "act_quant_kwargs": None,
         "block_size": kind.format.block[1],
-        "orig_dtype": _dtype(_SPELLED[weight.dtype]),
+        "orig_dtype": _dtype(_TORCH_NAMES[weight.dtype]),
     }
 
 
-def _nvfp4_made_by(kind: Kind, weight: Weight) -> Told:
+def _nvfp4_made_by(kind: Kind, weight: Weight) -> JsonObject:
     return _config("NVFP4WeightOnlyConfig", 1, use_dynamic_per_tensor_scale=TENSOR_SCALE in kind.parts)
 
 
-def _float8_described(kind: Kind, weight: Weight, swizzled: bool) -> Told:
+def _float8_described(kind: Kind, weight: Weight, swizzled: bool) -> JsonObject:
     lengths = zip(kind.format.block, weight.shape, strict=True)
     return {
         "block_size": [length if block is None else block for block, length in lengths],
         "mm_config": None,
         "act_quant_kwargs": None,
         "kernel_preference": _AUTO,
-        "dtype": _dtype(_SPELLED[weight.dtype]),
+        "dtype": _dtype(_TORCH_NAMES[weight.dtype]),
     }
 
 
-def _float8_made_by(kind: Kind, weight: Weight) -> Told:
+def _float8_made_by(kind: Kind, weight: Weight) -> JsonObject:
     granularity = {
         (None, None): _config("PerTensor", 1),
         (1, None): _config("PerRow", 1, dim=-1),
@@ -166,7 +167,7 @@ def _float8_made_by(kind: Kind, weight: Weight) -> Told:
 _FLOAT8 = {"e4m3": _dtype("float8_e4m3fn"), "e5m2": _dtype("float8_e5m2")}
 _FP4 = _dtype("float4_e2m1fn_x2")
 KINDS: dict[str, Kind] = {
-    row.ours: row
+    row.block_format: row
     for row in (
         Kind("mxfp8_e4m3", MX, _FLOAT8["e4m3"], _mx_described, _mx_made_by),
         Kind("mxfp8_e5m2", MX, _FLOAT8["e5m2"], _mx_described, _mx_made_by),
@@ -182,4 +183,4 @@ KINDS: dict[str, Kind] = {
         ),
     )
 }
-"""By the names of our formats. FP8 of one form may fit several blocks (a row of 128): they mean the same then."""
+"""The classes by our format names. FP8 of one shape may fit several blocks (a row of 128): they are then equivalent."""

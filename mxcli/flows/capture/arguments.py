@@ -1,4 +1,4 @@
-"""What a training loop may ask of a recorder: every argument checked on entry, before anything is hooked or written."""
+"""Arguments of a recorder, checked on entry, before anything is hooked or written."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from mxcli.errors import RefusedError, UsageError, did_you_mean, import_extra, p
 from mxcli.files.captures import CAPTURED_ROLES
 
 
-def require_int(name: str, value: object, least: int | None, otherwise: str) -> int:
-    """The number, in Python's; raises UsageError, with the way out `otherwise`, for what is none or below `least`."""
-    if not _is_whole(value) or (least is not None and value < least):
-        raise UsageError(f"{name} {printable(_shown(value))}: {otherwise}.")
+def require_int(name: str, value: object, minimum: int | None, hint: str) -> int:
+    """Return the value as a Python int. Raises UsageError with the hint unless it is an integer >= `minimum`."""
+    if not _is_int(value) or (minimum is not None and value < minimum):
+        raise UsageError(f"{name} {printable(_shown(value))}: {hint}.")
     return int(value)
 
 
-def known_size(name: str, value: object) -> int | None:
-    """The bytes of a limit; None for none."""
+def parse_size(name: str, value: object) -> int | None:
+    """Return a limit in bytes; None without one."""
     return None if value is None else require_int(name, value, 1, "give a number of bytes, such as 8 * 2**30")
 
 
-def known_roles(roles: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The roles in their usual order, all for None; raises UsageError for what is none."""
+def parse_roles(roles: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return the roles in their usual order, all for None. Raises UsageError for an unknown role."""
     if roles is None:
         return CAPTURED_ROLES
-    words = _words("roles", roles)
+    words = _texts("roles", roles)
     unknown = [role for role in words if role not in CAPTURED_ROLES]
     if unknown or not words:
         word = unknown[0] if unknown else ""
@@ -41,30 +41,32 @@ def known_roles(roles: str | Iterable[str] | None) -> tuple[str, ...]:
     return tuple(role for role in CAPTURED_ROLES if role in words)
 
 
-def known_selectors(layers: str | Iterable[str] | None) -> list[str] | None:
-    """The selectors; raises UsageError for what is none, and for an empty list, which would record nothing."""
+def parse_selectors(layers: str | Iterable[str] | None) -> list[str] | None:
+    """Return the selectors, None for all. Raises UsageError for non-text, and for an empty list, which would record
+    nothing."""
     if layers is None:
         return None
-    words = _words("layers", layers)
+    words = _texts("layers", layers)
     if not words:
         raise UsageError("layers is empty: name one layer at least, or all with None.")
     return words
 
 
-def known_steps(steps: int | Collection[int] | None) -> int | Collection[int] | None:
-    """The steps in Python's numbers; raises UsageError for none at all, and for what is no number of a step."""
+def parse_steps(steps: int | Collection[int] | None) -> int | Collection[int] | None:
+    """Return the steps as Python ints, None for all. Raises UsageError for an empty set, and for anything that is not a
+    step number."""
     if steps is None:
         return None
-    if _is_whole(steps):
+    if _is_int(steps):
         return require_int("steps", steps, 1, "record one step at least, or all with None")
-    if isinstance(steps, range):  # however long: nothing goes through it
+    if isinstance(steps, range):  # of any length: it is not iterated over
         if steps:
             _check_step(min(steps[0], steps[-1]))
             return steps
         numbers: list[Any] = []
     else:
         if isinstance(steps, str | bytes) or not isinstance(steps, Collection) or getattr(steps, "ndim", 1) != 1:
-            raise UsageError(f"steps {printable(_shown(steps))}: say how many, or which.")
+            raise UsageError(f"steps {printable(_shown(steps))}: give a number of steps, or the steps themselves.")
         numbers = list(steps)
     if not numbers:
         raise UsageError("steps is empty: record one step at least, or all with None.")
@@ -73,15 +75,16 @@ def known_steps(steps: int | Collection[int] | None) -> int | Collection[int] | 
     return frozenset(map(int, numbers))
 
 
-def how_many(steps: int | Collection[int] | None) -> int | None:
-    """The number of those steps; None: it is not said."""
+def step_count(steps: int | Collection[int] | None) -> int | None:
+    """Return the number of those steps; None: all."""
     if isinstance(steps, range):
-        return (steps[-1] - steps[0]) // steps.step + 1  # `len` knows no more than a machine word
+        return (steps[-1] - steps[0]) // steps.step + 1  # `len` is limited to a machine word
     return steps if steps is None or isinstance(steps, int) else len(steps)
 
 
-def known_folder(directory: str | Path) -> Path:
-    """The directory for files; raises UsageError for what is no path, RefusedError where a file is in the way."""
+def parse_folder(directory: str | Path) -> Path:
+    """Return the directory for files. Raises UsageError for anything but a path, RefusedError if a file is in the
+    way."""
     try:
         folder = Path(directory)
     except TypeError:
@@ -89,44 +92,44 @@ def known_folder(directory: str | Path) -> Path:
     for path in (folder, *folder.parents):
         if os.path.lexists(path):
             if not path.is_dir():
-                raise RefusedError(f"{printable(path)}: not a directory; captures go to one.")
+                raise RefusedError(f"{printable(path)}: not a directory; captures need one.")
             break
     return folder
 
 
 def check_model(model: object) -> None:
-    """Raises UsageError for what is no model of torch."""
+    """Raise UsageError for anything but a torch model."""
     torch = import_extra("torch", "capturing")
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"a {type(model).__name__} is no torch.nn.Module: give the model whose layers to record.")
+        raise UsageError(f"a {type(model).__name__} is not a torch.nn.Module: give the model whose layers to record.")
 
 
 def _check_step(number: object) -> None:
-    if not _is_whole(number) or number < 0:
-        raise UsageError(f"steps has {printable(_shown(number))}: steps are whole numbers from 0.")
+    if not _is_int(number) or number < 0:
+        raise UsageError(f"steps has {printable(_shown(number))}: steps are integers from 0.")
 
 
-def _words(name: str, words: str | Iterable[str]) -> list[str]:
-    """The words; a single one may stand for itself."""
+def _texts(name: str, words: str | Iterable[str]) -> list[str]:
+    """Return the strings as a list; a single one is a list of one."""
     found: list[Any] = [words] if isinstance(words, str) or not isinstance(words, Iterable) else list(words)
     if wrong := [word for word in found if not isinstance(word, str)]:
-        raise UsageError(f"{name} has {printable(_shown(wrong[0]))}: they are given as text.")
+        raise UsageError(f"{name} has {printable(_shown(wrong[0]))}: give strings.")
     return found
 
 
 def _shown(value: object) -> object:
-    """The value as Python writes it: text in quotes, but numpy's numbers as plain ones."""
+    """Return the value as Python writes it, numpy integers as plain ones."""
     return str(value) if isinstance(value, Integral) else repr(value)
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number, also of numpy's."""
+def _is_int(value: object) -> TypeGuard[int]:
+    """Return whether the value is an integer, of Python or numpy."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def json_value(value: object) -> object:
-    """The value as files have it: tensors and numpy's numbers of one element as Python's; NaN and infinities, which
-    JSON lacks, as None. What is none of that stays as it is."""
+    """Return a JSON-safe value: one-element tensors and numpy numbers as Python's, NaN and infinities as None. Other
+    values are unchanged."""
     if isinstance(value, Mapping):
         return {key: json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -138,14 +141,14 @@ def json_value(value: object) -> object:
 
 
 def parse_metadata(about: object) -> dict[str, object]:
-    """What each file is to say; raises UsageError for what is no mapping, or holds what JSON does not."""
+    """Return user metadata as JSON-safe values. Raises UsageError for anything but a mapping of them."""
     if about is None:
         return {}
     if not isinstance(about, Mapping):
-        raise UsageError(f"about is a {type(about).__name__}: give a mapping of what each file is to say.")
-    said = {key: json_value(value) for key, value in about.items()}
+        raise UsageError(f"about is a {type(about).__name__}: give a mapping with the metadata of each file.")
+    metadata = {key: json_value(value) for key, value in about.items()}
     try:
-        json.dumps(said, sort_keys=True, allow_nan=False)
+        json.dumps(metadata, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"about must be of values that JSON holds: {printable(error)}.") from error
-    return said
+        raise UsageError(f"about must hold JSON values: {printable(error)}.") from error
+    return metadata

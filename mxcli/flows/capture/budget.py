@@ -1,4 +1,4 @@
-"""What recording takes of the memory and the disk, and the refusal where that is more than there may be."""
+"""Memory and disk that recording takes, and the refusal of more than is allowed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from mxcli.files.tensors import DTYPES
 from mxcli.flows.capture.layers import Layer
 
 _WIDEST = "F32"
-"""What a layer is handed whose weight is of no type that files hold, at most."""
+"""The widest input of a layer whose weight has a dtype that files do not hold."""
 _LESS = "record fewer rows (--sample-rows), fewer layers (--layers) or fewer roles (--roles)"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most bytes of files, of `steps` steps that are to be recorded (None: it is not said how many), and the most
-    bytes of memory for rows; None: as many as there are."""
+    """The most bytes of files, for `steps` steps to record (None: unknown), and of memory for rows; None: unlimited."""
 
     steps: int | None = None
     max_disk: int | None = None
@@ -29,9 +28,9 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class StepsThere:
-    """What the disk has already: complete steps and their bytes, bytes of the step that is being written, and those of
-    files that are replaced before the last step is written."""
+class WrittenSteps:
+    """The state of the disk: complete steps and their bytes, bytes of the step being written, and those of files that
+    are replaced before the last step is written."""
 
     steps: int = 0
     nbytes: int = 0
@@ -39,19 +38,19 @@ class StepsThere:
     replaced: int = 0
 
 
-_EMPTY = StepsThere()
+_EMPTY = WrittenSteps()
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A step's bytes in its file, and in memory until it is written there."""
+    """A step's bytes in its file, and in memory until it is written."""
 
     disk: int
     memory: int
 
 
 def expected(layers: Sequence[Layer], roles: Sequence[str], rows: int) -> list[CapturedTensor]:
-    """The tensors of a step in which every layer keeps that many rows, of the type of its weight."""
+    """Return the tensors of a step in which every layer keeps that many rows, in its weight's dtype."""
     tensors = []
     for layer in layers:
         dtype = layer.dtype if layer.dtype in DTYPES else _WIDEST
@@ -68,27 +67,28 @@ def expected(layers: Sequence[Layer], roles: Sequence[str], rows: int) -> list[C
 
 
 def size_of(tensors: Sequence[CapturedTensor]) -> Size:
-    """Rows are in memory until the step ends, weights only one at a time; the rows that come are there twice."""
+    """Return the size of tensors: rows are in memory until the step ends, weights one at a time; incoming rows are
+    there twice."""
     sizes = [(tensor.nbytes, tensor.role == WEIGHT) for tensor in tensors]
     held = sum(nbytes for nbytes, is_weight in sizes if not is_weight)
     return Size(sum(nbytes for nbytes, _ in sizes), held + max((nbytes for nbytes, _ in sizes), default=0))
 
 
 class Growth:
-    """The size of a step as the rows of its layers come, `most` of each at most (None: all), of the types of their
-    weights."""
+    """The size of a step as the rows of its layers arrive, `max_rows` of each at most (None: all), in their weights'
+    dtypes."""
 
-    def __init__(self, layers: Sequence[Layer], roles: Sequence[str], most: int | None) -> None:
-        self._roles, self._most = [role for role in roles if role != WEIGHT], most
+    def __init__(self, layers: Sequence[Layer], roles: Sequence[str], max_rows: int | None) -> None:
+        self._roles, self._most = [role for role in roles if role != WEIGHT], max_rows
         weights = [tensor.nbytes for tensor in expected(layers, [WEIGHT] if WEIGHT in roles else [], 0)]
         self._weights, self._largest = sum(weights), max(weights, default=0)
         self._rows = 0
         self._held: dict[str, int] = {}
         self._waiting: dict[str, int] = {}
 
-    def came(self, layer: Layer, seen: int, waiting: int = 0) -> Size:
-        """The size when that layer has seen so many tokens, and the inputs of `waiting` of them are in memory beyond
-        those that are kept."""
+    def after(self, layer: Layer, seen: int, waiting: int = 0) -> Size:
+        """Return the size once that layer has seen `seen` tokens, with the inputs of `waiting` of them in memory in
+        addition to those kept."""
         rows = seen if self._most is None else min(seen, self._most)
         sizes = [tensor.nbytes for tensor in expected([layer], self._roles, rows)]
         inputs = [ACTIVATION] if ACTIVATION in self._roles else []
@@ -99,28 +99,27 @@ class Growth:
         return Size(self._weights + self._rows, self._rows + sum(self._waiting.values()) + self._largest)
 
 
-def check_size(size: Size, limits: Limits, folder: Path, there: StepsThere = _EMPTY) -> None:
-    """Raises EnvironmentFailure where steps of this size are more than the limits or the disk allow beside what is
-    there."""
+def check_size(size: Size, limits: Limits, folder: Path, written: WrittenSteps = _EMPTY) -> None:
+    """Raise EnvironmentFailure if steps of this size exceed the limits or the disk, given what is written."""
     if limits.max_memory is not None and size.memory > limits.max_memory:
         raise EnvironmentFailure(
             f"{printable(folder)}: the rows of a step take {size.memory:,} bytes of memory, and {limits.max_memory:,} "
             f"are allowed (--max-memory): {_LESS}."
         )
-    left = 1 if limits.steps is None else limits.steps - there.steps
+    left = 1 if limits.steps is None else limits.steps - written.steps
     if left < 1:
         return
-    total = there.nbytes + left * size.disk
+    total = written.nbytes + left * size.disk
     of = f"{left:,} steps of {size.disk:,} bytes" if left > 1 else f"a step of {size.disk:,} bytes"
     if limits.max_disk is not None and total > limits.max_disk:
-        before = f" after {there.nbytes:,} bytes" if there.nbytes else ""
+        before = f" after {written.nbytes:,} bytes" if written.nbytes else ""
         raise EnvironmentFailure(
             f"{printable(folder)}: {of}{before} would be {total:,} bytes on the disk, and {limits.max_disk:,} are "
             f"allowed (--max-disk): {_LESS}, or fewer steps (--steps)."
         )
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(existing).free
-    needed = max(size.disk, left * size.disk - there.replaced) - there.begun
+    needed = max(size.disk, left * size.disk - written.replaced) - written.begun
     if needed > free:
         raise EnvironmentFailure(
             f"{printable(folder)}: {of} would take {needed:,} more bytes on the disk, and {free:,} are available: "

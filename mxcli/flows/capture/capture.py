@@ -1,4 +1,4 @@
-"""`mxcli.capture`: the linear layers of a model recorded in whatever loop runs it."""
+"""`mxcli.capture`: records the linear layers of a model in any training loop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mxcli.files.capture_writer import StepName, refuse_existing_steps, step_fil
 from mxcli.files.captures import CAPTURED_ROLES, MODEL_KEY
 from mxcli.flows.capture.arguments import (
     check_model,
-    how_many,
-    known_folder,
-    known_roles,
-    known_selectors,
-    known_size,
-    known_steps,
+    parse_folder,
     parse_metadata,
+    parse_roles,
+    parse_selectors,
+    parse_size,
+    parse_steps,
     require_int,
+    step_count,
 )
 from mxcli.flows.capture.budget import Limits, check_size, expected, size_of
 from mxcli.flows.capture.layers import Layer, chosen_layers, is_compiled, linear_layers, stacked_weights
@@ -29,7 +29,7 @@ from mxcli.flows.capture.recorder import CaptureTarget, LayerHook, Recorder, Rec
 if TYPE_CHECKING:
     import torch
 
-_COMPILED = "compiled code (torch.compile) runs uncompiled while it is recorded"
+_COMPILED = "compiled code (torch.compile) runs uncompiled during recording"
 
 
 @contextmanager
@@ -48,72 +48,77 @@ def capture(
     force: bool = False,
     about: Mapping[str, object] | None = None,
 ) -> Iterator[Recorder]:
-    """Record what the linear layers of a model are handed, and the gradients of their outputs, in a training loop.
+    """Record the inputs of a model's linear layers, and the gradients of their outputs, in a training loop.
 
-    Inside the `with` block, run the model as ever and call `step()` of what it yields after each optimizer step: that
-    writes `step-000000.safetensors`, … to the directory (`step-000000-rank-1.safetensors` where there are several
-    ranks). A layer's file entries are LAYER.activation, its input as it was handed to it, [tokens, features];
-    LAYER.gradient, the gradient of what was run backward with respect to its output, in the same order of tokens;
-    LAYER.weight, [out, in], as the step began with it. Types stay what they are: under autocast an input may be float32
-    that the layer then rounds. Loss scales and averages are in the gradients as autograd has them.
+    Inside the `with` block, run the model as usual and call `step()` of what it yields after each optimizer step: that
+    writes `step-000000.safetensors`, … to the directory (`step-000000-rank-1.safetensors` with several ranks). A file
+    holds LAYER.activation, the layer's input, [tokens, features]; LAYER.gradient, the gradient of the backward pass
+    with respect to the layer's output, in the same order of tokens; LAYER.weight, [out, in], as at the beginning of the
+    step. Dtypes are unchanged: under autocast an input may be float32 that the layer then rounds. Gradients include
+    loss scales and averages as autograd has them.
 
-    All calls of a step are one behind another: micro-batches of gradient accumulation, and a layer's several calls.
-    `sample_rows` keeps that many tokens at most, by `seed`, step and their place in the step, so that layers that see
-    the same tokens keep the same ones. `layers` are selectors as `--include` takes them; `steps` are how many steps to
-    record, or which (None: all). `max_memory` bounds the bytes of rows in memory, `max_disk` those of all files; what
-    would need more is refused as soon as it can be foreseen: at once with `sample_rows`, else as the rows of a step
-    come. `about` is what else each file is to say, in values that JSON holds.
+    All calls of a step are concatenated: micro-batches of gradient accumulation, and several calls of a layer.
+    `sample_rows` keeps that many tokens at most, chosen by `seed`, step and their index in the step, so that layers
+    that see the same tokens keep the same ones. `layers` are selectors as in `--include`; `steps` is the number of
+    steps to record, or their numbers (None: all). `max_memory` bounds the bytes of rows in memory, `max_disk` those of
+    all files; a recording that needs more is refused as soon as that is known: at once with `sample_rows`, else as the
+    rows of a step arrive. `about` is further metadata for each file, in JSON values.
 
-    The model's outputs and gradients stay the same to the last bit; the hooks are removed at the end, also after a
-    failure, and copies of the model have none. Code that torch.compile made, of the model or around it, runs uncompiled
-    meanwhile. Calls that activation checkpointing repeats count once; calls under no_grad, such as a validation, are
-    recorded in steps that have no others of that layer. Where several backward passes go through one call, as those of
-    two losses, or `torch.autograd.grad` before `backward`, its gradient is that of the last.
+    The model's outputs and gradients are unchanged to the last bit; the hooks are removed at the end, also after a
+    failure, and copies of the model have none. Compiled code (torch.compile), of the model or around it, runs
+    uncompiled meanwhile. Calls that activation checkpointing repeats count once; calls under no_grad, such as a
+    validation, are recorded only in steps without other calls of that layer. If one forward is backpropagated several
+    times, as with two losses, or `torch.autograd.grad` before `backward`, the last gradient is recorded.
 
-    What a reader should know of the files, above all that there are none, is in `notes` and is warned of at the end.
+    Notes on the files, above all if there are none, are in `notes` and become warnings at the end.
 
-    Raises UsageError for what means nothing, RefusedError for a model that has nothing to record and for files that
-    exist (unless `force`), EnvironmentFailure for limits and disks.
+    Raises UsageError for invalid arguments, RefusedError for a model with nothing to record and for files that exist
+    (unless `force`), EnvironmentFailure for limits and disks.
     """
     check_model(model)
     if sample_rows is not None:
         sample_rows = require_int("sample_rows", sample_rows, 1, "keep one row at least, or all with None")
-    known = known_steps(steps)
-    seed = require_int("seed", seed, None, "seeds are whole numbers")
-    asked = Recording(known_roles(roles), sample_rows, known, seed)
-    selectors, folder, said = known_selectors(layers), known_folder(directory), parse_metadata(about)
-    limits = Limits(how_many(known), known_size("max_disk", max_disk), known_size("max_memory", max_memory))
+    recorded_steps = parse_steps(steps)
+    seed = require_int("seed", seed, None, "seeds are integers")
+    wanted = Recording(parse_roles(roles), sample_rows, recorded_steps, seed)
+    selectors, folder, metadata = parse_selectors(layers), parse_folder(directory), parse_metadata(about)
+    limits = Limits(step_count(recorded_steps), parse_size("max_disk", max_disk), parse_size("max_memory", max_memory))
     own_rank, ranks = _ranks()
     if rank is not None:
-        own_rank = require_int("rank", rank, 0, "ranks are whole numbers from 0")
+        own_rank = require_int("rank", rank, 0, "ranks are integers from 0")
     every = linear_layers(model)
     chosen = chosen_layers(every, selectors)
     target = CaptureTarget(
-        folder, own_rank, ranks == 1, limits, force=force, about={**said, MODEL_KEY: [layer.name for layer in every]}
+        folder,
+        own_rank,
+        ranks == 1,
+        limits,
+        force=force,
+        about={**metadata, MODEL_KEY: [layer.name for layer in every]},
     )
     if not force:
-        _refuse_taken(target, known)
+        _refuse_existing(target, recorded_steps)
     if sample_rows is not None:
-        check_size(size_of(expected(chosen, asked.roles, sample_rows)), target.limits, target.folder)
-    with _uncompiled(), recording(model, chosen, asked, target) as recorder:
+        check_size(size_of(expected(chosen, wanted.roles, sample_rows)), target.limits, target.folder)
+    with _uncompiled(), recording(model, chosen, wanted, target) as recorder:
         if is_compiled(model):
             recorder.note(_COMPILED)
         yield recorder
-        for note in (*recorder.notes, *_at_the_end(recorder)):
+        for note in (*recorder.notes, *_final_notes(recorder)):
             warnings.warn(f"capture: {note}.", stacklevel=3)
 
 
-def _at_the_end(recorder: Recorder) -> Iterator[str]:
-    """What to say of a recorder that has come to its end."""
+def _final_notes(recorder: Recorder) -> Iterator[str]:
+    """Close the recorder and yield notes on rows or files that are missing."""
     if recorder.close():
-        yield f"what was recorded of step {recorder.number} is not written: call step() at its end"
+        yield f"step {recorder.number} is not written: call step() at its end"
     elif not recorder.files:
-        yield "nothing was recorded: in no step that was asked for was a layer called as a module, and step() after it"
+        yield "nothing was recorded: no layer was called as a module in a recorded step, followed by step()"
 
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Compiled code runs uncompiled, whoever holds it: it has no place for hooks that came after it was made."""
+    """Run compiled code uncompiled: it ignores hooks that are registered after compilation."""
     import torch
 
     with torch.compiler.set_stance("force_eager"):
@@ -122,13 +127,15 @@ def _uncompiled() -> Iterator[None]:
 
 @contextmanager
 def recording(
-    model: torch.nn.Module, layers: Sequence[Layer], asked: Recording, target: CaptureTarget
+    model: torch.nn.Module, layers: Sequence[Layer], request: Recording, target: CaptureTarget
 ) -> Iterator[Recorder]:
-    """What records these layers of a model while the block runs; its code must not be compiled meanwhile."""
-    recorder = Recorder(layers, asked, target)
+    """Record these layers of a model while the block runs; its code must not be compiled meanwhile."""
+    recorder = Recorder(layers, request, target)
     with ExitStack() as stack:
         if stacked := stacked_weights(model):
-            recorder.note(f"weights of three dimensions are not recorded, being no linear layers': {listed(stacked)}")
+            recorder.note(
+                f"weights of three dimensions are not recorded: they do not belong to linear layers: {listed(stacked)}"
+            )
         stack.callback(recorder.close)
         for layer in layers:
             hook = LayerHook(layer, recorder.called)
@@ -136,15 +143,15 @@ def recording(
         yield recorder
 
 
-def _refuse_taken(target: CaptureTarget, known: int | Collection[int] | None) -> None:
-    """Raises RefusedError where a file of a step that is asked for exists; looks at those that exist only."""
-    steps = range(known or 1) if known is None or isinstance(known, int) else known
+def _refuse_existing(target: CaptureTarget, recorded_steps: int | Collection[int] | None) -> None:
+    """Raise RefusedError if a file of a recorded step exists; iterates over existing files only."""
+    steps = range(recorded_steps or 1) if recorded_steps is None or isinstance(recorded_steps, int) else recorded_steps
     names = (StepName(step, target.rank, target.alone) for step in map(step_of, step_files(target.folder)))
     refuse_existing_steps(target.folder, (name for name in names if name.step in steps))
 
 
 def _ranks() -> tuple[int, int]:
-    """The rank of this process, and how many there are."""
+    """Return the rank of this process and the number of ranks."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 0, 1

@@ -1,4 +1,4 @@
-"""The linear layers of a model: which there are, what they are called, and which of them are asked for."""
+"""The linear layers of a model: their names, shapes and selection."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = {"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
-"""Types that are recorded, under their names in files."""
+"""Recorded dtypes, with their names in files."""
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _PARALLEL = ("DistributedDataParallel", "DataParallel")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A class of modules that multiply by a matrix: how to know one, and its inputs and outputs. `turned` ones hold
-    their weight as [in, out]."""
+class LayerKind:
+    """A class of modules that multiply by a matrix: a test for it, and its numbers of inputs and outputs. `transposed`
+    ones hold their weight as [in, out]."""
 
     name: str
     is_kind: Callable[[Any], bool]
     widths: Callable[[Any], tuple[int, int]]
-    turned: bool = False
+    transposed: bool = False
 
 
 def _is_linear(module: Any) -> bool:
@@ -39,54 +39,54 @@ def _is_linear(module: Any) -> bool:
 
 
 def _is_conv1d(module: Any) -> bool:
-    """By its name, so that transformers need not be there."""
+    """Return whether the module is a Conv1D, by class name: transformers may not be installed."""
     return any(
         each.__name__ == "Conv1D" and each.__module__.startswith("transformers.") for each in type(module).__mro__
     )
 
 
 KINDS = (
-    Kind("torch.nn.Linear", _is_linear, lambda module: (module.in_features, module.out_features)),
-    Kind("transformers' Conv1D", _is_conv1d, lambda module: (module.nx, module.nf), turned=True),
+    LayerKind("torch.nn.Linear", _is_linear, lambda module: (module.in_features, module.out_features)),
+    LayerKind("transformers' Conv1D", _is_conv1d, lambda module: (module.nx, module.nf), transposed=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A linear layer under its name in the checkpoint, of `inputs` and `outputs` features; `dtype` is its weight's
-    safetensors type, or torch's word for one that no file holds."""
+    safetensors dtype, or torch's name for one that no file holds."""
 
     name: str
     inputs: int
     outputs: int
     dtype: str
     module: Any = field(repr=False, compare=False)
-    turned: bool = False
+    transposed: bool = False
 
     @property
     def is_routed(self) -> bool:
-        """Whether it is of an expert, which sees only those of the tokens that are sent to it."""
+        """Return whether it belongs to an expert, which sees only the tokens routed to it."""
         return "expert" in tags_of(f"{self.name}.{WEIGHT}", WEIGHT)
 
     def weight(self) -> torch.Tensor:
-        """[out, in], contiguous and in memory: the module's own bytes where they are that already.
+        """Return the weight as [out, in], contiguous and on the CPU: the module's own bytes if they are so already.
 
-        Raises RefusedError for a weight that is not whole and plain there.
+        Raises RefusedError for a weight that is not whole and plain.
         """
         weight = self.module.weight
         whole = weight.ndim == 2 and weight.numel() == self.inputs * self.outputs
         if not whole or weight.is_meta or hasattr(weight, "to_local") or self.dtype not in DTYPES.values():
             raise RefusedError(
-                f"{printable(self.name)}: its weight is not there as a whole matrix of floats (it is quantized, "
+                f"{printable(self.name)}: its weight is not a whole matrix of floats (it is quantized, "
                 "sharded or offloaded); record activations and gradients only."
             )
-        plain = weight.detach().t() if self.turned else weight.detach()
+        plain = weight.detach().t() if self.transposed else weight.detach()
         return plain.cpu().contiguous()
 
 
 def linear_layers(model: Any) -> list[Layer]:
-    """The linear layers of a model in its order, each module once; raises RefusedError where there is none, or one that
-    does not know its width yet."""
+    """Return the linear layers of a model in its order, each module once. Raises RefusedError if there is none, or one
+    with an uninitialized width."""
     import torch
 
     found = []
@@ -95,21 +95,21 @@ def linear_layers(model: Any) -> list[Layer]:
         if kind is not None:
             if torch.nn.parameter.is_lazy(module.weight):
                 raise RefusedError(
-                    f"{printable(name)}: a {type(module).__name__} whose width its first input decides; run the model "
-                    "once first."
+                    f"{printable(name)}: a {type(module).__name__} without a width before its first input; run the "
+                    "model once first."
                 )
             inputs, outputs = kind.widths(module)
             dtype = str(getattr(module.weight, "dtype", None))
             known = DTYPES.get(dtype, dtype)
-            found.append(Layer(_plain_name(model, name), inputs, outputs, known, module, kind.turned))
+            found.append(Layer(_plain_name(model, name), inputs, outputs, known, module, kind.transposed))
     if not found:
         kinds = " or ".join(kind.name for kind in KINDS)
-        raise RefusedError(f"the model has no linear layers ({kinds}), so that there is nothing to capture.")
+        raise RefusedError(f"the model has no linear layers ({kinds}): nothing to capture.")
     return found
 
 
 def chosen_layers(layers: Sequence[Layer], selectors: Sequence[str] | None) -> list[Layer]:
-    """The layers that any of the selectors takes, as `--include` understands them; all without selectors.
+    """Return the layers that any of the selectors takes, in the syntax of `--include`; all without selectors.
 
     Raises UsageError naming every selector that is invalid or takes nothing.
     """
@@ -139,12 +139,12 @@ def chosen_layers(layers: Sequence[Layer], selectors: Sequence[str] | None) -> l
 
 
 def stacked_weights(model: Any) -> list[str]:
-    """Weights of three dimensions, such as those of experts kept together, which no linear layer holds."""
+    """Return the names of weights with three dimensions, such as stacked experts, which no linear layer holds."""
     return [name for name, weight in model.named_parameters() if weight.ndim == 3]
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether torch.compile made it, or a part of it."""
+    """Return whether torch.compile made the model, or a part of it."""
     return any(
         "_orig_mod" in dict(module.named_children()) or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
@@ -152,7 +152,8 @@ def is_compiled(model: Any) -> bool:
 
 
 def _plain_name(model: Any, name: str) -> str:
-    """The name without what wrappers add to it, as the checkpoint has it; a model that is a layer has its class's."""
+    """Return the name without what wrappers add, as in the checkpoint; a model that is itself a layer has its class's
+    name."""
     return ".".join(_without_wrappers(model, name.split("."))) if name else type(model).__name__.lower()
 
 

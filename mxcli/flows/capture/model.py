@@ -1,6 +1,6 @@
-"""A causal language model of transformers, from a local directory: its outline first, its weights when all is checked.
+"""A causal language model of transformers from a local directory: outline and checks first, then weights.
 
-Nothing is fetched and none of a directory's own code is run.
+Nothing is downloaded, and code in the directory is never run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedErro
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import CONFIG
 
-PIECE_CHARACTERS = 1 << 20
+CHUNK_CHARACTERS = 1 << 20
 BYTES = "bytes"
 
 Encode = Callable[[str], Sequence[int]]
@@ -30,7 +30,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text, what to call it, and the SHA-256 of its bytes."""
+    """A text, its name, and the SHA-256 of its bytes."""
 
     name: str
     content: str
@@ -39,8 +39,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How much of a text is read: `steps` steps of `batch` windows of `tokens` tokens, without gaps, and of each window
-    the next token too, which the last is to predict."""
+    """The part of a text that is read: `steps` steps of `batch` windows of `tokens` tokens, without gaps, and the token
+    after each window, which its last token predicts."""
 
     steps: int
     batch: int
@@ -48,25 +48,25 @@ class Windows:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a step reads."""
+        """Return the tokens that a step reads."""
         return self.batch * self.tokens
 
     @property
     def needed(self) -> int:
-        """Tokens that the text must have."""
+        """Return the tokens that the text must have."""
         return self.steps * self.step_tokens + 1
 
     def of_step(self, ids: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-        """[batch, tokens + 1]: the windows of a step, each with the token after it."""
+        """Return the windows of a step, each with the token after it: [batch, tokens + 1]."""
         starts = (step * self.batch + np.arange(self.batch)) * self.tokens
         return np.take(ids, starts[:, None] + np.arange(self.tokens + 1))
 
 
-def stated_text(name: str, data: bytes) -> Text:
-    """The text that bytes spell; raises InputError where there is none, or it is not UTF-8."""
+def parse_text(name: str, data: bytes) -> Text:
+    """Decode a text. Raises InputError if it is empty or not UTF-8."""
     shown = printable(name)
     if not data:
-        raise InputError(f"{shown}: is empty, so that there is nothing to read; give a text.")
+        raise InputError(f"{shown}: is empty; give a text.")
     try:
         content = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -77,43 +77,43 @@ def stated_text(name: str, data: bytes) -> Text:
 
 
 def byte_tokens(text: str) -> list[int]:
-    """Every byte of the text as a token, for models that are made so."""
+    """Return every byte of the text as a token, for byte-level models."""
     return list(text.encode())
 
 
 def tokens_of(text: Text, encode: Encode, windows: Windows, vocabulary: int) -> NDArray[np.int64]:
-    """The first tokens of a text, as many as the windows need.
+    """Return the first tokens of a text, as many as the windows need.
 
-    The text is encoded in pieces of whole lines, of a million characters at least, until there are enough. Raises
-    InputError where there are too few, and RefusedError for a token that the model does not know.
+    The text is encoded in chunks of whole lines, of a million characters at least, until there are enough. Raises
+    InputError if there are too few, and RefusedError for a token outside the model's vocabulary.
     """
     ids: list[int] = []
-    for piece in _pieces(text.content):
-        ids += encode(piece)
+    for chunk in _chunks(text.content):
+        ids += encode(chunk)
         if len(ids) >= windows.needed:
             break
     if len(ids) < windows.needed:
         steps = max(0, len(ids) - 1) // windows.step_tokens
-        way = f"--steps {steps}" if steps else "fewer --tokens"
+        fewer = f"--steps {steps}" if steps else "fewer --tokens"
         counted = "1 step" if windows.steps == 1 else f"{windows.steps:,} steps"
         raise InputError(
             f"{printable(text.name)}: has {len(ids):,} tokens, and {counted} of {windows.batch:,} x "
-            f"{windows.tokens:,} tokens and the one after need {windows.needed:,}; give a longer text, or {way}."
+            f"{windows.tokens:,} tokens and the one after need {windows.needed:,}; give a longer text, or {fewer}."
         )
     found = np.array(ids[: windows.needed], np.int64)
     if found.max() >= vocabulary:
         at = int(np.argmax(found >= vocabulary))
         raise RefusedError(
-            f"{printable(text.name)}: token {at:,} is {found[at]:,}, and the model knows those below {vocabulary:,} "
-            "only; give a text that it can read, or the tokenizer that belongs to it."
+            f"{printable(text.name)}: token {at:,} is {found[at]:,}, and the model's vocabulary has {vocabulary:,}; "
+            "use the model's own tokenizer, or another text."
         )
     return found
 
 
-def _pieces(content: str) -> Iterator[str]:
+def _chunks(content: str) -> Iterator[str]:
     start = 0
     while start < len(content):
-        line_end = content.find("\n", start + PIECE_CHARACTERS)
+        line_end = content.find("\n", start + CHUNK_CHARACTERS)
         end = len(content) if line_end < 0 else line_end + 1
         yield content[start:end]
         start = end
@@ -128,14 +128,14 @@ TOKENIZER_FILES = (
     "spiece.model",
 )
 _TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Types to compute in."""
+"""Compute dtypes."""
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """A model without weights: `empty` has its modules; `dtype` is what it computes in, by safetensors name.
-    `vocabulary` is how many tokens it knows, and `positions` how many it reads at a time (None: not said)."""
+    """A model without weights: `empty` has its modules; `dtype` is its compute dtype, by safetensors name. `vocabulary`
+    is the number of tokens it knows, and `positions` the most it reads at once (None: not stated)."""
 
     folder: Path
     empty: Any
@@ -145,20 +145,23 @@ class ModelOutline:
     nbytes: int
 
 
-def stated_dtype(word: str | None) -> str | None:
-    """The type that a word such as bf16 or bfloat16 names; None: none is named. Raises UsageError for other words."""
+def parse_dtype(word: str | None) -> str | None:
+    """Return the safetensors name of a dtype such as bf16 or bfloat16; None for none. Raises UsageError for other
+    words."""
     if word is None or word == AUTO:
         return None
     names = {**{name.lower(): name for name in _TORCH}, **{long: name for name, long in _TORCH.items()}}
     if word.lower() not in names:
-        raise UsageError(f"unknown dtype '{printable(word)}': {', '.join(name.lower() for name in _TORCH)} can be had.")
+        raise UsageError(
+            f"unknown dtype '{printable(word)}': {', '.join(name.lower() for name in _TORCH)} are supported."
+        )
     return names[word.lower()]
 
 
-def outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
-    """The modules of a checkpoint's model, from its config.json alone; it is to compute in `dtype` (None: as it says).
+def model_outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
+    """Build the modules of a checkpoint's model from its config.json alone, to compute in `dtype` (None: the model's).
 
-    Raises EnvironmentFailure without transformers, InputError for what it cannot make a causal language model of, and
+    Raises EnvironmentFailure without transformers, InputError if it cannot build a causal language model from it, and
     RefusedError for a quantized checkpoint.
     """
     folder = checkpoint.root
@@ -166,17 +169,17 @@ def outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
     torch = import_extra("torch", "capturing a model", "capture")
     import_extra("transformers", "capturing a model")
     if checkpoint.config is None:
-        raise InputError(f"{shown}: has no {CONFIG}, which says what model it is; give a transformers model directory.")
+        raise InputError(f"{shown}: has no {CONFIG}; give a transformers model directory.")
     if checkpoint.dialect is not None or "quantization_config" in checkpoint.config:
-        raise RefusedError(f"{shown}: is quantized already; capture the original, or what `mxcli dequantize` makes.")
+        raise RefusedError(f"{shown}: is quantized already; capture the original, or the output of `mxcli dequantize`.")
     with _transformers(shown, f"read its {CONFIG}"):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
     name = dtype or _own_dtype(config, checkpoint)
-    own = getattr(torch, _TORCH[name])
+    torch_dtype = getattr(torch, _TORCH[name])
     with _transformers(shown, "make a causal language model of it"), torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, dtype=own, trust_remote_code=False)
+        empty = AutoModelForCausalLM.from_config(config, dtype=torch_dtype, trust_remote_code=False)
     settings = config.get_text_config()
     embeddings = empty.get_input_embeddings()
     return ModelOutline(
@@ -189,54 +192,53 @@ def outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
     )
 
 
-def load(seen: ModelOutline, device: str) -> tuple[Any, tuple[str, ...]]:
-    """The model with its weights on a device, ready to be read from: dropout is off; and what to say of them.
+def load_model(outline: ModelOutline, device: str) -> tuple[Any, tuple[str, ...]]:
+    """Load the model with its weights on a device, in evaluation mode (no dropout), and return it with notes.
 
-    Raises InputError where weights are missing or of another shape, which would be made up, and EnvironmentFailure
-    where there is no memory for them.
+    Raises InputError if weights are missing or have another shape, and EnvironmentFailure if memory does not suffice.
     """
     import torch
 
-    shown, kind = printable(seen.folder), type(seen.empty).__name__
-    dtype = getattr(torch, _TORCH[seen.dtype])
-    with _transformers(shown, f"load {seen.nbytes:,} bytes of weights"):
+    shown, kind = printable(outline.folder), type(outline.empty).__name__
+    dtype = getattr(torch, _TORCH[outline.dtype])
+    with _transformers(shown, f"load {outline.nbytes:,} bytes of weights"):
         from transformers import AutoModelForCausalLM
 
-        model, told = AutoModelForCausalLM.from_pretrained(
-            seen.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            outline.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
         )
-    if other := sorted(told["mismatched_keys"]):
+    if other := sorted(loading["mismatched_keys"]):
         name, *shapes = other[0]
-        there, needed = (list(shape) for shape in shapes)
+        stored, needed = (list(shape) for shape in shapes)
         raise InputError(
-            f"{shown}: {printable(name)} is {there}, and a {kind} of its {CONFIG} needs {needed} ({len(other):,} of "
+            f"{shown}: {printable(name)} is {stored}, and a {kind} of its {CONFIG} needs {needed} ({len(other):,} of "
             f"its weights have another shape); give the {CONFIG} that belongs to the weights."
         )
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(loading["missing_keys"]):
         raise InputError(
             f"{shown}: lacks {len(missing):,} weights of a {kind}, such as {printable(missing[0])}; give a complete "
             "checkpoint."
         )
-    unused = sorted(told["unexpected_keys"])
+    unused = sorted(loading["unexpected_keys"])
     notes = (
-        f"{shown}: {len(unused):,} of its tensors are no weights of a {kind} and are not used, such as "
+        f"{shown}: {len(unused):,} of its tensors are not weights of a {kind} and are not used, such as "
         f"{printable(unused[0])}."
         if unused
         else "",
     )
-    with enough_memory(f"{device}: out of memory for {seen.nbytes:,} bytes of weights{elsewhere(device)}."):
+    with memory_errors(f"{device}: out of memory for {outline.nbytes:,} bytes of weights{cpu_hint(device)}."):
         return model.to(device).eval(), tuple(filter(None, notes))
 
 
-def tokenizer(seen: ModelOutline) -> Encode | None:
-    """What makes tokens of text, without special ones; None where the directory has no tokenizer."""
-    if not any((seen.folder / name).is_file() for name in TOKENIZER_FILES):
+def tokenizer(outline: ModelOutline) -> Encode | None:
+    """Load what encodes text, without special tokens; None if the directory has no tokenizer."""
+    if not any((outline.folder / name).is_file() for name in TOKENIZER_FILES):
         return None
-    shown, files = printable(seen.folder), [name for name in TOKENIZER_FILES if (seen.folder / name).is_file()]
+    shown, files = printable(outline.folder), [name for name in TOKENIZER_FILES if (outline.folder / name).is_file()]
     with _transformers(shown, f"load its tokenizer ({', '.join(files)})"):
         from transformers import AutoTokenizer
 
-        loaded = AutoTokenizer.from_pretrained(seen.folder, **_LOCAL)
+        loaded = AutoTokenizer.from_pretrained(outline.folder, **_LOCAL)
 
     def encode(text: str) -> list[int]:
         with _transformers(shown, f"make tokens with its tokenizer ({', '.join(files)})"):
@@ -245,16 +247,16 @@ def tokenizer(seen: ModelOutline) -> Encode | None:
     return encode
 
 
-def encoder(seen: ModelOutline) -> tuple[Encode, str | None]:
-    """The directory's tokenizer, or bytes for tokens, and what to say then."""
-    found = tokenizer(seen)
+def encoder(outline: ModelOutline) -> tuple[Encode, str | None]:
+    """Return the directory's tokenizer, or bytes as tokens, with a note in that case."""
+    found = tokenizer(outline)
     if found is not None:
         return found, None
-    return byte_tokens, f"{printable(seen.folder)} has no tokenizer: every byte of the text is a token."
+    return byte_tokens, f"{printable(outline.folder)} has no tokenizer: every byte of the text is a token."
 
 
 def compute_device(device: str) -> str:
-    """`cpu` or `cuda:N` as torch has it; raises EnvironmentFailure for a GPU that it cannot use."""
+    """Return `cpu` or `cuda:N` for torch. Raises EnvironmentFailure for a GPU that it cannot use."""
     if device == CPU:
         return CPU
     import torch
@@ -272,7 +274,7 @@ def compute_device(device: str) -> str:
 
 
 def _own_dtype(config: Any, checkpoint: Checkpoint) -> str:
-    """What the configuration says, else what most of the weights' bytes are of."""
+    """Return the dtype in the configuration, else that of most of the weights' bytes."""
     stated = str(getattr(config, "dtype", None)).removeprefix("torch.")
     names = {word: name for name, word in _TORCH.items()}
     if stated in names:
@@ -285,8 +287,8 @@ def _own_dtype(config: Any, checkpoint: Checkpoint) -> str:
 
 
 @contextmanager
-def enough_memory(sentence: str) -> Iterator[None]:
-    """Turns what torch and the machine say of too little memory into an EnvironmentFailure of that sentence."""
+def memory_errors(sentence: str) -> Iterator[None]:
+    """Turn out-of-memory errors of torch and the machine into an EnvironmentFailure with that sentence."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -295,13 +297,13 @@ def enough_memory(sentence: str) -> Iterator[None]:
         raise EnvironmentFailure(sentence) from error
 
 
-def elsewhere(device: str) -> str:
-    """The way out of a GPU that is too small."""
+def cpu_hint(device: str) -> str:
+    """Return the hint for a GPU that is too small."""
     return "" if device == CPU else "; use --device cpu"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory; of the machine's, torch says so in words only."""
+    """Return whether memory ran out; torch reports the machine's in words only."""
     import torch
 
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
@@ -309,27 +311,28 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def _transformers(shown: str, task: str) -> Iterator[None]:
-    """Silences transformers, and what it imports, but for errors, and says in one sentence what it cannot do.
+    """Silence transformers, and what it imports, except for errors, and report in one sentence what it cannot do.
 
-    For its own calls only: a failure of ours is no fault of the input, nor is one of the machine, which has an errno.
+    For calls of transformers only: other failures are not faults of the input, nor are those of the machine, which have
+    an errno.
     """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with (
-            enough_memory(f"{shown}: out of memory to {task}; free some, or take a smaller model."),
+            memory_errors(f"{shown}: out of memory to {task}; free some, or take a smaller model."),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
-            from transformers.utils import logging as own
+            from transformers.utils import logging as transformers_logging
 
-            own.disable_progress_bar()
+            transformers_logging.disable_progress_bar()
             yield
     except ImportError as error:
         raise EnvironmentFailure(f"{shown}: transformers cannot {task} here: {_first_line(error)}.") from error
     except MxcliError:
         raise
-    except Exception as error:  # whatever kind it has: a configuration can fail every line that reads it
+    except Exception as error:  # of any type: a configuration can fail every line that reads it
         if getattr(error, "errno", None) is not None:
             raise
         raise InputError(f"{shown}: transformers cannot {task}: {_first_line(error)}.") from error
@@ -338,7 +341,7 @@ def _transformers(shown: str, task: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """What is said first, with what follows a colon at its end; a KeyError says only what lacks."""
+    """Return the first line, with the next one after a colon; a KeyError states only the missing key."""
     lines = str(error).strip().splitlines() or [""]
     first = " ".join([lines[0], *(line.strip() for line in lines[1:2] if lines[0].endswith(":"))])
     if not first or isinstance(error, KeyError):

@@ -1,4 +1,4 @@
-"""What a run over a text will capture, and what that takes, before the weights are loaded."""
+"""The plan of a capture over a text: what it records and needs, before the weights are loaded."""
 
 from __future__ import annotations
 
@@ -19,77 +19,76 @@ from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.partials import check_output_folder
 from mxcli.files.roles import GRADIENT, WEIGHT
 from mxcli.files.tensors import DTYPES
-from mxcli.flows.capture.budget import Limits, Size, StepsThere, check_size, expected, size_of
+from mxcli.flows.capture.budget import Limits, Size, WrittenSteps, check_size, expected, size_of
 from mxcli.flows.capture.layers import Layer, chosen_layers, linear_layers
-from mxcli.flows.capture.model import ModelOutline, Text, Windows, encoder, outline, tokens_of
+from mxcli.flows.capture.model import ModelOutline, Text, Windows, encoder, model_outline, tokens_of
 from mxcli.flows.capture.recorder import listed
 from mxcli.flows.doctor import own_version
 from mxcli.flows.write.records import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
-class KeptStep:
-    """A step whose file an earlier run left: its loss, in nats per token, and its bytes."""
+class EarlierStep:
+    """A step that an earlier run finished: its loss, in nats per token, and its bytes."""
 
     loss: float | None
     nbytes: int
 
 
-def kept_steps(folder: Path, run: Mapping[str, object], *, force: bool) -> dict[int, KeptStep]:
-    """The steps whose files this run made.
+def earlier_steps(folder: Path, run: Mapping[str, object], *, force: bool) -> dict[int, EarlierStep]:
+    """Return the steps whose files an earlier part of this run wrote; a resumed run keeps them.
 
-    Raises RefusedError where another run made one, of any step, which would lie beside ours; with `force` such files
-    are not kept.
+    Raises RefusedError if another run wrote one, of any step; with `force` such files are skipped.
     """
-    found: dict[int, KeptStep] = {}
+    found: dict[int, EarlierStep] = {}
     for name in step_files(folder):
         path = folder / name
-        step = own_step(name)
+        step = single_rank_step(name)
         try:
-            told = capture_metadata(path)
-            _check_run(path, None if step is None else told.get("run"), run)
+            metadata = capture_metadata(path)
+            _check_run(path, None if step is None else metadata.get("run"), run)
         except (InputError, RefusedError):
             if force:
                 continue
             raise
         assert step is not None
-        loss = told.get("loss")
+        loss = metadata.get("loss")
         value = loss.get("value") if isinstance(loss, dict) else None
-        found[step] = KeptStep(value if isinstance(value, float) else None, path.stat().st_size)
+        found[step] = EarlierStep(value if isinstance(value, float) else None, path.stat().st_size)
     return found
 
 
-def own_step(name: str) -> int | None:
-    """The step whose file this command gives that name; None for one that it never gives, such as a rank's."""
+def single_rank_step(name: str) -> int | None:
+    """Return the step of a file name that this command writes; None for others, such as a rank's."""
     step = step_of(name)
     return step if str(StepName(step)) == name else None
 
 
-def on_disk(folder: Path, files: Mapping[int, str], kept: Mapping[int, KeptStep]) -> StepsThere:
-    """What counts as written: steps that are kept, and files that are replaced one by one, but for the last of them.
-    `files` are those of the steps to record that exist, in the order of steps."""
+def written_steps(folder: Path, files: Mapping[int, str], earlier: Mapping[int, EarlierStep]) -> WrittenSteps:
+    """Return what counts as written: the steps of an earlier run, and the files that are replaced one by one, but for
+    the last of them. `files` are the existing files of steps to record, in the order of steps."""
     replaced = [
         (folder / name).lstat().st_size
         for step, name in files.items()
-        if step not in kept and (folder / name).is_file()
+        if step not in earlier and (folder / name).is_file()
     ]
-    return StepsThere(len(kept), sum(step.nbytes for step in kept.values()), replaced=sum(replaced[:-1]))
+    return WrittenSteps(len(earlier), sum(step.nbytes for step in earlier.values()), replaced=sum(replaced[:-1]))
 
 
-def others_note(folder: Path, earlier: Sequence[str]) -> str | None:
-    """What to say of files that this command neither replaces nor removes."""
-    others = [name for name in earlier if own_step(name) is None]
+def other_files_note(folder: Path, existing: Sequence[str]) -> str | None:
+    """Return a note on capture files that this command neither replaces nor removes."""
+    others = [name for name in existing if single_rank_step(name) is None]
     if not others:
         return None
-    return f"{printable(folder)} holds captures that this command does not make, and that stay: {listed(others)}."
+    return f"{printable(folder)} holds captures of other commands, which stay: {listed(others)}."
 
 
 def _check_run(path: Path, before: object, run: Mapping[str, object]) -> None:
-    """Raises RefusedError for a file that is not of this run, with what is different."""
+    """Raise RefusedError, with the differences, for a file of another run."""
     if not isinstance(before, dict):
         raise RefusedError(
-            f"{printable(path)}: cannot be resumed: no run of this command made it; move it away, or --force its "
-            "replacement."
+            f"{printable(path)}: cannot be resumed: this command did not write it; move it away, or --force to replace "
+            "it."
         )
     changes = [
         f"{key} was {printable(before.get(key))} and is {printable(value)}"
@@ -99,11 +98,11 @@ def _check_run(path: Path, before: object, run: Mapping[str, object]) -> None:
     if changes:
         raise RefusedError(
             f"{printable(path)}: cannot be resumed: {'; '.join(changes)}. Give the same options, --force to replace "
-            "what is there, or another -o/--output."
+            "the files, or another -o/--output."
         )
 
 
-USUAL_TOKENS = 256
+DEFAULT_TOKENS = 256
 LIBRARY_BYTES = 1 << 29
 """Memory of the interpreter with torch and transformers, about."""
 _MIB = 1 << 20
@@ -111,9 +110,9 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """What to capture of a model: `tokens` in a window (None: as usual), the layers by selectors (None: all), and what
-    of each. Gradients are left out with `forward_only`. With a learning rate every step changes the weights by it.
-    `dtype` is what to compute in (None: what the model is of)."""
+    """A capture as requested: `tokens` per window (None: the default), the layers by selectors (None: all), and the
+    roles. With `forward_only` there are no gradients. With a learning rate every step updates the weights. `dtype` is
+    the compute dtype (None: the model's)."""
 
     steps: int = 1
     batch: int = 1
@@ -128,13 +127,13 @@ class CaptureRequest:
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """The roles that there will be."""
+        """Return the roles that are recorded."""
         return tuple(role for role in self.roles if role != GRADIENT or not self.forward_only)
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureFolder:
-    """Where captures go, and whether they may replace others or go on after them."""
+    """The directory for captures, its limits, and whether files in it may be replaced or continued."""
 
     folder: Path
     force: bool = False
@@ -145,15 +144,15 @@ class CaptureFolder:
 
 @dataclass(frozen=True, slots=True)
 class CapturePlan:
-    """A run before the weights are loaded: its layers, the tensors of a step's file and their size, the most there may
-    be, the memory it needs besides, about, the steps that an earlier run left, and files of earlier runs that go when
-    all is there. `there` is what counts as written."""
+    """A run before the weights are loaded: its layers, the tensors of a step's file and their size, at most, other
+    memory it needs, about, the `earlier` steps that a resumed run keeps, and `surplus` files of earlier runs that are
+    removed at the end. `written` is what counts as written."""
 
     source: str
     model: ModelOutline
     text: Text
-    asked: CaptureRequest
-    place: CaptureFolder
+    request: CaptureRequest
+    output: CaptureFolder
     windows: Windows
     ids: NDArray[np.int64]
     layers: tuple[Layer, ...]
@@ -161,103 +160,117 @@ class CapturePlan:
     size: Size
     other_bytes: int
     run: dict[str, object]
-    kept: dict[int, KeptStep]
+    earlier: dict[int, EarlierStep]
     surplus: tuple[str, ...]
-    there: StepsThere
+    written: WrittenSteps
     notes: tuple[str, ...]
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that all needs, about."""
+        """Return the memory of the whole run, about."""
         return self.other_bytes + self.size.memory
 
 
 def plan_capture(
-    source: str, checkpoint: Checkpoint, text: Text, asked: CaptureRequest, place: CaptureFolder
+    source: str, checkpoint: Checkpoint, text: Text, request: CaptureRequest, output: CaptureFolder
 ) -> CapturePlan:
-    """What would be captured, and what that takes; no weights are loaded.
+    """Plan a capture; no weights are loaded.
 
-    Raises what `outline`, `chosen_layers`, `tokens_of` and `check_size` do; RefusedError for an output that is in use,
-    or that other options made; EnvironmentFailure where it needs more memory than is allowed.
+    Raises what `model_outline`, `chosen_layers`, `tokens_of` and `check_size` raise; RefusedError for an output that is
+    in use, or that other options wrote; EnvironmentFailure if it needs more memory than is allowed.
     """
-    earlier = step_files(place.folder)
-    check_output_folder(place.folder, checkpoint, earlier, force=place.force or place.resume)
-    seen = outline(checkpoint, asked.dtype)
-    every = linear_layers(seen.empty)
-    layers = chosen_layers(every, asked.layers)
-    windows = Windows(asked.steps, asked.batch, _window_tokens(asked.tokens, seen))
-    rows = min(windows.step_tokens, asked.sample_rows or windows.step_tokens)
-    tensors = expected(layers, asked.recorded, rows)
-    encode, note = encoder(seen)
-    run = _run_record(checkpoint, seen, text, asked, windows, is_bytes=note is not None)
-    found = kept_steps(place.folder, run, force=place.force) if place.resume else {}
-    kept = {step: each for step, each in sorted(found.items()) if step < asked.steps}
-    own = {step: name for name in earlier if (step := own_step(name)) is not None}
-    there = on_disk(place.folder, {step: own[step] for step in sorted(own) if step < asked.steps}, kept)
-    certain = _certain(layers, tensors)
-    check_size(certain, Limits(asked.steps, place.max_disk), place.folder, there)
-    other = _other_memory(asked, seen, windows, every)
-    need = other + certain.memory
-    if place.max_memory is not None and need > place.max_memory:
-        raise EnvironmentFailure(
-            f"{printable(source)}: needs about {need:,} bytes of memory, and --max-memory allows {place.max_memory:,}; "
-            f"use --max-memory {-(-need // _MIB)}M or more, or less of --tokens, --batch or --sample-rows."
-        )
-    ids = tokens_of(text, encode, windows, seen.vocabulary)
-    notes = (note, _lost_updates(asked, seen), _routed(layers, asked), others_note(place.folder, earlier))
+    existing = step_files(output.folder)
+    check_output_folder(output.folder, checkpoint, existing, force=output.force or output.resume)
+    model = model_outline(checkpoint, request.dtype)
+    every = linear_layers(model.empty)
+    layers = chosen_layers(every, request.layers)
+    windows = Windows(request.steps, request.batch, _window_tokens(request.tokens, model))
+    rows = min(windows.step_tokens, request.sample_rows or windows.step_tokens)
+    tensors = expected(layers, request.recorded, rows)
+    encode, note = encoder(model)
+    run = _run_record(checkpoint, model, text, request, windows, is_bytes=note is not None)
+    found = earlier_steps(output.folder, run, force=output.force) if output.resume else {}
+    earlier = {step: each for step, each in sorted(found.items()) if step < request.steps}
+    files = dict(sorted((step, name) for name in existing if (step := single_rank_step(name)) is not None))
+    recorded = {step: name for step, name in files.items() if step < request.steps}
+    written = written_steps(output.folder, recorded, earlier)
+    size = _certain_size(layers, tensors)
+    check_size(size, Limits(request.steps, output.max_disk), output.folder, written)
+    other_bytes = _other_memory(request, model, windows, every)
+    _check_memory(source, other_bytes + size.memory, output.max_memory)
+    notes = (
+        note,
+        _lost_updates_note(request, model),
+        _experts_note(layers, request),
+        other_files_note(output.folder, existing),
+    )
     return CapturePlan(
-        source,
-        seen,
-        text,
-        asked,
-        place,
-        windows,
-        ids,
-        tuple(layers),
-        tuple(tensors),
-        size_of(tensors),
-        other,
-        run,
-        kept,
-        tuple(name for step, name in own.items() if place.force and step >= asked.steps),
-        there,
-        tuple(each for each in notes if each),
+        source=source,
+        model=model,
+        text=text,
+        request=request,
+        output=output,
+        windows=windows,
+        ids=tokens_of(text, encode, windows, model.vocabulary),
+        layers=tuple(layers),
+        tensors=tuple(tensors),
+        size=size_of(tensors),
+        other_bytes=other_bytes,
+        run=run,
+        earlier=earlier,
+        surplus=tuple(name for step, name in files.items() if output.force and step not in recorded),
+        written=written,
+        notes=tuple(each for each in notes if each),
     )
 
 
-def _certain(layers: Sequence[Layer], tensors: Sequence[CapturedTensor]) -> Size:
-    """The size without rows of experts, of which nobody knows beforehand how many there will be."""
+def _check_memory(source: str, need: int, allowed: int | None) -> None:
+    if allowed is not None and need > allowed:
+        raise EnvironmentFailure(
+            f"{printable(source)}: needs about {need:,} bytes of memory, and --max-memory allows {allowed:,}; "
+            f"use --max-memory {-(-need // _MIB)}M or more, or less of --tokens, --batch or --sample-rows."
+        )
+
+
+def _certain_size(layers: Sequence[Layer], tensors: Sequence[CapturedTensor]) -> Size:
+    """Return the size without rows of experts, whose number is unknown beforehand."""
     routed = {layer.name for layer in layers if layer.is_routed}
     return size_of([tensor for tensor in tensors if tensor.role == WEIGHT or tensor.layer not in routed])
 
 
-def _window_tokens(tokens: int | None, seen: ModelOutline) -> int:
+def _window_tokens(tokens: int | None, model: ModelOutline) -> int:
     if tokens is None:
-        return min(USUAL_TOKENS, seen.positions or USUAL_TOKENS)
-    if seen.positions is not None and tokens > seen.positions:
+        return min(DEFAULT_TOKENS, model.positions or DEFAULT_TOKENS)
+    if model.positions is not None and tokens > model.positions:
         raise RefusedError(
-            f"{printable(seen.folder)}: reads {seen.positions:,} tokens at a time, and --tokens asks for {tokens:,}; "
-            "ask for no more than that, and for more windows with --batch."
+            f"{printable(model.folder)}: reads {model.positions:,} tokens at a time, and --tokens is {tokens:,}; "
+            "use at most that, and more windows with --batch."
         )
     return tokens
 
 
-def _other_memory(asked: CaptureRequest, seen: ModelOutline, windows: Windows, layers: Sequence[Layer]) -> int:
-    """Memory but for the rows of a step: weights, their gradients where they change, and what is kept of a pass to go
-    back through: about the inputs and outputs of layers that see all tokens; and the logits, in binary32 too, with
-    their gradients."""
-    width = DTYPES[seen.dtype].storage_bytes
-    weights = seen.nbytes * (2 if asked.learning_rate else 1)
+def _other_memory(request: CaptureRequest, model: ModelOutline, windows: Windows, layers: Sequence[Layer]) -> int:
+    """Return the memory without a step's rows: weights, their gradients if they are updated, what a forward pass keeps
+    for the backward pass (about the inputs and outputs of layers that see all tokens), and the logits, in binary32 too,
+    with their gradients."""
+    width = DTYPES[model.dtype].storage_bytes
+    weights = model.nbytes * (2 if request.learning_rate else 1)
     widths = [layer.inputs + layer.outputs for layer in layers if not layer.is_routed] or [0]
-    logits = seen.vocabulary * (width + 8)
-    working = (max(widths) if asked.forward_only else sum(widths)) * width
+    logits = model.vocabulary * (width + 8)
+    working = (max(widths) if request.forward_only else sum(widths)) * width
     return LIBRARY_BYTES + weights + windows.step_tokens * (working + logits)
 
 
 def _run_record(
-    checkpoint: Checkpoint, seen: ModelOutline, text: Text, asked: CaptureRequest, windows: Windows, *, is_bytes: bool
+    checkpoint: Checkpoint,
+    model: ModelOutline,
+    text: Text,
+    request: CaptureRequest,
+    windows: Windows,
+    *,
+    is_bytes: bool,
 ) -> dict[str, object]:
-    """All that decides the bytes of a step's file, but the machine."""
+    """Return everything that decides the bytes of a step's file, except the machine."""
     source = json.dumps([fingerprint(checkpoint), checkpoint.config], sort_keys=True)
     return {
         "version": own_version(),
@@ -268,24 +281,24 @@ def _run_record(
         "tokens_are_bytes": is_bytes,
         "batch": windows.batch,
         "tokens": windows.tokens,
-        "layers": None if asked.layers is None else list(asked.layers),
-        "roles": list(asked.recorded),
-        "forward_only": asked.forward_only,
-        "sample_rows": asked.sample_rows,
-        "seed": asked.seed,
-        "learning_rate": asked.learning_rate,
-        "compute_dtype": seen.dtype,
+        "layers": None if request.layers is None else list(request.layers),
+        "roles": list(request.recorded),
+        "forward_only": request.forward_only,
+        "sample_rows": request.sample_rows,
+        "seed": request.seed,
+        "learning_rate": request.learning_rate,
+        "compute_dtype": model.dtype,
     }
 
 
-def _routed(layers: Sequence[Layer], asked: CaptureRequest) -> str | None:
+def _experts_note(layers: Sequence[Layer], request: CaptureRequest) -> str | None:
     routed = sum(layer.is_routed for layer in layers)
-    if not routed or asked.recorded == (WEIGHT,):
+    if not routed or request.recorded == (WEIGHT,):
         return None
-    return f"{routed:,} layers are of experts, which see a part of the tokens: what they take is at most what is said."
+    return f"{routed:,} layers belong to experts, which see part of the tokens: their sizes are upper bounds."
 
 
-def _lost_updates(asked: CaptureRequest, seen: ModelOutline) -> str | None:
-    if not asked.learning_rate or DTYPES[seen.dtype].bits >= 32:
+def _lost_updates_note(request: CaptureRequest, model: ModelOutline) -> str | None:
+    if not request.learning_rate or DTYPES[model.dtype].bits >= 32:
         return None
-    return f"The weights are {seen.dtype}, in which small updates are lost; --dtype float32 keeps them."
+    return f"The weights are {model.dtype}, in which small updates are lost; --dtype float32 keeps them."

@@ -16,7 +16,7 @@ from mxcli.files.captures import CAPTURED_ROLES
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
 from mxcli.files.tensors import Array
 from mxcli.flows.capture.arguments import json_value
-from mxcli.flows.capture.budget import Growth, Limits, StepsThere, check_size, expected
+from mxcli.flows.capture.budget import Growth, Limits, WrittenSteps, check_size, expected
 from mxcli.flows.capture.layer_step import LayerStep, RowSampling
 from mxcli.flows.capture.layers import DTYPES, Layer
 
@@ -29,8 +29,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What to record: of each layer which roles, how many rows at most (None: all), chosen by the seed, and of which
-    steps (None: all; a number: that many, from the first on)."""
+    """The extent of a recording: the roles of each layer, the most rows of each (None: all), sampled by the seed, and
+    the steps (None: all; a number: that many, from the first on)."""
 
     roles: tuple[str, ...] = CAPTURED_ROLES
     sample_rows: int | None = None
@@ -40,21 +40,21 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class CaptureTarget:
-    """Where files go: a directory, under the names of a rank (`alone`: there is no other), within limits, to which
-    what is `there` already counts."""
+    """The output of a recorder: a directory, file names for a rank (`alone`: there is no other), and limits, to which
+    the `written` steps count."""
 
     folder: Path
     rank: int = 0
     alone: bool = True
     limits: Limits = field(default_factory=Limits)
-    there: StepsThere = field(default_factory=StepsThere)
+    written: WrittenSteps = field(default_factory=WrittenSteps)
     force: bool = False
     about: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StepFile:
-    """A file that was written: its step, bytes, layers, and the most rows that a layer has in it and had seen."""
+    """A finished file: its step, bytes and layers, and the most rows that a layer kept and saw."""
 
     path: Path
     step: int
@@ -65,64 +65,63 @@ class StepFile:
 
 
 class Recorder:
-    """Records the layers' rows of the current step, `number`, until `step` writes them; `files` were written, and
-    `notes` say what a reader should know of them."""
+    """A recorder of the layers' rows in the current step, `number`, until `step` writes them; `files` are finished, and
+    `notes` describe oddities in them."""
 
-    def __init__(self, layers: Sequence[Layer], asked: Recording, target: CaptureTarget) -> None:
+    def __init__(self, layers: Sequence[Layer], request: Recording, target: CaptureTarget) -> None:
         self.number = 0
         self.files: list[StepFile] = []
-        self._layers, self._asked, self._target = tuple(layers), asked, target
+        self._layers, self._request, self._target = tuple(layers), request, target
         self._noted: dict[str, list[int]] = {}
         self._calls: dict[str, LayerStep] = {}
         self._file: CaptureFile | None = None
-        self._weighed = set[str]()
+        self._weights_written = set[str]()
         self._nonfinite: dict[str, int] = {}
-        self._growth = self._empty()
+        self._growth = self._new_growth()
         self._lock = threading.RLock()  # threads may call the model at the same time
 
     @property
     def notes(self) -> list[str]:
-        """What was noted, each once, with the steps it was noted at."""
+        """Return each note once, with its steps."""
         return [f"{text}{_steps_words(steps)}" for text, steps in self._noted.items()]
 
     @property
     def is_recording(self) -> bool:
-        """Whether the current step is one that was asked for."""
-        steps = self._asked.steps
+        """Return whether the current step is to be recorded."""
+        steps = self._request.steps
         if isinstance(steps, int):
             return len(self.files) < steps
         return steps is None or self.number in steps
 
     def at(self, number: int) -> None:
-        """The current step is this one, such as in a training that goes on from a checkpoint; what was recorded of the
-        step before is dropped."""
+        """Set the number of the current step, such as when resuming from a checkpoint; unwritten rows are dropped."""
         self._drop()
         self.number = number
 
     def step(self, **about: object) -> StepFile | None:
-        """End the step, after the optimizer's: write its file, with what there is to say `about` it in values that JSON
-        holds (a tensor of one element is a number; NaN and infinities become null), and go on with the next. None where
-        the step was not asked for, or no layer was called."""
-        made = None
+        """End the step, after the optimizer's: write its file with `about`, its metadata in JSON values (a tensor of
+        one element is a number; NaN and infinities become null), and continue with the next. Returns None if the step
+        is not to be recorded, or no layer was called."""
+        written = None
         about = {key: json_value(value) for key, value in about.items()}
         with self._lock:
             if self._file is not None:
                 try:
-                    made = self._written(self._file, about)
+                    written = self._finish_file(self._file, about)
                 finally:
                     self._drop()
-                self.files.append(made)
+                self.files.append(written)
             elif self.is_recording:
-                self.note("no layer was called, so that there is no file")
+                self.note("no layer was called; no file written")
             self.number += 1
-        return made
+        return written
 
     def note(self, text: str) -> None:
-        """Remember what a reader should know of the current step."""
+        """Note something about the current step."""
         self._noted.setdefault(text, []).append(self.number)
 
     def called(self, layer: Layer, args: Any, kwargs: Any, output: Any) -> None:
-        """Takes what a layer was handed and, when it comes, the gradient of what it returned."""
+        """Take the input of a layer and, when it arrives, the gradient of its output."""
         import torch
 
         with_grad, repeated = torch.is_grad_enabled(), _in_backward()
@@ -130,54 +129,54 @@ class Recorder:
             if not self.is_recording:
                 return
             if layer.name not in self._calls:
-                choice = RowSampling(self._asked.sample_rows, self._asked.seed, self.number)
-                on_rows = partial(self._foresee, layer)
-                self._calls[layer.name] = LayerStep(layer, choice, self._asked.roles, on_rows, self._lock)
+                sampling = RowSampling(self._request.sample_rows, self._request.seed, self.number)
+                on_rows = partial(self._before_rows, layer)
+                self._calls[layer.name] = LayerStep(layer, sampling, self._request.roles, on_rows, self._lock)
             x = args[0] if args else next(iter(kwargs.values()))
             self._calls[layer.name].called(x, output, with_grad=with_grad, repeated=repeated)
 
     def close(self) -> bool:
-        """End all; whether there were rows that no step had written."""
+        """End all recording; return whether there were unwritten rows."""
         with self._lock:
             pending = self._file is not None
             self._drop()
         return pending
 
-    def _foresee(self, layer: Layer, seen: int, waiting: int) -> None:
-        """Before a layer's rows are taken: there is room for them beside those of others, and its weight is written.
+    def _before_rows(self, layer: Layer, seen: int, waiting: int) -> None:
+        """Check that there is room for a layer's rows, open the step's file and write the layer's weight.
 
-        Not as many of every layer: experts see few of the tokens that other layers see.
+        Layers are counted by the tokens they see: experts see few.
         """
         target = self._target
         begun = 0 if self._file is None else self._file.data_bytes
-        check_size(self._growth.came(layer, seen, waiting), target.limits, target.folder, self._there(begun))
+        check_size(self._growth.after(layer, seen, waiting), target.limits, target.folder, self._written_steps(begun))
         if self._file is None:
             name = StepName(self.number, target.rank, target.alone)
             if not target.force:
                 refuse_existing_steps(target.folder, [name])
-            self._file = CaptureFile(target.folder, name, expected(self._layers, self._asked.roles, 0), target.about)
-        if WEIGHT in self._asked.roles and layer.name not in self._weighed:
-            # Now: the optimizer changes it before the step ends.
-            self._weighed.add(layer.name)
+            self._file = CaptureFile(target.folder, name, expected(self._layers, self._request.roles, 0), target.about)
+        if WEIGHT in self._request.roles and layer.name not in self._weights_written:
+            # Written now: the optimizer changes it before the step ends.
+            self._weights_written.add(layer.name)
             self._add(self._file, layer, WEIGHT, layer.weight(), None)
 
-    def _there(self, begun: int) -> StepsThere:
-        before = self._target.there
+    def _written_steps(self, begun: int) -> WrittenSteps:
+        before = self._target.written
         nbytes = before.nbytes + sum(file.nbytes for file in self.files)
         return replace(before, steps=before.steps + len(self.files), nbytes=nbytes, begun=begun)
 
-    def _empty(self) -> Growth:
-        return Growth(self._layers, self._asked.roles, self._asked.sample_rows)
+    def _new_growth(self) -> Growth:
+        return Growth(self._layers, self._request.roles, self._request.sample_rows)
 
-    def _written(self, file: CaptureFile, about: Mapping[str, object]) -> StepFile:
+    def _finish_file(self, file: CaptureFile, about: Mapping[str, object]) -> StepFile:
         tokens = []
         for layer in self._layers:
             call = self._calls.get(layer.name)
             if call is None or not call.seen:
                 continue
             call.close()
-            for role, rows in zip((ACTIVATION, GRADIENT), call.kept(), strict=True):
-                if rows is not None and role in self._asked.roles:
+            for role, rows in zip((ACTIVATION, GRADIENT), call.rows(), strict=True):
+                if rows is not None and role in self._request.roles:
                     tokens.append((len(rows), call.seen))
                     self._add(file, layer, role, rows, call.seen)
         self._note_oddities()
@@ -196,25 +195,25 @@ class Recorder:
         if self._nonfinite:
             count = sum(self._nonfinite.values())
             elements = "1 element is" if count == 1 else f"{count:,} elements are"
-            self.note(f"{elements} NaN or infinite, and recorded as such, in {listed(list(self._nonfinite))}")
+            self.note(f"{elements} NaN or infinite (recorded unchanged) in {listed(list(self._nonfinite))}")
         calls = [call for call in self._calls.values() if call.seen]
         called = {call.layer.name for call in calls}
         self._note_layers(
-            "were not called as modules, so that nothing of them is recorded",
+            "were never called as modules; not recorded",
             [layer.name for layer in self._layers if layer.name not in called],
         )
-        if GRADIENT in self._asked.roles:
-            self._note_layers("got no gradient", [call.layer.name for call in calls if not call.got_gradients])
+        if GRADIENT in self._request.roles:
+            self._note_layers("received no gradient", [call.layer.name for call in calls if not call.got_gradients])
             self._note_layers(
-                "got gradients of some of their tokens only, and have the rows of those",
-                [call.layer.name for call in calls if call.lacking > 0],
+                "received gradients for part of their tokens; only those are recorded",
+                [call.layer.name for call in calls if call.tokens_without_gradient > 0],
             )
             self._note_layers(
-                "got gradients of several backward passes through one call, and have those of the last",
+                "received gradients of several backward passes through one call; the last is recorded",
                 [call.layer.name for call in calls if call.several_passes],
             )
         self._note_layers(
-            "were also called without gradients, which is not recorded",
+            "were also called without gradients; those calls are not recorded",
             [call.layer.name for call in calls if call.calls_without_gradient],
         )
 
@@ -225,22 +224,22 @@ class Recorder:
     def _drop(self) -> None:
         for call in self._calls.values():
             call.close()
-        self._calls, self._nonfinite, self._growth = {}, {}, self._empty()
-        self._weighed = set()
+        self._calls, self._nonfinite, self._growth = {}, {}, self._new_growth()
+        self._weights_written = set()
         if self._file is not None:
             self._file.discard()
         self._file = None
 
 
 def _in_backward() -> bool:
-    """Whether gradients are being computed, so that a call repeats one that a checkpointed segment made before."""
+    """Return whether a backward pass is running, in which checkpointed segments repeat their calls."""
     from torch.utils.module_tracker import ModuleTracker
 
     return bool(ModuleTracker().is_bw)
 
 
 def _nonfinite(x: torch.Tensor) -> int:
-    """NaN and infinities, counted only where the extremes, in one pass, say that there are some."""
+    """Return the number of NaN and infinities; they are counted only if the extremes, found in one pass, show some."""
     if not x.numel() or all(extreme.isfinite() for extreme in x.aminmax()):
         return 0
     return int(x.numel() - x.isfinite().sum())
@@ -255,7 +254,7 @@ def _array(x: torch.Tensor) -> Array:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(map(printable, names[:_SHOWN])) + more
 
@@ -267,21 +266,21 @@ def _steps_words(steps: Sequence[int]) -> str:
 
 
 OnCall = Callable[[Layer, Any, Any, Any], None]
-"""Told of a layer's call: its positional and named arguments, and its output."""
+"""Called with a layer, its positional and named arguments, and its output."""
 
 
 class LayerHook:
-    """A forward hook that tells of a layer's calls and returns nothing, so that the output stays what it is.
+    """A forward hook that reports a layer's calls and returns nothing, so that the output is unchanged.
 
-    A copy of the model is another model, and a file of it must not need mxcli: copied or pickled, the hook becomes
-    something of the standard library that takes four arguments and does nothing.
+    Copies of the model are not recorded, and a file of one must load without mxcli: copied or pickled, the hook becomes
+    a function of the standard library that takes four arguments and does nothing.
     """
 
     def __init__(self, layer: Layer, on_call: OnCall) -> None:
         self._layer, self._on_call = layer, on_call
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Tells of a call of the layer's."""
+        """Report a call of the layer."""
         self._on_call(self._layer, args, kwargs, output)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A model run over a text, step by step, with every step's captures in a file of its own."""
+"""The run of a model over a text, step by step, with the captures of each step in a file of its own."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from mxcli.files.captures import MODEL_KEY
 from mxcli.flows.capture.budget import Limits
 from mxcli.flows.capture.capture import recording
 from mxcli.flows.capture.layers import chosen_layers, linear_layers
-from mxcli.flows.capture.model import elsewhere, enough_memory, load
+from mxcli.flows.capture.model import cpu_hint, load_model, memory_errors
 from mxcli.flows.capture.plan import CapturePlan, CaptureRequest
 from mxcli.flows.capture.recorder import CaptureTarget, Recorder, Recording
 
 OnStep = Callable[[int, int, str], object]
-"""Told the bytes of files that are there, those of all, and what was done."""
+"""Called with the bytes of finished files, the bytes of all, and what was done."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureRun:
-    """What is there: whether all of it, the steps that this run made, each step's loss in nats per token, the bytes of
-    the files, the seconds that this run's steps took, and notes."""
+    """The result of a run: whether it is complete, the steps that this run wrote, each step's loss in nats per token,
+    the bytes of the files, the seconds that this run's steps took, and notes."""
 
     plan: CapturePlan
     complete: bool
-    made: tuple[int, ...]
+    written: tuple[int, ...]
     losses: dict[int, float | None]
     nbytes: int
     seconds: float
@@ -38,17 +38,18 @@ class CaptureRun:
 def capture_model(
     plan: CapturePlan, *, device: str, stop: Callable[[], bool] = lambda: False, on_step: OnStep = lambda *_: None
 ) -> CaptureRun:
-    """Load the model, run it over the text, and write a file per step; ends before the next step when `stop` says so.
+    """Load the model, run it over the text, and write a file per step; stop before the next step if `stop` returns
+    true.
 
-    Steps that are there are not run again, except that with a learning rate they are run for the weights after them.
-    Files of an earlier capture are replaced one by one, and those that this one lacks go when all of it is there.
+    Finished steps are not run again, unless a learning rate needs them for the weights after them. Files of an earlier
+    capture are replaced one by one; surplus ones are removed once all steps are complete.
     """
-    asked, steps, kept = plan.asked, plan.windows.steps, plan.kept
-    losses, made, notes = {step: each.loss for step, each in kept.items()}, list[int](), list[str]()
-    nbytes, seconds = sum(each.nbytes for each in kept.values()), 0.0
-    if len(kept) < steps:
-        model, told = load(plan.model, device)
-        update = _prepare(model, asked)
+    request, steps, earlier = plan.request, plan.windows.steps, plan.earlier
+    losses, written, notes = {step: each.loss for step, each in earlier.items()}, list[int](), list[str]()
+    nbytes, seconds = sum(each.nbytes for each in earlier.values()), 0.0
+    if len(earlier) < steps:
+        model, load_notes = load_model(plan.model, device)
+        update = _prepare(model, request)
         done, total = 0, steps * plan.size.disk
         began = time.monotonic()
         with _recording(model, plan) as recorder:
@@ -56,33 +57,33 @@ def capture_model(
                 if stop():
                     break
                 recorder.at(step)
-                if step not in kept or asked.learning_rate:
+                if step not in earlier or request.learning_rate:
                     loss = _run_step(model, plan, step, device, update)
                     if file := recorder.step(loss=_loss_record(loss), text=_text_record(plan, step)):
                         losses[step] = loss
-                        made.append(step)
+                        written.append(step)
                         nbytes += file.nbytes
                 done += plan.size.disk
                 on_step(done, total, f"step {step}")
         seconds = time.monotonic() - began
-        notes = [*told, *recorder.notes]
+        notes = [*load_notes, *recorder.notes]
     is_complete = len(losses) == steps
     if is_complete:
         for name in plan.surplus:
-            (plan.place.folder / name).unlink(missing_ok=True)
-    return CaptureRun(plan, is_complete, tuple(made), dict(sorted(losses.items())), nbytes, seconds, tuple(notes))
+            (plan.output.folder / name).unlink(missing_ok=True)
+    return CaptureRun(plan, is_complete, tuple(written), dict(sorted(losses.items())), nbytes, seconds, tuple(notes))
 
 
 def _recording(model: Any, plan: CapturePlan) -> AbstractContextManager[Recorder]:
-    """What records the steps that are not there, within what the plan has left to them."""
-    asked, place = plan.asked, plan.place
+    """Record the missing steps, within the limits the plan leaves to them."""
+    request, output = plan.request, plan.output
     every = linear_layers(model)
-    rows_memory = None if place.max_memory is None else place.max_memory - plan.other_bytes
+    rows_memory = None if output.max_memory is None else output.max_memory - plan.other_bytes
     target = CaptureTarget(
-        place.folder,
-        limits=Limits(plan.windows.steps, place.max_disk, rows_memory),
-        there=plan.there,
-        force=place.force,
+        output.folder,
+        limits=Limits(plan.windows.steps, output.max_disk, rows_memory),
+        written=plan.written,
+        force=output.force,
         about={
             "model": plan.model.folder.resolve().name,
             "gradient_scale": 1.0,
@@ -90,30 +91,31 @@ def _recording(model: Any, plan: CapturePlan) -> AbstractContextManager[Recorder
             MODEL_KEY: [layer.name for layer in every],
         },
     )
-    steps = frozenset(range(plan.windows.steps)) - plan.kept.keys()
+    steps = frozenset(range(plan.windows.steps)) - plan.earlier.keys()
     return recording(
         model,
-        chosen_layers(every, asked.layers),
-        Recording(asked.recorded, asked.sample_rows, steps, asked.seed),
+        chosen_layers(every, request.layers),
+        Recording(request.recorded, request.sample_rows, steps, request.seed),
         target,
     )
 
 
-def _prepare(model: Any, asked: CaptureRequest) -> Callable[[], None]:
-    """Have only those gradients computed that are needed; what changes the weights after a step."""
+def _prepare(model: Any, request: CaptureRequest) -> Callable[[], None]:
+    """Restrict backpropagation to the gradients needed, and return the function that updates the weights after a
+    step."""
     import torch
 
-    if asked.learning_rate:
-        optimizer = torch.optim.SGD(model.parameters(), asked.learning_rate)
+    if request.learning_rate:
+        optimizer = torch.optim.SGD(model.parameters(), request.learning_rate)
 
         def update() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
         return update
-    if not asked.forward_only and hasattr(model, "enable_input_require_grads"):
-        # Gradients of outputs do not depend on those of weights, which cost a third of the time and as much memory
-        # as the weights.
+    if not request.forward_only and hasattr(model, "enable_input_require_grads"):
+        # Output gradients do not depend on weight gradients, which take a third of the time and as much memory as the
+        # weights.
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         model.enable_input_require_grads()
@@ -121,18 +123,18 @@ def _prepare(model: Any, asked: CaptureRequest) -> Callable[[], None]:
 
 
 def _run_step(model: Any, plan: CapturePlan, step: int, device: str, update: Callable[[], None]) -> float:
-    """The mean cross-entropy of a step's windows, in nats per token."""
+    """Run a step, update the weights, and return its mean cross-entropy in nats per token."""
     import torch
 
     windows = torch.from_numpy(plan.windows.of_step(plan.ids, step)).to(device)
-    with enough_memory(
+    with memory_errors(
         f"{device}: out of memory for a step of {plan.windows.step_tokens:,} tokens; use fewer --tokens or a smaller "
-        f"--batch{elsewhere(device)}."
+        f"--batch{cpu_hint(device)}."
     ):
-        with torch.set_grad_enabled(not plan.asked.forward_only):
+        with torch.set_grad_enabled(not plan.request.forward_only):
             logits = model(input_ids=windows[:, :-1], use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
-        if not plan.asked.forward_only:
+        if not plan.request.forward_only:
             loss.backward()
             update()
     return float(loss.detach())
@@ -144,5 +146,5 @@ def _loss_record(loss: float) -> dict[str, object]:
 
 
 def _text_record(plan: CapturePlan, step: int) -> dict[str, object]:
-    """Where in the text a step's tokens begin, counted in tokens."""
+    """Return the position of a step in the text, in tokens."""
     return {"sha256": plan.text.sha256, "offset": step * plan.windows.step_tokens}

@@ -23,7 +23,7 @@ from mxcli.flows.measure.measure import (
     quantized_only,
 )
 from mxcli.flows.measure.nonfinite import nonfinite_refusals, refuse_nonfinite
-from mxcli.flows.measure.report import KEPT, PADDED, QUANTIZED, TIED, Result, decision_counts, decision_of
+from mxcli.flows.measure.report import KEPT, PADDED, QUANTIZED, TIED, Decided, Result, decision_counts, decision_of
 from mxcli.flows.measure.sampled import measure_samples, sample_notes, taken
 from mxcli.flows.measure.standings import comparison_conclusion, comparison_findings
 from mxcli.flows.measure.totals import TotalsByTrainingStep, TrainingStepTotal, labels
@@ -42,17 +42,10 @@ _Lengths = tuple[str, int | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """One tensor: the decision about it and the reason, its metrics that are numbers under each combination, and the
-    best of them (None: there is no SQNR). Without metrics it was not compared. `layer` is the module at which it was
-    captured (empty: it was not)."""
+class Compared(Decided):
+    """A tensor with its metrics that are numbers under each combination, and the best of them (None: there is no SQNR).
+    Without metrics it was not compared. `layer` is the module at which it was captured (empty: it was not)."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    role: str
-    decision: str
-    reason: str
     metrics: tuple[Metrics, ...] = ()
     best: int | None = None
     layer: str = ""
@@ -253,11 +246,6 @@ def _counted(
     else:
         for of_tensor, samples in measure_samples(checkpoint, planned.plans, backend, sampling):
             yield of_tensor, list(samples)
-
-
-def counts_of(layers: Sequence[Compared]) -> dict[str, int]:
-    """Return the number of tensors by decision."""
-    return decision_counts([layer.decision for layer in layers])
 
 
 def _lengths(scheme: Scheme, axis: str | None) -> _Lengths:

@@ -1,4 +1,4 @@
-"""Findings on reports and comparisons: thresholds, winners and what is worth reporting, as data.
+"""Findings on reports and comparisons as data: thresholds, winners and facts worth reporting.
 
 `Report.findings`, `Comparison.findings` and their `conclusion` hold them; `output.conclusion` makes sentences of them.
 """
@@ -27,7 +27,7 @@ UNDERFLOW_PERCENT, RELATIVE_CHANGE = 0.1, 0.05
 """The smallest underflow of which changes are reported, and the smallest change of underflow and saturation, as a share
 of the larger value."""
 OUTLIER_DB, MEDIAN_TENSORS = 3.0, 3
-"""An outlier is this far below the median SQNR, which needs so many tensors."""
+"""The distance of an outlier below the median SQNR, and the number of tensors that a median needs."""
 
 
 class Finding:
@@ -46,7 +46,7 @@ class TensorValue:
 
 @dataclass(frozen=True, slots=True)
 class Estimated(Finding):
-    """Everything is estimated from a sample of `percent` of the elements."""
+    """Estimates from a sample of `percent` of the elements."""
 
     percent: float
 
@@ -231,8 +231,8 @@ def is_as_good(sqnr_db: float, other_db: float) -> bool:
 
 
 def report_findings(report: Report) -> tuple[Finding, ...]:
-    """Return the findings on a report, what matters most first; none if nothing was measured."""
-    ends = [*_trends(report.series), *_kept(report.kept_by_role)]
+    """Return the findings on a report, the most important first; none if nothing was measured."""
+    ends = [*step_trends(report.series), *_kept(report.kept_by_role)]
     if report.by_axis and any(totals.sum for totals in report.by_axis.values()):
         return (*estimated(report.sample), *report_conclusion(report), *ends)
     if report.sum is None:
@@ -282,7 +282,8 @@ def comparison_steps(comparison: Comparison) -> Iterator[StepWins]:
             yield StepWins(found.role, len(found.under[0].totals), wins)
 
 
-def _trends(series: Iterable[StepSeries]) -> Iterator[StepTrend]:
+def step_trends(series: Iterable[StepSeries]) -> Iterator[StepTrend]:
+    """Yield the trend of each role that has an SQNR at the first and the last step."""
     for each in series:
         if each.worst is None:
             continue

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from mxcli.backends.backend import Backend
 from mxcli.files.checkpoint import Checkpoint
@@ -39,26 +39,10 @@ QUANTIZED, PADDED, KEPT, TIED = "quantized", "padded", "kept", "tied"
 TensorStats = Iterable[tuple[TensorPlan, Stats | None]]
 
 
-class Decided(Protocol):
-    """A tensor with the decision about it."""
-
-    @property
-    def role(self) -> str:
-        """Its role."""
-
-    @property
-    def decision(self) -> str:
-        """QUANTIZED, PADDED, KEPT or TIED."""
-
-
 @dataclass(frozen=True, slots=True)
-class LayerReport:
-    """One tensor along one axis: the decision about it and the reason, and its metrics if it was measured (else empty).
-
-    `shape` is that of the file; `scheme` is None for a tensor that is not quantized. `axis` is the one along which
-    blocks run; of a kept tensor the one along which it is kept (None: along any). `layer` is the module at which it was
-    captured (empty: it was not).
-    """
+class Decided:
+    """A tensor with the decision about it (QUANTIZED, PADDED, KEPT or TIED) and the reason; `shape` is that of the
+    file."""
 
     name: str
     dtype: str
@@ -66,6 +50,16 @@ class LayerReport:
     role: str
     decision: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport(Decided):
+    """A tensor along an axis, and its metrics if it was measured (else empty).
+
+    `scheme` is None for a tensor that is not quantized. `axis` is the one along which blocks run; of a kept tensor the
+    one along which it is kept (None: along any). `layer` is the module at which it was captured (empty: it was not).
+    """
+
     scheme: Scheme | None
     metrics: Mapping[str, Value]
     axis: str | None = None
@@ -136,7 +130,7 @@ class Report(Result[LayerReport]):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is worth reporting, what matters most first."""
+        """Facts worth reporting, the most important first."""
         return report_findings(self)
 
 

@@ -13,6 +13,8 @@ from mxcli.errors import InputError, UsageError
 from mxcli.files.checkpoint import read
 from mxcli.files.directory import ShardIndex, read_index
 from mxcli.files.model_files import RECORD
+from mxcli.files.plain import read_head
+from mxcli.files.safetensors import looks_like_safetensors, read_safetensors
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
 from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding, some
 from mxcli.flows.verify.errors import widened
@@ -24,6 +26,7 @@ from mxcli.numerics.scheme import TENSOR_RULES, Rules, Scheme, overlaid, resolve
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_scale", ".prob_output_scale")
 """Scales of attention, which belong to no weight."""
 _PIECE = 1 << 24
+_AGAIN = "Quantize it again, or update safetensors."
 
 
 def _misfits(subject: Subject) -> Iterator[Finding]:
@@ -162,6 +165,27 @@ def _recorded(subject: Subject) -> Iterator[Finding]:
             yield Finding(name, "other content", f"the SHA-256 that {RECORD} records", "Copy it again.")
 
 
+def _library(subject: Subject) -> Iterator[Finding]:
+    from safetensors import SafetensorError, safe_open
+
+    for path in dict.fromkeys(info.file for info in subject.checkpoint.tensors.values()):
+        if not looks_like_safetensors(read_head(path)[0]):
+            continue
+        ours = {info.name: (info.dtype, info.shape) for info in read_safetensors(path).tensors}
+        try:
+            with safe_open(path, framework="np") as file:
+                names = file.keys()
+                slices = [file.get_slice(name) for name in names]
+                entries = [(each.get_dtype(), tuple(each.get_shape())) for each in slices]
+        except SafetensorError as error:
+            yield Finding(path.name, f"refused: {error}", "a file that the safetensors library opens", _AGAIN)
+            continue
+        theirs = dict(zip(names, entries, strict=True))
+        apart = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        if apart:
+            yield Finding(path.name, f"reads differently: {some(apart)}", "the same names, dtypes and shapes", _AGAIN)
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -216,6 +240,13 @@ FILE_CHECKS: tuple[Check[Subject], ...] = (
         "files that are gone or changed since they were written",
         f"the files that {RECORD} names, and their SHA-256 where it has them",
         _recorded,
+    ),
+    Check(
+        "safetensors_library",
+        PROBLEM,
+        "files that the safetensors library, which loaders use, refuses or reads differently",
+        "names, dtypes and shapes in each file as safetensors.safe_open lists them",
+        _library,
     ),
     Check("alignment", NOTE, "tensors that cannot be mapped in place", "offset modulo element size", _unaligned),
 )

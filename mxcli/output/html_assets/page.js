@@ -1,9 +1,9 @@
 "use strict";
 (() => {
   const byId = (id) => document.getElementById(id);
-  const { rows, columns, data, charts } = JSON.parse(byId("data").textContent);
+  const { noun, rows, filters, columns, data, charts } = JSON.parse(byId("data").textContent);
 
-  // Columns as arrays of what they hold; names are put together from what each shares with the one before.
+  // Columns as arrays of their values; each name is the beginning it shares with the one before, and its rest.
   const names = [];
   let before = "";
   const { shared, rest } = data[0];
@@ -11,13 +11,14 @@
     before = before.slice(0, shared[row]) + rest[row];
     names.push(before);
   }
+  const isWord = (at) => columns[at].kind === "word" || columns[at].kind === "shape";
   const value = (column, row) => {
     if (columns[column].kind === "text") return names[row];
-    return columns[column].kind === "word" ? data[column].words[data[column].index[row]] : data[column][row];
+    return isWord(column) ? data[column].words[data[column].index[row]] : data[column][row];
   };
   const place = (key) => columns.findIndex((column) => column.key === key);
 
-  // Text as people read it.
+  // Numbers and names as text.
   const number = (x, isWhole) => {
     if (x === null) return "\u2013";
     if (typeof x !== "number") return x;
@@ -34,14 +35,14 @@
     return points.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => "\\u{" + c.codePointAt(0).toString(16) + "}");
   };
 
-  // Order: numbers by size with exact ones as infinite, absent ones last; shapes by their elements; words by letter.
+  // Sort keys: numbers by size with exact ones as infinite, absent ones last; shapes by their elements; words by letter.
   const key = (column) => {
-    const { kind, key: name, better } = columns[column];
+    const { kind, better } = columns[column];
     if (kind === "number" || kind === "whole") {
       const exact = better === "low" ? 0 : Infinity;
       return (row) => { const x = data[column][row]; return x === "exact" ? exact : x; };
     }
-    if (name === "shape") {
+    if (kind === "shape") {
       const sizes = data[column].words.map((word) => word.split("x").reduce((n, side) => n * (Number(side) || 1), 1));
       return (row) => sizes[data[column].index[row]];
     }
@@ -67,7 +68,7 @@
 
   const filter = () => {
     const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const wanted = ["role", "decision"].map((id) => [data[place(id)], byId(id).value]).filter(([, word]) => word)
+    const wanted = filters.map((id) => [data[place(id)], byId(id).value]).filter(([, word]) => word)
       .map(([column, word]) => [column.index, column.words.indexOf(word)]);
     if (words.length) folded ??= names.map((name) => name.toLowerCase());
     found = [];
@@ -96,8 +97,8 @@
     if (kind) made.className = kind;
     return made;
   };
-  // A word that is the same for all says nothing in a row.
-  const shown = columns.map((column, at) => at).filter((at) => columns[at].kind !== "word" || data[at].words.length > 1);
+  // A column with one word for all rows is hidden.
+  const shown = columns.map((column, at) => at).filter((at) => !isWord(at) || data[at].words.length > 1);
 
   const isNumeric = (at) => columns[at].kind === "number" || columns[at].kind === "whole";
   // A name that may break after its dots.
@@ -156,8 +157,8 @@
           th.title = names[row].length > SHOWN ? names[row] : "";
           th.append(breaking(visible(names[row])));
           tr.append(th);
-        } else if (kind === "word") {
-          tr.append(element("td", name === "shape" ? value(at, row).replaceAll("x", "\u00d7") : visible(value(at, row)), "text " + name));
+        } else if (isWord(at)) {
+          tr.append(element("td", kind === "shape" ? value(at, row).replaceAll("x", "\u00d7") : visible(value(at, row)), "text " + name));
         } else {
           const x = data[at][row];
           tr.append(element("td", number(x, kind === "whole"), x === null ? "none" : ""));
@@ -171,7 +172,7 @@
       else th.removeAttribute("aria-sort");
     }
     const count = found.length.toLocaleString("en-US");
-    byId("found").textContent = found.length === rows ? `${count} tensors` : `${count} of ${rows.toLocaleString("en-US")} tensors`;
+    byId("found").textContent = found.length === rows ? `${count} ${noun}s` : `${count} of ${rows.toLocaleString("en-US")} ${noun}s`;
     const last = Math.min(first + slice.length, found.length);
     byId("page").textContent = found.length ? `${(first + 1).toLocaleString("en-US")}\u2013${last.toLocaleString("en-US")} of ${count}` : "none";
     byId("first").disabled = byId("previous").disabled = state.page === 0;
@@ -203,10 +204,10 @@
     });
   }
   byId("table-csv").addEventListener("click", () => {
-    download("tensors", columns.map((column) => column.key), found.map((row) => columns.map((_, at) => value(at, row))));
+    download(noun + "s", columns.map((column) => column.key), found.map((row) => columns.map((_, at) => value(at, row))));
   });
 
-  // Light and dark: what the system says, until the button says otherwise.
+  // Light and dark: as the system, until the button is used.
   const theme = byId("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
@@ -228,7 +229,7 @@
   form.hidden = document.querySelector(".pager").hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());
   byId("search").addEventListener("input", filter);
-  for (const id of ["role", "decision"]) byId(id).addEventListener("change", filter);
+  for (const id of filters) byId(id).addEventListener("change", filter);
   byId("first").addEventListener("click", () => turn(0));
   byId("previous").addEventListener("click", () => turn(state.page - 1));
   byId("next").addEventListener("click", () => turn(state.page + 1));

@@ -138,7 +138,7 @@ SCALES = ("F32", (2, 3))
         ({"a.scale": ("F8_E8M0", (2, 3))}, "a.weight: has the scale a.scale, but is missing itself."),
         (
             {"a.weight": CODES, "a.weight_scale_inv": SCALES, "a.scale": SCALES},
-            "a.weight: has two scales, a.weight_scale_inv and a.scale; nothing tells which is meant.",
+            "a.weight: has two scales, a.weight_scale_inv and a.scale; it is ambiguous which one applies.",
         ),
         (
             {"a.weight": CODES, "a.weight_scale_inv": ("F32", (2, 2))},
@@ -146,19 +146,19 @@ SCALES = ("F32", (2, 3))
         ),
         (
             {"a.weight": CODES, "a.weight_scale_inv": ("F64", (2, 3))},
-            "a.weight: its scale a.weight_scale_inv is F64; needed is BF16, F32, F8_E8M0, U8.",
+            "a.weight: its scale a.weight_scale_inv is F64; expected BF16, F32, F8_E8M0, U8.",
         ),
         (
             {"a.weight": ("BF16", (192, 320)), "a.weight_scale_inv": SCALES},
-            "a.weight: is BF16 [192, 320] with a scale; needed is a matrix of F8_E4M3, F8_E5M2, I8.",
+            "a.weight: is BF16 [192, 320] with a scale; expected a matrix of F8_E4M3, F8_E5M2, I8.",
         ),
         (
             {"a.weight": ("F8_E4M3", (192,)), "a.weight_scale_inv": SCALES},
-            "a.weight: is F8_E4M3 [192] with a scale; needed is a matrix of F8_E4M3, F8_E5M2, I8.",
+            "a.weight: is F8_E4M3 [192] with a scale; expected a matrix of F8_E4M3, F8_E5M2, I8.",
         ),
         (
             {"a.weight": ("F8_E4M3FNUZ", (192, 320)), "a.weight_scale_inv": SCALES},
-            "a.weight: is F8_E4M3FNUZ [192, 320] with a scale; needed is a matrix of F8_E4M3, F8_E5M2, I8.",
+            "a.weight: is F8_E4M3FNUZ [192, 320] with a scale; expected a matrix of F8_E4M3, F8_E5M2, I8.",
         ),
     ],
 )
@@ -181,12 +181,12 @@ def test_readers_are_told_apart() -> None:
     (partial,) = FP8.remarks([weight("fp8_e4m3_128x128", (576, 128)), weight("fp8_e4m3_128x128", (256, 128))])
     assert partial == (
         "1 of 2 weights end in partial blocks ('a.weight', …): vLLM and SGLang read them, transformers (to 5.24) fails "
-        "or scales them wrongly; --exclude them for it."
+        "or scales them wrongly; use --exclude for it."
     )
     assert [FP8.remarks([weight(name, (128, 128))])[0].split(":")[0].split(";")[0] for name in FP8.formats[1:]] == [
         "Scales are F8_E8M0",
         "transformers and SGLang read this MXFP8",
-        "Of FP8 with one scale per tensor only transformers reads this layout",
+        "Only transformers reads FP8 with one scale per tensor in this layout",
     ]
 
 

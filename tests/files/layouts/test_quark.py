@@ -65,9 +65,8 @@ def test_fp8_states_activations_per_token_and_mx_none() -> None:
     mx: Any = QUARK.settings([weight("mxfp4")], [])
     assert mx["global_quant_config"]["input_tensors"] is None
     assert QUARK.remarks([weight("mxfp4", rule="even")]) == []
-    assert (
-        "these were rounded by floor, which loaders need not know" in QUARK.remarks([weight("mxfp4", rule="floor")])[0]
-    )
+    (remark,) = QUARK.remarks([weight("mxfp4", rule="floor")])
+    assert "these were rounded by floor, which loaders do not need to know" in remark
 
 
 def test_what_most_layers_have_is_global_and_the_rest_by_name() -> None:
@@ -130,11 +129,11 @@ def test_the_configuration_tells_the_format(settings: dict[str, Any], format: st
         ),
         (
             {"a.weight": ("U8", (48, 8)), "a.weight_scale": ("U8", (48, 1))},
-            "a.weight: [48, 8] is no shape of fp4 codes: it stores no padding, and 16 is not a multiple of 32.",
+            "a.weight: [48, 8] is not a shape of fp4 codes: it stores no padding, and 16 is not a multiple of 32.",
         ),
         (
             {"a.weight": ("U8", (48,)), "a.weight_scale": ("U8", (48, 2))},
-            "a.weight: is [48], which is no shape of a matrix of codes (fp4).",
+            "a.weight: [48] is not the shape of a matrix of codes (fp4).",
         ),
     ],
 )
@@ -145,13 +144,13 @@ def test_tensors_that_do_not_fit_are_told_in_a_sentence(tensors: Described, faul
 
 
 def test_a_module_without_a_spec_is_told_in_a_sentence() -> None:
-    with pytest.raises(InputError, match=r"l\.0\.up\.weight: .* the configuration says nothing of its module"):
+    with pytest.raises(InputError, match=r"l\.0\.up\.weight: .* the configuration does not cover its module"):
         QUARK.weights(on_disk(STORED, {"layer_quant_config": {"other": said("mxfp4")}}))
 
 
 @pytest.mark.parametrize("args", [{"dtype": "int4"}, [said("mxfp4")["weight"], said("fp8_e4m3")["weight"]], "fp4"])
 def test_weights_of_unknown_meaning_are_an_error(args: object) -> None:
-    with pytest.raises(InputError, match=r"of the weights of 'x\.\*' cannot be read back: fp4, .* each quantized once"):
+    with pytest.raises(InputError, match=r"cannot read the weights of 'x\.\*' .* it reads fp4, .* each quantized once"):
         QUARK.weights(on_disk({}, {"layer_quant_config": {"x.*": {"weight": args}}}))
 
 

@@ -164,27 +164,27 @@ def test_what_nothing_tells_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         SWIZZLED.weights(on_disk(PLAIN, weight("mxfp6"), {}))
     assert str(caught.value).splitlines()[-1].strip() == (
-        "a.b._weight: the file's header says nothing of it (torchao's metadata was lost), and its dtypes and shapes "
-        "fit mxfp6_e2m3 (plain), mxfp6_e3m2 (plain); take the checkpoint as torchao wrote it."
+        "a.b._weight: the file's header does not describe it (torchao's metadata was lost), and its dtypes and shapes "
+        "fit mxfp6_e2m3 (plain), mxfp6_e3m2 (plain); use the checkpoint as torchao wrote it."
     )
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("[]", "what the file's header says of it is no description of a torchao tensor"),
-        ("{", "what the file's header says of it is no description of a torchao tensor"),
+        ("[]", "the file's header does not describe it as a torchao tensor"),
+        ("{", "the file's header does not describe it as a torchao tensor"),
         (
             '{"_type": "Int8Tensor", "_data": {"block_size": [1, 32]}, "_tensor_data_names": ["qdata", "scale"]}',
-            r"its header says Int8Tensor of None, block size \[1, 32\]; read back are Float8Tensor, MXTensor, ",
+            r"its header states Int8Tensor of None, block size \[1, 32\]; mxcli reads Float8Tensor, MXTensor, ",
         ),
         (
             '{"_type": "MXTensor", "_data": {"elem_dtype": "fp6_e2m3", "block_size": 16}, "_tensor_data_names": []}',
-            "its header says MXTensor of fp6_e2m3, block size 16",
+            "its header states MXTensor of fp6_e2m3, block size 16",
         ),
         (
             '{"_type": "NVFP4Tensor", "_data": {"block_size": 16}, "_tensor_data_names": ["qdata", "scale"]}',
-            r"has a\.b\._weight_per_tensor_scale, of which e2m1:e4m3:1x16 has no use",
+            r"has a\.b\._weight_per_tensor_scale, which e2m1:e4m3:1x16 does not use",
         ),
         (
             '{"_type": "NVFP4Tensor", "_data": {"block_size": 16, "is_swizzled_scales": true}, '

@@ -12,7 +12,7 @@ from torch import nn
 
 import mxcli
 from mxcli.errors import EnvironmentFailure
-from mxcli.flows.capture.budget import Growth, Limits, Size, StepsThere, check_size
+from mxcli.flows.capture.budget import Growth, Limits, Size, WrittenSteps, check_size
 from mxcli.flows.capture.layers import Layer, linear_layers
 
 
@@ -58,31 +58,31 @@ def test_experts_take_what_they_see(tmp_path: Path, limit: str, enough: int, sen
 
 def test_a_step_grows_with_its_rows() -> None:
     layers = linear_layers(Experts())
-    growth = Growth(layers, ("activation", "weight"), most=3)
+    growth = Growth(layers, ("activation", "weight"), max_rows=3)
     weights = 11 * 256
-    assert growth.came(layers[0], 2) == Size(weights + 64, 64 + 256)
-    assert growth.came(layers[1], 1) == Size(weights + 96, 96 + 256)
-    assert growth.came(layers[0], 500) == Size(weights + 128, 128 + 256)
-    assert growth.came(layers[0], 500, waiting=2) == Size(weights + 128, 128 + 256 + 64)
-    assert growth.came(layers[1], 2, waiting=1) == Size(weights + 160, 160 + 256 + 96)
-    assert growth.came(layers[0], 501) == Size(weights + 160, 160 + 256 + 32)
+    assert growth.after(layers[0], 2) == Size(weights + 64, 64 + 256)
+    assert growth.after(layers[1], 1) == Size(weights + 96, 96 + 256)
+    assert growth.after(layers[0], 500) == Size(weights + 128, 128 + 256)
+    assert growth.after(layers[0], 500, waiting=2) == Size(weights + 128, 128 + 256 + 64)
+    assert growth.after(layers[1], 2, waiting=1) == Size(weights + 160, 160 + 256 + 96)
+    assert growth.after(layers[0], 501) == Size(weights + 160, 160 + 256 + 32)
 
 
 def test_what_is_there_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(free: int, there: StepsThere) -> None:
+    def check(free: int, there: WrittenSteps) -> None:
         monkeypatch.setattr("mxcli.flows.capture.budget.shutil.disk_usage", lambda path: SimpleNamespace(free=free))
         check_size(Size(100, 0), Limits(steps=5), tmp_path, there)
 
-    check(0, StepsThere(steps=5))
-    check(200, StepsThere(steps=3))
-    check(160, StepsThere(steps=3, begun=40))
-    check(350, StepsThere(replaced=150))
-    check(100, StepsThere(replaced=10_000))
+    check(0, WrittenSteps(steps=5))
+    check(200, WrittenSteps(steps=3))
+    check(160, WrittenSteps(steps=3, begun=40))
+    check(350, WrittenSteps(replaced=150))
+    check(100, WrittenSteps(replaced=10_000))
     for free, there, needed in [
-        (199, StepsThere(steps=3), 200),
-        (159, StepsThere(steps=3, begun=40), 160),
-        (349, StepsThere(replaced=150), 350),
-        (99, StepsThere(replaced=10_000), 100),
+        (199, WrittenSteps(steps=3), 200),
+        (159, WrittenSteps(steps=3, begun=40), 160),
+        (349, WrittenSteps(replaced=150), 350),
+        (99, WrittenSteps(replaced=10_000), 100),
     ]:
         with pytest.raises(EnvironmentFailure, match=f"would take {needed} more bytes on the disk, and {free} are"):
             check(free, there)

@@ -140,8 +140,8 @@ def test_gradients_times_inputs_are_weight_gradients(tmp_path: Path, reentrant: 
                 torch.testing.assert_close(dy.T @ x, gradients[f"{layer}.weight"], rtol=1e-5, atol=1e-5)
                 assert torch.equal(captured[f"{layer}.weight"], before[f"{layer}.weight"])
     assert recorder.notes == [
-        "1 of 4 layers were not called as modules, so that nothing of them is recorded: idle (2 steps, the first 0)",
-        "3 of 4 layers were also called without gradients, which is not recorded: up, down, head "
+        "1 of 4 layers were never called as modules; not recorded: idle (2 steps, the first 0)",
+        "3 of 4 layers were also called without gradients; those calls are not recorded: up, down, head "
         "(2 steps, the first 0)",
     ]
 
@@ -253,7 +253,7 @@ def test_without_gradients(tmp_path: Path) -> None:
     assert sorted(step(tmp_path)) == sorted(
         f"{layer}.{role}" for layer in ("up", "down", "head") for role in ("activation", "weight")
     )
-    assert "3 of 4 layers got no gradient: up, down, head (step 0)" in recorder.notes
+    assert "3 of 4 layers received no gradient: up, down, head (step 0)" in recorder.notes
 
 
 def test_nan_is_recorded_and_told(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_nan_is_recorded_and_told(tmp_path: Path) -> None:
         (model(torch.ones(3, 2)) * torch.tensor([[1.0], [float("nan")], [1.0]])).sum().backward()
         recorder.step()
     assert step(tmp_path)["0.gradient"].isnan().sum(1).tolist() == [0, 2, 0]
-    assert recorder.notes == ["2 elements are NaN or infinite, and recorded as such, in 0.gradient (step 0)"]
+    assert recorder.notes == ["2 elements are NaN or infinite (recorded unchanged) in 0.gradient (step 0)"]
 
 
 def test_what_else_a_file_says(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_what_else_a_file_says(tmp_path: Path) -> None:
         model(torch.ones(1, 2)).sum().backward()
         written = recorder.step(loss=float("nan"), gradient_scale=1024.0)
         model(torch.ones(1, 2)).sum().backward()
-        with pytest.raises(UsageError, match="must be values that JSON holds: Object of type Tensor is not"):
+        with pytest.raises(UsageError, match="must be JSON values: Object of type Tensor is not"):
             recorder.step(loss=torch.ones(2))
         model(torch.ones(1, 2)).sum().backward()
         recorder.step(loss=torch.ones(1), rate=np.float32(0.5), norms=[torch.tensor(float("inf")), np.int64(3)])
@@ -369,7 +369,7 @@ def test_compiled_models_run_uncompiled(tmp_path: Path) -> None:
         compiled(torch.ones(2, 8)).sum().backward()
         recorder.step()
     assert len(step(tmp_path)) == 9
-    assert recorder.notes[0] == "compiled code (torch.compile) runs uncompiled while it is recorded (step 0)"
+    assert recorder.notes[0] == "compiled code (torch.compile) runs uncompiled during recording (step 0)"
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -408,7 +408,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
 def test_rows_that_no_step_wrote_are_told_of(tmp_path: Path) -> None:
     model = block()
     with (
-        pytest.warns(UserWarning, match="what was recorded of step 0 is not written: call step"),
+        pytest.warns(UserWarning, match="step 0 is not written: call step"),
         mxcli.capture(model, tmp_path / "out"),
     ):
         model(torch.ones(2, 8))
@@ -427,12 +427,9 @@ def test_notes_are_warned_of_at_the_end(tmp_path: Path) -> None:
         with mxcli.capture(model, tmp_path / "out") as recorder:
             model(torch.ones(1, 2)).sum().backward()
             recorder.step()
-    nothing = (
-        "capture: nothing was recorded: in no step that was asked for was a layer called as a module, and step() after "
-        "it."
-    )
+    nothing = "capture: nothing was recorded: no layer was called as a module in a recorded step, followed by step()."
     assert [str(each.message) for each in caught] == [
-        "capture: no layer was called, so that there is no file (2 steps, the first 0).",
+        "capture: no layer was called; no file written (2 steps, the first 0).",
         nothing,
         nothing,
     ]
@@ -528,11 +525,14 @@ def test_limits_are_foreseen(tmp_path: Path) -> None:
         (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=0), "steps 0: record one step at least, or all with None"),
         (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=-1), "steps -1: record one step at least"),
         (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=[]), "steps is empty: record one step at least"),
-        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=[0, -1]), "steps has -1: steps are whole numbers from 0"),
-        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=range(5, -2, -1)), "steps has -1: steps are whole numbers"),
-        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=True), "steps True: say how many, or which"),
-        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=[1.5]), r"steps has 1\.5: steps are whole numbers from 0"),
-        (lambda: mxcli.capture(nn.LazyLinear(2), "x"), r"a LazyLinear whose width .*; run the model once first"),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=[0, -1]), "steps has -1: steps are integers from 0"),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=range(5, -2, -1)), "steps has -1: steps are integers"),
+        (
+            lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=True),
+            "steps True: give a number of steps, or the steps themselves",
+        ),
+        (lambda: mxcli.capture(nn.Linear(2, 2), "x", steps=[1.5]), r"steps has 1\.5: steps are integers from 0"),
+        (lambda: mxcli.capture(nn.LazyLinear(2), "x"), r"a LazyLinear without a width .*; run the model once first"),
     ],
 )
 def test_what_is_refused_at_once(fault: Any, sentence: str) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mxcli
-from mxcli.flows.capture.layer_step import LayerStep, OnRows, Rows, RowSampling, copied
+from mxcli.flows.capture.layer_step import LayerStep, OnRows, Rows, RowSampling, sampled_rows
 from mxcli.flows.capture.layers import linear_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore:capture")
@@ -62,7 +62,7 @@ def test_every_token_counts_once(tmp_path: Path, reentrant: bool | None, roles: 
             model(torch.ones(7, 4))
         two = recorder.step()
         assert recorder.notes == [
-            "2 of 2 layers were also called without gradients, which is not recorded: a, b (step 1)"
+            "2 of 2 layers were also called without gradients; those calls are not recorded: a, b (step 1)"
         ]
     assert one is not None
     assert two is not None
@@ -83,7 +83,9 @@ def test_a_validation_before_the_step_is_told_of(tmp_path: Path, roles: tuple[st
         train(model, 3)
         recorder.step()
     assert load_file(tmp_path / "step-000000.safetensors")["a.activation"][:, 0].tolist() == [1, 2, 3]
-    assert recorder.notes == ["2 of 2 layers were also called without gradients, which is not recorded: a, b (step 0)"]
+    assert recorder.notes == [
+        "2 of 2 layers were also called without gradients; those calls are not recorded: a, b (step 0)"
+    ]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -123,7 +125,7 @@ def test_sampled_tokens_are_the_same_beside_a_checkpointed_segment(tmp_path: Pat
 
 
 SEVERAL = (
-    "1 of 1 layers got gradients of several backward passes through one call, and have those of the last: 0 (step 0)"
+    "1 of 1 layers received gradients of several backward passes through one call; the last is recorded: 0 (step 0)"
 )
 
 
@@ -179,8 +181,8 @@ def test_a_validation_is_left_out_of_frozen_layers_too(tmp_path: Path, is_before
     assert captured["0.activation"].tolist() == [[1.0] * 4] * 3
     assert len(captured["2.activation"]) == 3
     assert recorder.notes == [
-        "1 of 2 layers got no gradient: 0 (step 0)",
-        "2 of 2 layers were also called without gradients, which is not recorded: 0, 2 (step 0)",
+        "1 of 2 layers received no gradient: 0 (step 0)",
+        "2 of 2 layers were also called without gradients; those calls are not recorded: 0, 2 (step 0)",
     ]
 
 
@@ -206,8 +208,11 @@ def test_a_validation_is_left_out_of_frozen_layers_of_segments(
     captured = load_file(tmp_path / "step-000000.safetensors")
     assert captured["0.activation"][:, 0].tolist() == [1, 1, 1, 2, 2, 2]
     assert len(captured["1.activation"]) == 6
-    told = "2 of 2 layers were also called without gradients, which is not recorded: 0, 1 (step 0)"
-    assert recorder.notes == [*(["1 of 2 layers got no gradient: 0 (step 0)"] if "gradient" in roles else []), told]
+    told = "2 of 2 layers were also called without gradients; those calls are not recorded: 0, 1 (step 0)"
+    assert recorder.notes == [
+        *(["1 of 2 layers received no gradient: 0 (step 0)"] if "gradient" in roles else []),
+        told,
+    ]
 
 
 def test_rows_are_chosen_of_those_with_gradients(tmp_path: Path) -> None:
@@ -229,8 +234,8 @@ def test_rows_are_chosen_of_those_with_gradients(tmp_path: Path) -> None:
     assert captured["0.activation"].tolist() == captured["0.gradient"].tolist()
     assert len(set(captured["0.activation"].flatten().tolist())) == 4
     assert recorder.notes == [
-        "1 of 1 layers got gradients of some of their tokens only, and have the rows of those: 0 (step 0)",
-        "1 of 1 layers got no gradient: 0 (step 1)",
+        "1 of 1 layers received gradients for part of their tokens; only those are recorded: 0 (step 0)",
+        "1 of 1 layers received no gradient: 0 (step 1)",
     ]
     assert {name: len(rows) for name, rows in load_file(tmp_path / "step-000001.safetensors").items()} == {
         "0.activation": 4,
@@ -251,10 +256,10 @@ def test_rows_that_no_gradient_can_come_to_do_not_wait() -> None:
         del y
     assert told == [(3, 0), (6, 2), (9, 4), (12, 6), (15, 6)]
     outputs[0].sum().backward()
-    inputs, gradients = step.kept()
+    inputs, gradients = step.rows()
     assert inputs is not None
     assert gradients is not None
-    assert (len(inputs), len(gradients), step.lacking) == (2, 2, 12)
+    assert (len(inputs), len(gradients), step.tokens_without_gradient) == (2, 2, 12)
 
 
 def layer_step(
@@ -274,13 +279,13 @@ def test_what_is_not_recorded_takes_no_memory(roles: tuple[str, ...], shapes: li
     y = module(x)
     step.called(x, y, with_grad=True, repeated=False)
     y.sum().backward()
-    assert [None if rows is None else tuple(rows.shape) for rows in step.kept()] == shapes
+    assert [None if rows is None else tuple(rows.shape) for rows in step.rows()] == shapes
     assert step.seen == 3
 
 
 def test_a_repeated_call_holds_a_copy_of_the_rows_that_are_kept() -> None:
     rows = torch.arange(40.0).reshape(10, 4)
-    held = copied(RowSampling(2, 0, 0), 5, rows)
+    held = sampled_rows(RowSampling(2, 0, 0), 5, rows)
     before = held.rows.clone()
     rows.zero_()
     assert held.rows.shape == (2, 4)
@@ -290,11 +295,11 @@ def test_a_repeated_call_holds_a_copy_of_the_rows_that_are_kept() -> None:
 
 
 def test_rows_of_any_order_are_those_of_one_call() -> None:
-    choice, numbers = RowSampling(3, 1, 2), torch.arange(12.0)[:, None]
-    whole, parts = Rows(choice), Rows(choice)
-    whole.put(copied(choice, 0, numbers))
+    sampling, numbers = RowSampling(3, 1, 2), torch.arange(12.0)[:, None]
+    whole, parts = Rows(sampling), Rows(sampling)
+    whole.add(sampled_rows(sampling, 0, numbers))
     for first in (8, 0, 4):
-        parts.put(copied(choice, first, numbers[first : first + 4]))
+        parts.add(sampled_rows(sampling, first, numbers[first : first + 4]))
     kept = sorted(whole.tokens)
     assert sorted(parts.tokens) == kept
     assert parts.of(whole.tokens).flatten().tolist() == kept

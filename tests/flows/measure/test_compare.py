@@ -22,7 +22,8 @@ from mxcli.files.checkpoint import open_checkpoint, read
 from mxcli.files.selection import Rule
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.measure import measure as measuring
-from mxcli.flows.measure.compare import Compared, Comparison, best, best_of, make_comparison, plan_comparison
+from mxcli.flows.measure.compare import Compared, Comparison, make_comparison, plan_comparison
+from mxcli.flows.measure.findings import best, best_of
 from mxcli.flows.measure.measure import memory_to_measure
 from mxcli.flows.measure.report import Report, make_report
 from mxcli.flows.plan.memory import PROGRAM_BYTES, Need

@@ -16,7 +16,7 @@ from mxcli.flows.verify.diff import Diff, Difference, diff_sides, side_of
 from mxcli.flows.write.dequantize import dequantize_checkpoint
 from mxcli.numerics.hadamard import hadamard_of
 from mxcli.numerics.scheme import Rules
-from mxcli.output.difference_words import conclusion
+from mxcli.output.difference import conclusion
 
 WEIGHTS = 7
 SAMPLES = Path(__file__).parents[2] / "data" / "layouts"

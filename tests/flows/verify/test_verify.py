@@ -184,19 +184,18 @@ def test_a_transform_is_known_without_the_record_and_draws_are_not(tmp_path: Pat
     (folder / RECORD).unlink()
     result = verified(folder, model)
     assert conclusion(result)[0] == (
-        "Bytes: all 7 weights have those of scale rounding te, element rounding nearest-even after hadamard-16, as "
+        "Bytes: all 7 weights match scale rounding te, element rounding nearest-even after hadamard-16, as "
         "mxcli (nvfp4)."
     )
     folder = quantized(
         model, tmp_path / "s", Options("mxfp8", Rules(rounding="stochastic", seed=3, nonfinite="error"), layout="mxcli")
     )
     assert conclusion(verified(folder, model))[0] == (
-        "Bytes: all 7 weights have those of scale rounding rceil, element rounding stochastic (seed 3), as mxcli "
-        "(mxfp8_e4m3)."
+        "Bytes: all 7 weights match scale rounding rceil, element rounding stochastic (seed 3), as mxcli (mxfp8_e4m3)."
     )
     (folder / RECORD).unlink()
     assert conclusion(verified(folder, model))[0] == (
-        "Bytes: 7 of 7 weights are said to be of stochastic rounding, whose draws are not known: no seed is recorded."
+        "Bytes: 7 of 7 weights are recorded as stochastic rounding without a seed, so the draws are not known."
     )
 
 
@@ -635,6 +634,19 @@ def test_files_that_are_gone_or_changed_are_found_by_the_record(tmp_path: Path, 
     result = verified(folder)
     assert found(result) == {"recorded_file": ["config.json", "tokenizer.json"]}
     assert values(result, "recorded_file") == ["other content", "missing"]
+
+
+def test_a_file_that_the_safetensors_library_refuses_is_found(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
+    folder = shutil.copytree(nvfp4[1], tmp_path / "q")
+    content = (folder / SHARD).read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:end].rstrip().removesuffix(b"}}") + b',"more":NaN}}'
+    (folder / SHARD).write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
+    result = verified(folder)
+    assert found(result)["safetensors_library"] == [SHARD]
+    (value,) = values(result, "safetensors_library")
+    assert value.startswith("refused: Error while deserializing header: invalid JSON in header: expected value")
+    assert not result.is_sound
 
 
 def test_a_shard_that_is_cut_off_cannot_be_read(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:

@@ -28,7 +28,7 @@ from mxcli.flows.write.pipeline import WriteOptions
 from mxcli.flows.write.quantize import Written, quantize_checkpoint
 from mxcli.flows.write.restore import open_floats, restoring
 from mxcli.numerics.scheme import Rules, resolve
-from mxcli.output.difference_words import failure_sentence
+from mxcli.output.difference import failure_sentence
 
 gguf = pytest.importorskip("gguf")
 

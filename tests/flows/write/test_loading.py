@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lazy import Lazy, needs
 from tiny_models import read_raw
 
 from mxcli.backends.cpu import Cpu
@@ -21,11 +22,10 @@ from mxcli.flows.write.input_scales import with_input_scales
 from mxcli.flows.write.quantize import quantize_checkpoint
 from mxcli.numerics.scheme import Rules
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("compressed_tensors")
-pytest.importorskip("accelerate")
-safetensors_torch = pytest.importorskip("safetensors.torch")
+torch: Any = Lazy("torch")
+transformers: Any = Lazy("transformers")
+safetensors_torch: Any = Lazy("safetensors.torch")
+pytestmark = needs("accelerate", "compressed_tensors", "torch", "transformers")
 
 HIDDEN, WIDE = 128, 256
 """Multiples of 128, the group of activations in FP8 block checkpoints."""

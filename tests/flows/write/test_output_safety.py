@@ -171,7 +171,7 @@ def test_what_a_device_that_fails_had_done_is_kept_and_another_goes_on(tmp_path:
         with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory") as failed:
             quantized(source, folder, format, backend=FailingBackend(), force=True)
         assert failed.value.__notes__ == [
-            f"What is finished is kept in {folder}; the same command with --resume goes on from there."
+            f"Finished work is kept in {folder}; the same command with --resume continues it."
         ]
         kept = {"model.safetensors.partial", "mxcli.progress.partial"}
         assert set(tree(folder)) - set(finals(folder)) == kept
@@ -222,7 +222,7 @@ def test_a_small_file_system_that_fills_up(tmp_path: Path) -> None:
 
         with pytest.raises(EnvironmentFailure, match="disk full") as full:
             quantized(source, disk / "out", on_progress=take_the_space)
-        assert "--resume goes on from there" in full.value.__notes__[0]
+        assert "--resume continues it" in full.value.__notes__[0]
         kept = {"model.safetensors.partial", "mxcli.progress.partial"}
         assert set(tree(disk / "out")) == kept
         with pytest.raises(EnvironmentFailure, match="disk full"):
@@ -275,7 +275,7 @@ def test_an_interrupted_run_leaves_what_can_be_resumed(tmp_path: Path, source: P
 
     with pytest.raises(KeyboardInterrupt) as interrupted:
         quantized(source, tmp_path / "out", on_progress=interrupt)
-    assert "--resume goes on from there" in interrupted.value.__notes__[0]
+    assert "--resume continues it" in interrupted.value.__notes__[0]
     assert set(tree(tmp_path / "out")) == {"model-00001-of-00002.safetensors.partial", "mxcli.progress.partial"}
 
 

@@ -229,12 +229,12 @@ def test_resuming_with_other_options_is_refused(tmp_path: Path, source: Path) ->
         quantized(source, tmp_path / "out", "mxfp8", resume=True)
     assert str(refused.value) == (
         f"{tmp_path / 'out'}: cannot be resumed: options format was nvfp4 and is mxfp8. Give the same options and "
-        "source, or --force without --resume to begin anew."
+        "source, or --force without --resume to start again."
     )
     with pytest.raises(RefusedError, match=r"was divided into 2 files and is into 8 \(--max-shard-size\)"):
         quantized(source, tmp_path / "out", size=SIZE, resume=True)
     assert tree(tmp_path / "out") == before
-    with pytest.raises(RefusedError, match="holds an unfinished run: --resume goes on with it"):
+    with pytest.raises(RefusedError, match="holds an unfinished run: --resume continues it"):
         quantized(source, tmp_path / "out", "mxfp8")
     assert tree(tmp_path / "out") == before
     quantized(source, tmp_path / "out", "mxfp8", force=True)
@@ -247,7 +247,7 @@ def test_resuming_from_another_source_is_refused(tmp_path: Path, source: Path) -
     first = source / "model-00001-of-00002.safetensors"
     content = first.read_bytes()
     first.write_bytes(content[:-1] + b"\0")
-    with pytest.raises(RefusedError, match=r"model-00001-of-00002\.safetensors of the source was written anew"):
+    with pytest.raises(RefusedError, match=r"model-00001-of-00002\.safetensors of the source was modified"):
         quantized(source, tmp_path / "out", resume=True)
     write_model(source, {**SHARDS, first.name: {**SHARDS[first.name], "model.more.weight": noise(4)}}, MIXTRAL)
     with pytest.raises(RefusedError) as refused:
@@ -260,7 +260,7 @@ def test_resuming_from_another_source_is_refused(tmp_path: Path, source: Path) -
 
 def test_there_is_nothing_to_resume_in_a_complete_output(tmp_path: Path, source: Path) -> None:
     quantized(source, tmp_path / "out", resume=True)
-    with pytest.raises(RefusedError, match="complete, so that there is nothing to resume"):
+    with pytest.raises(RefusedError, match="complete, nothing to resume"):
         quantized(source, tmp_path / "out", resume=True)
 
 
@@ -398,8 +398,8 @@ def test_what_cannot_be_merged_is_told_at_once(tmp_path: Path, source: Path) -> 
     with pytest.raises(RefusedError) as refused:
         quantized(source, out, size=SIZE, share=Share(3, 4))
     assert str(refused.value) == (
-        f"{out}: holds share 3/4, of which something is finished: --resume goes on with it if the options are the "
-        "same, --force begins anew."
+        f"{out}: holds share 3/4, of which something is finished: --resume continues it if the options are the "
+        "same, --force starts again."
     )
     assert tree(out) == before
     quantized(source, out, size=SIZE, share=Share(3, 4), force=True)
@@ -425,5 +425,5 @@ def test_a_directory_is_divided_in_one_way(tmp_path: Path, source: Path) -> None
     stopped_run(source, tmp_path / "new")
     with pytest.raises(RefusedError, match="holds an unfinished run of one machine"):
         quantized(source, tmp_path / "new", share=Share(1, 2))
-    with pytest.raises(RefusedError, match="an unfinished run of one machine: --resume goes on with it"):
+    with pytest.raises(RefusedError, match="an unfinished run of one machine: --resume continues it"):
         merge_shares(tmp_path / "new")
