@@ -376,7 +376,7 @@ class BlockChart(Chart):
 
     @property
     def limits(self) -> list[float]:
-        """Those of +-limit that are in the range."""
+        """The limits, plus and minus, that are in the range."""
         span = self.y_axis
         return [limit for limit in (self.limit, -self.limit) if span.low < limit < span.high]
 

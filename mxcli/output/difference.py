@@ -36,7 +36,7 @@ from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import aligned
 
 if TYPE_CHECKING:
-    from mxcli.flows.verify.diff import Diff, Difference, Summed, Treatment
+    from mxcli.flows.verify.diff import Diff, Difference, SideSummary, Treatment
     from mxcli.flows.verify.diff_blocks import BlockDifference, Explanation
     from mxcli.flows.verify.errors import Distance
 
@@ -117,7 +117,7 @@ _TENSOR: Fields[Difference] = Fields(
 RECORD_KEYS = tuple(_TENSOR.names)
 """The columns of CSV."""
 
-_SIDE: Fields[Summed] = Fields(
+_SIDE: Fields[SideSummary] = Fields(
     Field("source", lambda side: side.name, TEXT),
     Field("layout", lambda side: side.layout, TEXT_OR_NULL),
     SOURCE.without("source"),

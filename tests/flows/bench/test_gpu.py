@@ -31,6 +31,7 @@ def report(*names: str, **options: object) -> GpuReport:
     return run_gpu_bench(TimedProcessorDevice(), recipes, size=256, rounds=2, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_row_for_the_copy_the_reading_and_every_kind_of_work() -> None:
     found = report("mxfp8", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128")
     assert [(row.name, row.format, row.work) for row in found.rows[:2]] == [(COPY, None, COPY), (READ, None, READ)]

@@ -161,7 +161,8 @@ def test_options_go_into_the_recipe(checkpoint: Checkpoint) -> None:
     )
     result = recommended(checkpoint, ["nvfp4", "mxfp4", "mxfp8"], Target(BITS, 6.0), asked)
     assert "self_attn.o_proj.weight" not in chosen(result)
-    assert (result.recipe.rules.dialect, result.recipe.rules.nonfinite, result.recipe.layout) == ("torchao", "saturate", "mxcli")
+    rules = result.recipe.rules
+    assert (rules.dialect, rules.nonfinite, result.recipe.layout) == ("torchao", "saturate", "mxcli")
     rules = {(s.scheme.format.name, s.scheme.scale_rule.name) for s in result.plan.quantized if s.scheme}
     assert rules <= {("nvfp4", "torchao"), ("mxfp4_e2m1", "even"), ("mxfp8_e4m3", "even")}
     steps = make_plan(checkpoint, result.recipe).tensors

@@ -225,7 +225,7 @@ def test_the_configuration_is_held_against_the_record(
     assert found(result) == {"recorded_rules": [UP]}
     assert values(result, "recorded_rules") == [value]
     (finding,) = next(each.findings for each in result.results if each.name == "recorded_rules")
-    assert finding.need == f"what mxcli.json records: {recorded}"
+    assert finding.need == f"as recorded in mxcli.json: {recorded}"
 
 
 def test_a_source_that_is_quantized_stands_for_its_values(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ PLANTED: dict[str, tuple[Callable[[Tensors], object], dict[str, list[str]], str]
     "plain beside quantized": (
         lambda tensors: tensors.update({UP: noise(128, 64)}),
         {"stored_twice": [UP]},
-        f"stored plain, and as {UP}_global_scale, {UP}_packed, {UP}_scale",
+        f"stored plain and as {UP}_global_scale, {UP}_packed, {UP}_scale",
     ),
     "a scale of activations of 0": (
         lambda tensors: tensors.update({UP.replace("weight", "input_global_scale"): ("F32", np.zeros(1, "f4"))}),
@@ -355,7 +355,7 @@ PLANTED: dict[str, tuple[Callable[[Tensors], object], dict[str, list[str]], str]
         {"one_code": [f"{UP}_packed"]},
         "every code is 3",
     ),
-    "all zero": (lambda tensors: tensors[f"{UP}_packed"][1].fill(0x80), {"zero_weight": [UP]}, "all of it is 0"),
+    "all zero": (lambda tensors: tensors[f"{UP}_packed"][1].fill(0x80), {"zero_weight": [UP]}, "all values are 0"),
 }
 
 
@@ -572,7 +572,7 @@ def test_a_scale_that_underflowed_is_no_lost_one(tmp_path: Path) -> None:
     folder = quantized(source(tmp_path / "m", {"a.weight": ("F32", x)}), tmp_path / "q", Options("nvfp4"))
     result = verified(folder, tmp_path / "m")
     assert found(result) == {"underflowed_scale": ["a.weight_scale"]}
-    assert values(result, "underflowed_scale") == ["15 of 16 blocks with scale 0: all of it reads as 0"]
+    assert values(result, "underflowed_scale") == ["15 of 16 blocks with scale 0: they read as 0"]
 
 
 def test_weights_must_divide_over_the_devices(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_the_bytes_of_nvfp4_are_modelopts_reordered() -> None:
         (Weight("a.weight", (4, 32), resolve("mxfp8", Rules(nonfinite="error")), "BF16"), "it has no mxfp8_e4m3"),
         (
             Weight("a.weight", (4, 32), resolve("mxfp4", Rules(nonfinite="nan-block")), "BF16"),
-            "take NaN scales for numbers",
+            "read NaN scales as numbers",
         ),
         (Weight("a.weight", (2, 4, 32), resolve("mxfp4", Rules(nonfinite="error")), "BF16"), "holds matrices only"),
     ],
@@ -247,7 +247,8 @@ def test_transformers_loads_the_very_weights(tmp_path: Path) -> None:
     source = DATA / "llama64-original"
     kept = "model.layers.1.self_attn.q_proj.weight"
     checkpoint = open_checkpoint(source)
-    quantized(source, tmp_path / "q", "mxfp4", Rules(dialect="gguf", nonfinite="error"), overrides=(Override(kept, keep=True),))
+    rules = Rules(dialect="gguf", nonfinite="error")
+    quantized(source, tmp_path / "q", "mxfp4", rules, overrides=(Override(kept, keep=True),))
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "q", gguf_file="model.gguf", dtype=torch.float32, output_loading_info=True
     )

@@ -252,7 +252,8 @@ def test_a_killed_run_leaves_partial_names_only_and_can_be_repeated(tmp_path: Pa
 
         checkpoint = open_checkpoint({str(source)!r})
         plan = make_plan(checkpoint, Options("mxfp4"))
-        quantize_checkpoint(checkpoint, plan, {str(tmp_path / "out")!r}, backend=Cpu(), manner=WriteOptions(on_progress=kill))
+        manner = WriteOptions(on_progress=kill)
+        quantize_checkpoint(checkpoint, plan, {str(tmp_path / "out")!r}, backend=Cpu(), manner=manner)
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, check=False)

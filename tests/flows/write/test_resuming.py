@@ -105,7 +105,7 @@ def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int
             yield count
 
 
-@pytest.mark.parametrize("over", [None, "mxfp8"])
+@pytest.mark.parametrize("over", [None, pytest.param("mxfp8", marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_point_is_resumed_to_the_same_bytes(
     tmp_path: Path, source: Path, over: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +306,7 @@ def test_files_are_joined_and_one_that_is_too_large_stands_alone(tmp_path: Path,
     ]
 
 
-@pytest.mark.parametrize("count", [1, 3, 9])
+@pytest.mark.parametrize("count", [1, 3, pytest.param(9, marks=pytest.mark.slow)])
 def test_shares_make_up_the_output_of_one_machine(tmp_path: Path, source: Path, count: int) -> None:
     """Also of sets whose members, q, k and v, or gate and up of an expert, lie in different shares."""
     quantized(source, tmp_path / "whole", size=SIZE, command="quantize it")
