@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "": {"errors", "numerics", "api"},
     "__main__": {"cli"},
 }
-SLOW = {"accelerate", "cupy", "gguf", "matplotlib", "torch", "transformers", "triton"}
+SLOW = {"accelerate", "compressed_tensors", "cupy", "gguf", "matplotlib", "torch", "torchao", "transformers", "triton"}
 IMPORTED_LATE = {"backends/cupy_device.py"}
 """The home of a slow package: nothing imports it before it is needed."""
 LINES = 400

@@ -92,6 +92,7 @@ def test_sdist_holds_the_sources_and_nothing_built(unpacked_sdist: Path) -> None
 
 
 @needs_build
+@pytest.mark.slow
 def test_wheel_holds_one_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if not name.endswith("/")}
@@ -110,6 +111,7 @@ def test_wheel_holds_one_package(wheel: Path) -> None:
 
 
 @needs_build
+@pytest.mark.slow
 def test_wheel_holds_the_schemas_of_what_is_printed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {verb: json.loads(archive.read(f"mxcli/output/schemas/{verb}.json")) for verb in RECORDS}
@@ -117,11 +119,13 @@ def test_wheel_holds_the_schemas_of_what_is_printed(wheel: Path) -> None:
 
 
 @needs_build
+@pytest.mark.slow
 def test_wheel_serves_every_python_3(wheel: Path) -> None:
     assert wheel.name.startswith(f"mxcli-{mxcli.__version__}-py3-none-")
 
 
 @needs_build
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="the tag is of Linux on x86-64")
 def test_wheel_is_portable(wheel: Path) -> None:
     """auditwheel finds no newer symbols than the tag allows."""
@@ -134,6 +138,7 @@ def test_wheel_is_portable(wheel: Path) -> None:
 
 
 @needs_build
+@pytest.mark.slow
 def test_unpacked_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)

@@ -13,7 +13,7 @@ SOURCES = [
     *MODULES,
     *sorted(path for path in (ROOT / "kernels").iterdir() if path.suffix in (".h", ".cpp", ".cu", ".txt")),
     *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / name for name in ("README.md", "samples/README.md", "pyproject.toml")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "samples/README.md", "pyproject.toml")),
 ]
 
 NOT_WORDS = {

@@ -52,7 +52,7 @@ def dequantize(
             backend=backend,
             dtype=named,
             max_shard_bytes=writing.max_shard_bytes,
-            manner=manner,
+            options=manner,
             command=repeatable(context.obj or ()),
         )
     notes = [*checkpoint.notes, *restored.notes]

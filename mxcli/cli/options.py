@@ -58,7 +58,7 @@ Formats = Annotated[
         help=f"Formats, separated by commas: each {FORMAT_HELP[0].lower()}{FORMAT_HELP[1:]}",
     ),
 ]
-Captures = Annotated[str | None, typer.Option("--captures", metavar="SOURCE", help="Captured inputs of the layers.")]
+Captures = Annotated[str | None, typer.Option("--captures", metavar="CAPTURES", help="Captured inputs of the layers.")]
 SaveRecipe = Annotated[
     str | None,
     typer.Option(

@@ -90,7 +90,7 @@ def quantize(
     check_seed(scheme.seed, is_drawn=is_stochastic([plan]))
     arrangement = arrange(checkpoint, plan, max_shard_bytes=writing.max_shard_bytes)
     for task in arrangement.tasks:
-        messages.detail(f"{printable(task.step.tensor.name)}: {task.step.reason}")
+        messages.detail(f"{printable(task.planned.tensor.name)}: {task.planned.reason}")
     work = _Work(source, checkpoint, plan, arrangement, writing)
     if writing.dry_run:
         _deliver_plan(work, results, machine, messages)
@@ -190,7 +190,7 @@ def _write(work: _Work, results: Results, machine: Machine, messages: Messages, 
             work.writing.folder,
             backend=backend,
             max_shard_bytes=work.writing.max_shard_bytes,
-            manner=manner,
+            options=manner,
             command=command,
         )
 

@@ -168,7 +168,7 @@ def plan_json(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, 
 
 
 def _of_task(task: Task) -> _Decided:
-    planned = task.step
+    planned = task.planned
     name = None if planned.scheme is None else planned.scheme.format.name
     written = sum(entry.nbytes for entry in task.entries) if task.entries else None
     return _Decided(planned.tensor, decision_of(planned), planned.reason, name, written)

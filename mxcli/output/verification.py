@@ -115,8 +115,8 @@ _WEIGHT: Fields[Verified] = Fields(
     Field("amax", lambda weight: weight.summary.amax, NUMBER),
     Field("tensor_scale", lambda weight: weight.summary.scale, NUMBER),
     _DISTANCE.optional().through(lambda weight: weight.distance),
-    nested("bytes_of", lambda weight: weight.origin, _PROVENANCE, title="bytes of", right=False,
-           cell=lambda weight: "" if weight.origin is None else _short(weight.origin)),
+    nested("bytes_of", lambda weight: weight.provenance, _PROVENANCE, title="bytes of", right=False,
+           cell=lambda weight: "" if weight.provenance is None else _short(weight.provenance)),
 )  # fmt: skip
 _TABLE = _WEIGHT.only("name", "shape", "format", "sqnr_db", "relative_error", "max_abs_error", "bytes_of")
 _PLACE: Fields[_Place] = Fields(
@@ -284,7 +284,7 @@ def _share(part: int, whole: int) -> str:
 
 def _provenance_sentences(result: Verification) -> Iterator[str]:
     """Yield the rules that made the bytes, the most frequent first, and the nearest rules for other weights."""
-    traced = [weight.origin for weight in result.weights if weight.origin is not None]
+    traced = [weight.provenance for weight in result.weights if weight.provenance is not None]
     weights = counted(len(traced), "weight")
     for scheme, count in Counter(each.scheme for each in traced if each.exact).most_common():
         some = f"all {weights}" if count == len(traced) else f"{count:,} of {weights}"

@@ -112,13 +112,13 @@ def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
 
 
 EXAMPLES = (
-    *("codes of mxfp8_e4m3", "codes of nvfp4", "codes of mxfp4_e2m1 best", "codes of fp8_e4m3_128x128"),
-    *("values of mxfp8_e4m3", "BF16 mx_amax", "F32 both axes of mxfp8", "codes of nvfp4, stochastic, hadamard-16"),
+    *("codes of mxfp8_e4m3", "codes of nvfp4", "codes of mxfp4_e2m1 best", "codes of nvfp4_2d"),
+    *("values of mxfp8_e4m3", "BF16 mx_amax", "F32 both axes of mxfp8", "amax of nvfp4, stochastic, hadamard-16"),
     "statistics of mxfp4_e2m1, with codes, mx_measure_rows",
     "statistics of fp8_e4m3, with codes, mx_measure_parts",
     "statistics of fp8_e4m3_128x128, with codes, mx_measure_blocks",
 )
-"""Kernels of all files, one of each kind; compiling them takes ten seconds."""
+"""Kernels of all files, one of each kind; compiling them takes seconds."""
 
 
 def remarks(kernel: Kernel, capability: tuple[int, int]) -> str:

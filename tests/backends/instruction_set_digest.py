@@ -1,4 +1,7 @@
-"""Print the kernel's instruction set and digests of its results as JSON; no digests if its set is not the argument."""
+"""Print the kernel's instruction set and digests of its results as JSON; no digests if its set is not the argument.
+
+The second argument selects the scale rules of named formats: default or every.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import sys
 from dataclasses import fields
 
-from kernel_oracle import CHANNELS, SPELLED, Array, format_rules, kernel, recipe_of, stats_of
+from kernel_oracle import CHANNELS, SPELLED, Array, default_rules, format_rules, kernel, recipe_of, stats_of
 from kernel_samples import SAMPLES, normal
 
 from mxcli.backends import cpu
@@ -30,10 +33,10 @@ def digest_of(x: Array, recipe: Scheme) -> bytes:
     return hashlib.sha256(b"".join([text, *(a.tobytes() for a in arrays)])).digest()
 
 
-def digests() -> dict[str, str]:
-    """Return a digest for each named format and rule, and for each spelled format."""
+def digests(rules: list[tuple[str, str]]) -> dict[str, str]:
+    """Return a digest for each of the rules of named formats, and for each spelled format."""
     found = {}
-    for name, rule in [*format_rules(tuple(FORMATS)), *((name, None) for name in (*SPELLED, *CHANNELS))]:
+    for name, rule in [*rules, *((name, None) for name in (*SPELLED, *CHANNELS))]:
         recipes = [recipe_of(name, rule, rounding=rounding) for rounding in ("nearest-even", "half-away")]
         inputs = [*SAMPLES.values(), normal(3, 1100)]
         parts = [digest_of(x, recipe) for recipe in recipes for x in inputs]
@@ -45,5 +48,7 @@ def digests() -> dict[str, str]:
 
 if __name__ == "__main__":
     instruction_set = cpu.instruction_set()
-    found = digests() if instruction_set == sys.argv[1] else {}
+    wanted, rules = sys.argv[1:]
+    chosen = default_rules() if rules == "default" else format_rules(tuple(FORMATS))
+    found = digests(chosen) if instruction_set == wanted else {}
     print(json.dumps({"instruction_set": instruction_set, "digests": found}))

@@ -30,7 +30,7 @@ CPU = cpu.Cpu(threads=1)
 
 
 def bits(x: Array) -> tuple[Array, str]:
-    """A tensor as backends take it, its type told from its numpy type (which ml_dtypes has for bfloat16)."""
+    """Return a tensor and its type as backends take them, from its numpy type (bfloat16 is from ml_dtypes)."""
     dtype = next(name for name, kind in DTYPES.items() if kind == x.dtype)
     return (x.view(np.uint16) if dtype == "BF16" else x), dtype
 

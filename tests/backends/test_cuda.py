@@ -62,7 +62,7 @@ def test_every_spelled_format(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "rule"),
     slow_except(
-        [("e4m3:e8m0:1x24", "best"), ("e4m3:e8m0:tensor", "best"), ("e2m1:e8m0:8x4", "best")],
+        [("e4m3:e8m0:1x64", "best"), ("e4m3:e8m0:tensor", "best"), ("e2m1:e8m0:8x4", "best")],
         [
             ("e4m3:e8m0:1x1", None),
             ("e4m3:e8m0:1x3", None),
@@ -110,7 +110,7 @@ def test_every_dialect(dialect: str) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     slow_except(
-        [("mxfp8", "BF16"), ("mxfp8", "F16"), ("mxfp4", "F64")],
+        [("mxfp8", "BF16")],
         [
             (name, dtype)
             for name in ("mxfp8", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128")
@@ -167,7 +167,7 @@ def test_strided_arrays() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     slow_except(
-        [("mxfp8", "F32"), ("nvfp4", "F32"), ("fp8_e4m3", "F32"), ("mxfp8", "BF16"), ("mxfp4", "F64")],
+        [("mxfp8", "F32"), ("nvfp4", "F32"), ("fp8_e4m3", "F32"), ("mxfp8", "BF16")],
         [
             (name, dtype)
             for name in ("mxfp8", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128")
@@ -218,8 +218,8 @@ def test_per_tensor_scale_in_pieces(name: str, rule: str) -> None:
 
 def test_noisiest_blocks_of_many_pieces() -> None:
     """More blocks than one thread block reduces, with ties."""
-    x = np.tile(normal(1_000, 4), (5, 1))
-    q = assert_same(x, recipe_of("e4m3:e8m0:1x4"), Cuda(ProcessorDevice(), piece_bytes=1 << 14), per_block=True)
+    x = np.tile(normal(1_000, 7), (5, 1))
+    q = assert_same(x, recipe_of("e4m3:e8m0:1x7"), Cuda(ProcessorDevice(), piece_bytes=1 << 14), per_block=True)
     assert q.stats is not None
     noise, blocks = zip(*q.stats.worst, strict=True)
     assert len(set(noise)) == 2
@@ -360,7 +360,10 @@ def test_binary64_above_binary32_is_infinite() -> None:
 # --- Stochastic rounding, transforms, given amax -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*KINDS, "e4m3:e8m0:1x24", "e2m1:fp32:tensor", "int8:e8m0:1x32"])
+@pytest.mark.parametrize(
+    "name",
+    slow_except([*KINDS, "int8:e8m0:1x32"], [*KINDS, "e4m3:e8m0:1x24", "e2m1:fp32:tensor", "int8:e8m0:1x32"]),
+)
 def test_stochastic_rounding(name: str) -> None:
     """Whole vectors, parts of four, and rows that start between two Philox calls."""
     recipe = recipe_of(name, rounding="stochastic", seed=7)

@@ -1,4 +1,4 @@
-"""All golden vectors through the CPU and GPU kernels: by scale rule, and through all dialects with the same variant."""
+"""Golden vectors through the CPU and GPU kernels: by scale rule, and through all dialects with the same variant."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def spread(grid: Array, q: Quantized) -> npt.NDArray[np.bool_]:
 )
 @pytest.mark.parametrize("stem", QUANTIZED)
 def test_quantized_files(stem: str, backend: Backend, stats: bool) -> None:
-    """All cases with all their tensors."""
+    """Compare every tensor of every case."""
     name, rule = format_and_rule(stem)
     _, cases = golden(stem)
     count = 0
@@ -202,7 +202,7 @@ def block_amax(stem: str, case: str) -> Array:
     "backend", [pytest.param(CPU, id="cpu"), pytest.param(GPU, id="gpu kernels", marks=[needs_cxx, pytest.mark.slow])]
 )
 def test_dialects(dialect: str, backend: Backend) -> None:
-    """All cases of all files that the dialect reproduces, in the blocks that it reproduces."""
+    """Compare every case that the dialect reproduces, in the blocks that it reproduces."""
     blocks, files = 0, files_of(dialect)
     for stem in files:
         for case in golden(stem)[1]:

@@ -58,7 +58,7 @@ def test_orthogonal_and_inverted(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_exact_sums_are_inverted_exactly(size: int) -> None:
-    """One value per group is spread evenly; E8M0 scales with E4M3 codes represent powers of two exactly."""
+    """A single value per group is spread evenly; E8M0 scales with E4M3 codes represent powers of two exactly."""
     x = np.zeros((8, 4 * size), np.float32)
     x[:, ::size] = np.float32(2.0) ** np.arange(4) * np.float32(np.sqrt(size) if size in (16, 64) else 1)
     back = cpu.dequantize(kernel(x, recipe_of("mxfp8", hadamard=find_hadamard(size))))
@@ -92,7 +92,7 @@ def test_transform_cancels_in_products() -> None:
 
 
 def test_outliers_are_spread() -> None:
-    """One of 16 elements is ten times the others: NVFP4 zeroes a third of the others, with the transform few.
+    """If one of 16 elements is ten times the others, NVFP4 zeroes a third of the others, with the transform few.
 
     The total squared error is not smaller: the transform spreads the outlier's error over them too.
     """

@@ -93,7 +93,7 @@ def test_examples_compile_without_remarks(example: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=lambda c: Compiler(c).architecture)
 def test_every_kernel_compiles_without_remarks(capability: tuple[int, int]) -> None:
-    """All named formats with their default rule and with `best`; `kernels_for` states the omissions."""
+    """Named formats with their default rule and with `best`; `kernels_for` states the omissions."""
     said = compile_all(capability)
     assert {what: words for what, words in said.items() if words} == {}
     assert {f"codes of {name}" for name in FORMATS} <= said.keys()

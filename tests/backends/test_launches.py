@@ -121,7 +121,7 @@ TRYING = {
 """With rule `best`."""
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", QUANTIZING)
 def test_codes_and_scales_of_a_matrix(name: str) -> None:
     assert described(codes_and_scales(KernelJob((4096, 4096), "BF16", recipe_of(name)))) == QUANTIZING[name]
 
@@ -131,7 +131,7 @@ def test_codes_and_scales_by_rule_best(name: str) -> None:
     assert described(codes_and_scales(KernelJob((4096, 4096), "BF16", recipe_of(name, "best")))) == TRYING[name]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", QUANTIZING)
 def test_statistics_of_a_matrix(name: str) -> None:
     width = {"nvfp4": 16, **dict.fromkeys(("fp8_e4m3_1x128", "fp8_e5m2_1x128"), 128)}.get(name, 32)
     in_blocks = QUANTIZING[name][0] == "quantize_blocks.cu"

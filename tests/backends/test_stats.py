@@ -388,7 +388,7 @@ def test_binary32_scale_underflow_is_counted_before_its_replacement() -> None:
 
 
 def test_outlier_blocks_in_the_quantiles() -> None:
-    """One block in a hundred has an outlier: it sets p0 and p1, the others set p50."""
+    """A block in a hundred has an outlier: it sets p0 and p1, the others set p50."""
     x = normal(100, 64)
     x[::50, 3] = 1e4
     q = kernel(x, recipe_of("mxfp4"))

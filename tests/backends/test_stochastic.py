@@ -104,7 +104,7 @@ def test_draws_are_independent_of_the_sign() -> None:
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "mxfp8", "fp8_e4m3_1x128"])
 def test_unbiased(name: str) -> None:
-    """All values are a quarter of a step above a code: nearest loses the quarter, stochastic keeps it on average."""
+    """Values are a quarter of a step above a code: nearest loses the quarter, stochastic keeps it on average."""
     x = np.full((200, 1024), 2.25 if "fp4" in name else 1.03125, np.float32)
     largest = find_format(name).element.max
     x[:, ::16] = largest

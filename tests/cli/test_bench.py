@@ -55,7 +55,7 @@ def test_csv_has_the_names_of_the_json(mxcli: Callable[..., Any], tmp_path: Path
         (("--threads", "two"), 2, "--threads two is not a list of positive numbers"),
         (("--size", "100"), 2, "--size 100 is not a multiple of 128"),
         (("--peers", "torcha"), 2, "Did you mean torchao"),
-        (("--json", "--csv", "-"), 2, "--json and --csv both ask for stdout"),
+        (("--json", "--csv", "-"), 2, "--json and --csv both write to stdout"),
         (("--device", "gpu"), 2, "--device takes auto, cpu, cuda or cuda:N"),
     ],
 )

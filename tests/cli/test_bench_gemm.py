@@ -68,8 +68,8 @@ def test_csv_and_a_picture(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (("--shape", "16x16"), 2, "a shape is MxNxK"),
-        (("--vs", "fp8-row", "--kernel", "fp8-tensor"), 2, "is none of the products"),
-        (("--captures", "x"), 2, "name the model with --from"),
+        (("--vs", "fp8-row", "--kernel", "fp8-tensor"), 2, "is not one of the products"),
+        (("--captures", "x"), 2, "--captures needs a model: name it with --from"),
         (("--plot", "x.pdf"), 2, "must end in .png or .svg"),
         (("--rounds", "0"), 2, "not a positive number"),
         (("--data", "gaussian"), 2, "unknown data 'gaussian'"),

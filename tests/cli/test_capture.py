@@ -236,10 +236,10 @@ def test_texts_that_will_not_do(mxcli: Mxcli, tmp_path: Path, data: bytes, code:
             2,
             "--layers q_proj: matches no linear layer. Did you mean *.q_proj (4 tensors)?",
         ),
-        (("--forward-only", "--learning-rate", "0.1"), 2, "--learning-rate with --forward-only: without gradients "),
-        (("--forward-only", "--roles", "gradient"), 2, "--roles gradient with --forward-only: there would be nothing "),
-        (("--learning-rate", "inf"), 2, "--learning-rate inf: give a finite number, or 0 to leave the weights as "),
-        (("--text", ""), 2, "--text '': names no file; give one, or - for stdin."),
+        (("--forward-only", "--learning-rate", "0.1"), 2, "--learning-rate needs gradients, which --forward-only"),
+        (("--forward-only", "--roles", "gradient"), 2, "--roles gradient with --forward-only leaves nothing to record"),
+        (("--learning-rate", "inf"), 2, "--learning-rate inf: give a finite number, or 0 to leave the weights "),
+        (("--text", ""), 2, "--text '': an empty name; give a file, or - for stdin."),
         (("--threads", "100000"), 6, "--threads 100000: more than "),
         (("--steps", "1000000000000", "--dry-run"), 6, "OUT: 1,000,000,000,000 steps of 1,961,984 bytes would take "),
         (("--roles", "grad"), 2, "role 'grad' is not recorded: there are activation, gradient, weight."),
@@ -298,7 +298,7 @@ def test_where_the_output_may_go(mxcli: Mxcli, tmp_path: Path, text: Path) -> No
     assert refusal(mxcli, "capture", SAMPLE, "--text", text)[0] == 2
     assert refusal(mxcli, "capture", SAMPLE, "-o", tmp_path / "out") == (
         2,
-        "error: missing option '--text FILE': name the text that the model is to read, or - for stdin.\n",
+        "error: missing option '--text FILE': name the text that the model reads, or - for stdin.\n",
     )
     assert refusal(mxcli, *words(SAMPLE, text, "--force"))[0] == 4
     asked = words(tmp_path / "out", text, "--roles", "activation")
@@ -312,6 +312,7 @@ def test_where_the_output_may_go(mxcli: Mxcli, tmp_path: Path, text: Path) -> No
     assert "weights of another checkpoint" in refusal(mxcli, *asked, "--force")[1]
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bytes(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
     """Killed while it writes its second file."""
     asked = [str(word) for word in words(tmp_path / "cut", text, "--steps", "3", "--sample-rows", "3")]
@@ -362,8 +363,8 @@ def test_a_signal_ends_a_run_after_the_step_and_resume_goes_on(
         code, out, err = mxcli(*asked)
     assert (code, out) == (130, "")
     assert err.splitlines()[1:] == [
-        "interrupted: finishing the current step; a second time stops at once",
-        f"{tmp_path / 'cut'}: 1 of 3 steps are there; the same command with --resume goes on from there.",
+        "interrupted: finishing the current step; a second signal stops at once",
+        f"{tmp_path / 'cut'}: 1 of 3 steps are written; the same command with --resume continues from there.",
         "interrupted",
     ]
     told = strict_json(mxcli(*asked, "--resume", "--json").out)
@@ -452,8 +453,7 @@ def test_what_is_forced_is_replaced_at_the_end(
     assert [step["resumed"] for step in told["steps"]] == [True, False]
     assert told["bytes"] == sum((tmp_path / "out" / f"step-00000{step}.safetensors").stat().st_size for step in (0, 1))
     assert told["notes"][1] == (
-        f"{tmp_path / 'out'} holds captures of other commands, which stay: "
-        "step-000000-rank-1.safetensors."
+        f"{tmp_path / 'out'} holds captures of other commands, which stay: step-000000-rank-1.safetensors."
     )
     assert sorted(tree(tmp_path / "out")) == [
         "step-000000-rank-1.safetensors",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from command_line import CAPTURES, SAMPLE, strict_json
 from odd_files import many_tensors, odd_checkpoint
 from raw_checkpoint import safetensors_bytes, zeros
@@ -129,6 +130,7 @@ def test_damaged_sources(mxcli: Callable[..., Any], tmp_path: Path) -> None:
         assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_fifty_thousand_tensors(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     source = many_tensors(tmp_path, 50_000)
     began = time.process_time()

@@ -52,9 +52,9 @@ def test_a_signal_ends_a_run_after_the_tensor_and_resume_goes_on(
     assert {each: signal.getsignal(each) for each in before} == before
     assert code == 130
     assert [line for line in err.splitlines() if not line.startswith("note: ")] == [
-        "interrupted: finishing the current tensor; a second time stops at once",
+        "interrupted: finishing the current tensor; a second signal stops at once",
         f"{tmp_path / 'out'}: 623 kB of 1.71 MB of the source are finished and kept; the same command with --resume "
-        "goes on from there.",
+        "continues from there.",
         "interrupted",
     ]
     lines = out.splitlines()
@@ -94,7 +94,7 @@ def test_a_second_signal_ends_the_process_whatever_it_does(tmp_path: Path) -> No
     script = f"""
         import hashlib, os, signal, threading, time
         from mxcli.cli import app, writing
-        from mxcli.flows import quantize
+        from mxcli.flows.write import quantize
 
         def again():
             for _ in range(2):
@@ -114,7 +114,7 @@ def test_a_second_signal_ends_the_process_whatever_it_does(tmp_path: Path) -> No
     )
     assert done.returncode == 130
     assert done.stderr.splitlines()[-2:] == [
-        "interrupted: finishing the current tensor; a second time stops at once",
+        "interrupted: finishing the current tensor; a second signal stops at once",
         "interrupted",
     ]
     assert time.monotonic() - began < 30
@@ -197,12 +197,12 @@ def test_shares_are_merged(mxcli: Callable[..., Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "1/0", "-1/4", "1/4/2", "a/b", "1.5/4"])
 def test_what_is_no_share(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--shard-range '.*' is no share: give I/N with I from 1 to N"):
+    with pytest.raises(UsageError, match=r"--shard-range '.*' is not a share: give I/N with I from 1 to N"):
         writing.share_of(text)
 
 
 def test_a_share_is_counted_from_one() -> None:
     assert writing.share_of("4/4") == Share(4, 4)
-    with pytest.raises(UsageError, match="--max-shard-size '5Q' is no size"):
-        writing.asked(force=False, resume=False, max_shard_size="5Q", shard_range=None)
-    assert writing.asked(force=False, resume=False, max_shard_size="5G", shard_range=None).max_shard_bytes == 5 << 30
+    with pytest.raises(UsageError, match="--max-shard-size '5Q' is not a size"):
+        writing.Writing(max_shard_size="5Q")
+    assert writing.Writing(max_shard_size="5G").max_shard_bytes == 5 << 30

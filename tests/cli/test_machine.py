@@ -48,7 +48,7 @@ def test_sizes(text: str, size: int) -> None:
     "text", ["", "G", "8X", "8P", "-8G", "1e9", "8 G B", "1,5G", "0", "0.0001K", "8Gi8", ".5G", "9" * 5000, "٣G", "nan"]
 )
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size: give bytes, or a number with K, M, G or T such as 8G"):
+    with pytest.raises(UsageError, match="is not a size: give bytes, or a number with K, M, G or T such as 8G"):
         memory_size(text)
 
 
@@ -175,6 +175,7 @@ def test_a_device_that_fails_is_one_sentence(
     assert [path.suffix for path in folder.iterdir()] == [".partial", ".partial"]
 
 
+@pytest.mark.slow
 def test_a_whole_machine_with_a_driver(tmp_path: Path) -> None:
     """A driver library that the loader finds, and processes of our own that ask it."""
     if sys.platform != "linux" or (compiler := shutil.which("c++")) is None:

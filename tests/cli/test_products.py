@@ -1,4 +1,4 @@
-"""`mxcli report --products` from the command line."""
+"""`mxcli products` from the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from command_line import strict_json
 
 SAMPLE, CAPTURES = "samples/tiny-llama", "samples/tiny-llama-captures.safetensors"
-PRODUCTS = ("report", SAMPLE, "--format", "nvfp4", "--products", CAPTURES)
+PRODUCTS = ("products", SAMPLE, CAPTURES, "--format", "nvfp4")
 
 
 def test_the_table_has_the_worst_products_and_sums_by_pass(mxcli: Callable[..., Any]) -> None:
@@ -48,7 +48,10 @@ def test_csv_has_the_names_of_the_json(mxcli: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--html", "x.html", "--fail-on", "sqnr_db<1"), 2, "--html, --fail-on with --products"),
+        (("--fail-on", "sqnr_db<1"), 2, "no such option: --fail-on"),
+        (("--axis", "row"), 2, "no such option: --axis"),
+        (("--seed", "3"), 2, "--seed 3"),
+        (("--html", "no/such.html"), 3, "its directory does not exist"),
         (("--sort", "amax"), 2, "amax"),
         (("--gradient-format", "mxfp99"), 2, "unknown format 'mxfp99'"),
     ],
@@ -62,14 +65,30 @@ def test_what_products_do_not_have_is_refused(
 
 
 def test_captures_without_the_layers_are_refused(mxcli: Callable[..., Any]) -> None:
-    code, _, err = mxcli("report", SAMPLE, "--products", f"{SAMPLE}/model.safetensors")
+    code, _, err = mxcli("products", SAMPLE, f"{SAMPLE}/model.safetensors")
     assert code == 3
     assert "holds no activations or gradients of the layers to be quantized" in err
-    assert not Path("x.html").exists()
 
 
-def test_formats_of_operands_need_products(mxcli: Callable[..., Any]) -> None:
-    assert mxcli("report", SAMPLE, "--gradient-format", "mxfp8").code == 2
+def test_a_recipe_file_and_reasons(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('format = "mxfp4"\n[[override]]\nselect = "*.down_proj"\nkeep = true\n')
+    code, out, err = mxcli("products", SAMPLE, CAPTURES, "--recipe", recipe, "--json", "-v")
+    assert code == 0
+    record = strict_json(out)
+    assert {product["format_a"] for product in record["products"]} == {"mxfp4_e2m1"}
+    assert not [product for product in record["products"] if "down_proj" in product["layer"]]
+    assert "model.layers.0.mlp.down_proj.weight: " in err
+    assert mxcli("products", SAMPLE, CAPTURES, "--recipe", recipe, "--csv", f"{recipe}", "--force").code == 4
+
+
+def test_a_page_and_plots(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    page, plots = tmp_path / "products.html", tmp_path / "plots"
+    assert mxcli(*PRODUCTS, "--html", page, "--plots", plots).code == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>\n")
+    assert "mxcli products samples/tiny-llama" in text
+    assert {file.suffix for file in plots.iterdir()} == {".png", ".svg"}
 
 
 def test_the_rules_tell_the_transform_and_the_seed(mxcli: Callable[..., Any]) -> None:

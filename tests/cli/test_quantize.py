@@ -224,7 +224,7 @@ def test_a_transformed_checkpoint_comes_back(mxcli: Callable[..., Any], tmp_path
         "quantize", SAMPLE, "--format", "mxfp8", "--hadamard", 16, "--layout", "ct", "-o", tmp_path / "c"
     )
     assert code == 4
-    assert "its loaders know of no hadamard-16 transform, and would take the codes for the weights" in err
+    assert "its loaders do not support the hadamard-16 transform and would use transformed weights" in err
     config["hadamard_signs"] = "+-"
     (made / "config.json").write_text(json.dumps({"quantization_config": config}))
     code, _, err = mxcli("dequantize", made, "-o", tmp_path / "d")
@@ -248,7 +248,7 @@ def test_lengths_that_a_transform_does_not_divide_come_all_at_once(mxcli: Callab
 
 def test_a_seed_and_signs_need_something_to_choose(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     for words, told in (
-        (("--seed", 3), "--seed 3 chooses what is drawn at random, and nothing is"),
+        (("--seed", 3), "--seed 3 has no effect: nothing is random"),
         (("--hadamard-seed", 3), "--hadamard-seed 3 has no effect without a transform: add --hadamard"),
         (("--hadamard", 24), "a Hadamard transform of 24: --hadamard takes 16, 32, 64, 128."),
         (("--rounding", "stochastic", "--seed", 2**32), "a seed is an integer from 0 to 4294967295"),

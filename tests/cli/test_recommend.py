@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import CAPTURES, SAMPLE, command, strict_json
+from command_line import CAPTURES, SAMPLE, strict_json
 from tiny_models import LLAMA, bf16, floats, llama, write_model
 
 from mxcli.cli import recommend
@@ -169,14 +169,11 @@ def test_refusals(mxcli: Callable[..., Any], words: tuple[str, ...], code: int, 
 
 
 @pytest.mark.parametrize("width", [60, 100])
-def test_lines_follow_the_width(width: int) -> None:
-    done = command(*WORDS, "--bits", "5", env={"COLUMNS": str(width)})
-    assert max(map(len, done.stdout.splitlines())) <= width
-    assert command(*WORDS, "--bits", "5", "--wide", env={"COLUMNS": str(width)}).stdout == mxcli_wide()
-
-
-def mxcli_wide() -> str:
-    return command(*WORDS, "--bits", "5").stdout
+def test_lines_follow_the_width(mxcli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    unlimited = mxcli(*WORDS, "--bits", "5").out
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert max(map(len, mxcli(*WORDS, "--bits", "5").out.splitlines())) <= width
+    assert mxcli(*WORDS, "--bits", "5", "--wide").out == unlimited
 
 
 def test_a_plan(mxcli: Callable[..., Any], tmp_path: Path) -> None:

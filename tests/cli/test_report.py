@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import CAPTURES, SAMPLE, command, strict_json
+from command_line import CAPTURES, SAMPLE, strict_json
 from odd_files import odd_checkpoint, one_tensor
 from safetensors.numpy import load_file, save_file
 
@@ -53,8 +53,8 @@ def test_the_three_rules_for_150(mxcli: Callable[..., Any], tmp_path: Path, rule
     assert layer["scale_rounding"] == rule
 
 
-def test_the_table(tmp_path: Path) -> None:
-    out = command("report", one_tensor(tmp_path, 957.0), "--scale-rounding", "floor", cwd=tmp_path).stdout
+def test_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    out = mxcli("report", one_tensor(tmp_path, 957.0), "--scale-rounding", "floor").out
     lines = out.splitlines()
     assert lines[0].endswith("one.safetensors: 32 elements, 1 tensor, 128 B; F32")
     assert lines[1] == (

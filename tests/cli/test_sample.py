@@ -44,7 +44,7 @@ def test_options_that_go_together_and_those_that_do_not(mxcli: Callable[..., Any
     )
     code, _, err = mxcli("report", SAMPLE, "--sample", "0.1", "--per-block", tmp_path / "blocks.safetensors")
     assert code == 2
-    assert "--per-block stores every block, and --sample reads some of them only" in err
+    assert "--per-block stores every block, but --sample reads only some" in err
     assert mxcli("report", SAMPLE, "--sample", "0.1", "--seed", "-1").code == 2
 
 

@@ -58,11 +58,16 @@ def test_the_last_line_of_a_recommendation_folds_too(
 @pytest.mark.parametrize(
     "words",
     [
-        ("report", "--top", "9999"),
         ("report", "--jsonl"),
-        ("report", "--csv", "-"),
-        ("compare", "--formats", "mxfp8,mxfp4", "--jsonl"),
-        ("recommend", "--formats", "mxfp8,mxfp4", "--bits", "6", "--jsonl"),
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (
+                ("report", "--top", "9999"),
+                ("report", "--csv", "-"),
+                ("compare", "--formats", "mxfp8,mxfp4", "--jsonl"),
+                ("recommend", "--formats", "mxfp8,mxfp4", "--bits", "6", "--jsonl"),
+            )
+        ),
     ],
 )
 def test_a_reader_that_stops_after_a_line_ends_it_silently(tmp_path: Path, words: tuple[str, ...]) -> None:

@@ -26,7 +26,11 @@ def shell(command: str) -> tuple[int, str, str]:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 @pytest.mark.parametrize(
     ("redirection", "code"),
-    [("2>&-", 0), (">&-", 0), (">&- 2>&-", 0), ("2>/dev/full", 0), (">/dev/full", 6)],
+    [
+        (">&- 2>&-", 0),
+        (">/dev/full", 6),
+        *(pytest.param(each, 0, marks=pytest.mark.slow) for each in ("2>&-", ">&-", "2>/dev/full")),
+    ],
 )
 def test_streams_that_take_nothing(redirection: str, code: int) -> None:
     if "full" in redirection and not Path("/dev/full").exists():
@@ -47,7 +51,7 @@ def test_one_file_for_two_forms(mxcli: Callable[..., Any], tmp_path: Path) -> No
     file = tmp_path / "x.json"
     done = mxcli("report", "samples/tiny-llama", "--json", file, "--csv", file)
     assert (done.code, file.exists()) == (2, False)
-    assert "is named for two things" in done.err
+    assert "is named for two outputs" in done.err
     assert mxcli("report", "samples/tiny-llama", "--csv", "").code == 2
 
 
@@ -55,7 +59,7 @@ def test_what_nothing_can_be_sorted_by(mxcli: Callable[..., Any]) -> None:
     for verb, words in (("compare", ("--formats", "mxfp8")), ("report", ())):
         done = mxcli(verb, "samples/tiny-llama", *words, "--sort", "block_sqnr_histogram")
         assert done.code == 2
-        assert "it is no single number" in done.err
+        assert "tensors can be ordered by single numbers only" in done.err
 
 
 def test_a_carriage_return_in_a_name() -> None:

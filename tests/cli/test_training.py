@@ -1,4 +1,4 @@
-"""`mxcli report --training` from the command line, and what `mxcli explain` says of its recipes."""
+"""`mxcli training` from the command line, and what `mxcli explain` says of training recipes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import pytest
 from command_line import strict_json
 from safetensors.numpy import save_file
 
+from mxcli.numerics.training import TRAINING_RECIPES
+
 SAMPLE, CAPTURES = "samples/tiny-llama", "samples/tiny-llama-captures.safetensors"
-TRAINING = ("report", SAMPLE, "--products", CAPTURES, "--include", "*layers.[13].*.down_proj")
+TRAINING = ("training", SAMPLE, "--captures", CAPTURES, "--include", "*layers.[13].*.down_proj")
 
 
 def test_the_table_has_a_row_per_recipe_and_product(mxcli: Callable[..., Any]) -> None:
-    code, out, err = mxcli(*TRAINING, "--training", "mxfp8,mxfp8_floor,fp8_current")
+    code, out, err = mxcli(*TRAINING, "--recipes", "mxfp8,mxfp8_floor,fp8_current")
     lines = out.splitlines()
     assert code == 0
     assert lines[0] == f"{SAMPLE} with {CAPTURES}: 18 products of 2 layers, 2 captures, under 3 training recipes"
@@ -30,9 +32,9 @@ def test_the_table_has_a_row_per_recipe_and_product(mxcli: Callable[..., Any]) -
 
 
 def test_layers_are_shown_where_they_are_asked_for(mxcli: Callable[..., Any]) -> None:
-    out = mxcli(*TRAINING, "--training", "mxfp8", "--top", "2", "--sort", "x_saturated").err
+    out = mxcli(*TRAINING, "--recipes", "mxfp8", "--top", "2", "--sort", "x_saturated").err
     assert "--sort x_saturated: it takes sqnr_db" in out
-    lines = mxcli(*TRAINING, "--training", "mxfp8", "--top", "2").out.splitlines()
+    lines = mxcli(*TRAINING, "--recipes", "mxfp8", "--top", "2").out.splitlines()
     assert [line.split()[:3] for line in lines[-4:-2]] == [
         ["model.layers.3.mlp.down_proj", "mxfp8", "wgrad"],
         ["model.layers.1.mlp.down_proj", "mxfp8", "wgrad"],
@@ -41,7 +43,7 @@ def test_layers_are_shown_where_they_are_asked_for(mxcli: Callable[..., Any]) ->
 
 
 def test_records_are_those_of_the_csv(mxcli: Callable[..., Any]) -> None:
-    words = (*TRAINING, "--training", "mxfp8,fp8_subchannel", "--seed", "3")
+    words = (*TRAINING, "--recipes", "mxfp8,fp8_subchannel", "--seed", "3")
     record = strict_json(mxcli(*words, "--json").out)
     assert record["schema"] == "mxcli.training/1"
     assert (record["seed"], record["draws"]) == (3, 1)
@@ -74,7 +76,7 @@ def test_several_steps_are_told_apart(mxcli: Callable[..., Any], tmp_path: Path)
         }
         entry = json.dumps({"version": 1, "tensors": records})
         save_file(tensors, tmp_path / f"step-{step:06d}.safetensors", {"mxcli.capture": entry})
-    out = mxcli("report", tmp_path, "--training", "mxfp8,mxfp8_floor").out
+    out = mxcli("training", tmp_path, "--recipes", "mxfp8,mxfp8_floor").out
     lines = out.splitlines()
     assert lines[0].endswith(": 60 products of 1 layer, 10 captures, under 2 training recipes")
     (at,) = (at for at, line in enumerate(lines) if "SQNR in dB at step" in line)
@@ -82,7 +84,7 @@ def test_several_steps_are_told_apart(mxcli: Callable[..., Any], tmp_path: Path)
     assert [line.split()[:2] for line in lines[at + 2 :]] == [
         [recipe, passes] for recipe in ("mxfp8", "mxfp8_floor") for passes in ("fprop", "dgrad", "wgrad")
     ]
-    record = strict_json(mxcli("report", tmp_path, "--training", "mxfp8", "--json").out)
+    record = strict_json(mxcli("training", tmp_path, "--recipes", "mxfp8", "--json").out)
     assert [(each["step"], each["pass"]) for each in record["by_step"][:4]] == [
         (0, "fprop"), (0, "dgrad"), (0, "wgrad"), (1, "fprop")
     ]  # fmt: skip
@@ -91,30 +93,27 @@ def test_several_steps_are_told_apart(mxcli: Callable[..., Any], tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((*TRAINING, "--training", "mxfp9"), "unknown training recipe 'mxfp9'"),
+        ((*TRAINING, "--recipes", "mxfp9"), "unknown training recipe 'mxfp9'"),
+        ((*TRAINING, "--recipes", "mxfp8", "--format", "mxfp4"), "no such option: --format"),
         (
-            (*TRAINING, "--training", "mxfp8", "--format", "mxfp4", "--html", "x.html"),
-            "--format, --html with --training",
-        ),
-        ((*TRAINING, "--draws", "4"), "--draws 4 is of stochastic rounding in training: add --training"),
-        (
-            (*TRAINING, "--training", "nvfp4", "--seed", "4294967295", "--draws", "2"),
+            (*TRAINING, "--recipes", "nvfp4", "--seed", "4294967295", "--draws", "2"),
             "--seed 4294967295 with --draws 2: the last draw has seed 4294967296, and a seed is an integer from 0 "
             "to 4294967295",
         ),
-        ((*TRAINING, "--training", "mxfp8", "--jsonl", "-", "--dry-run"), "--jsonl, --dry-run with --training"),
-        (("report", SAMPLE, "--training", "mxfp8"), "samples/tiny-llama holds none: add --products CAPTURES"),
+        ((*TRAINING, "--recipes", "mxfp8", "--jsonl"), "no such option: --jsonl"),
+        ((*TRAINING, "--draws", "65"), "invalid value for '--draws'"),
+        ((*TRAINING, "--html", "-"), "--html takes a file"),
+        (("training", SAMPLE, "--recipes", "mxfp8"), "samples/tiny-llama has none: add --captures CAPTURES"),
     ],
 )
 def test_what_means_nothing_is_refused(mxcli: Callable[..., Any], words: tuple[str, ...], message: str) -> None:
     code, _, err = mxcli(*words)
     assert code == 2
     assert message in err
-    assert not Path("x.html").exists()
 
 
 def test_captures_without_weights_need_a_model(mxcli: Callable[..., Any]) -> None:
-    code, _, err = mxcli("report", CAPTURES, "--training", "mxfp8")
+    code, _, err = mxcli("training", CAPTURES, "--recipes", "mxfp8")
     assert code == 3
     assert "give their model as SOURCE, and the captures with --products" in err
 
@@ -132,7 +131,7 @@ def test_recipes_of_training_explain_themselves_beside_their_formats(mxcli: Call
 
 
 def test_more_memory_than_is_allowed_is_refused(mxcli: Callable[..., Any]) -> None:
-    words = (*TRAINING, "--training", "mxfp8", "--device", "cpu", "--quiet", "--no-color")
+    words = (*TRAINING, "--recipes", "mxfp8", "--device", "cpu", "--quiet", "--no-color")
     code, out, err = mxcli(*words, "--max-memory", "64M")
     assert (code, out) == (6, "")
     assert "mlp.down_proj: needs about 3" in err
@@ -150,12 +149,35 @@ def test_captured_tensors_can_be_left_out(mxcli: Callable[..., Any], tmp_path: P
         records = {name: {"role": name[3:], "layer": "fc", "step": step} for name in tensors}
         described = json.dumps({"version": 1, "tensors": records})
         save_file(tensors, tmp_path / f"step-{step}.safetensors", {"mxcli.capture": described})
-    words = ("report", tmp_path, "--training", "mxfp8")
+    words = ("training", tmp_path, "--recipes", "mxfp8")
     code, _, err = mxcli(*words)
     assert code == 3
-    assert "step-1/fc.gradient is not finite" in err
+    assert "step-1/fc.gradient holds NaN or infinities" in err
     left = strict_json(mxcli(*words, "--exclude", "step-1/fc.gradient", "--json").out)
     assert [(each["step"], each["pass"]) for each in left["products"]] == [
         *((0, passes) for passes in ("fprop", "dgrad", "wgrad")),
         (1, "fprop"),
     ]
+
+
+def test_all_recipes_are_the_default(mxcli: Callable[..., Any]) -> None:
+    words = (*TRAINING[:-1], "*layers.1.*.down_proj", "--json")
+    names = [recipe["name"] for recipe in strict_json(mxcli(*words).out)["recipes"]]
+    assert names == list(TRAINING_RECIPES)
+
+
+def test_a_page(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    page = tmp_path / "training.html"
+    code, out, _ = mxcli(*TRAINING, "--recipes", "mxfp8,nvfp4", "--html", page)
+    assert code == 0
+    assert out == mxcli(*TRAINING, "--recipes", "mxfp8,nvfp4").out
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>\n")
+    assert "mxcli training samples/tiny-llama" in text
+    assert mxcli(*TRAINING, "--recipes", "mxfp8", "--html", page).code == 4
+
+
+@pytest.mark.slow
+def test_plots(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    assert mxcli(*TRAINING, "--recipes", "mxfp8,nvfp4", "--plots", tmp_path / "plots").code == 0
+    assert {file.suffix for file in (tmp_path / "plots").iterdir()} == {".png", ".svg"}

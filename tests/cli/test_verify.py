@@ -67,16 +67,14 @@ def test_problems_are_grouped_told_and_counted(mxcli: Mxcli, broken: Path) -> No
     assert code == 5
     assert err == f"error: {broken}: 5 problems (ignored_but_quantized 4, not_ignored 1)\n"
     lines = out.splitlines()
-    start = lines.index(
-        "problem ignored_but_quantized: modules that loaders are told to leave alone, and that hold codes"
-    )
-    entry = "quantized, and the entry 're:.*mlp.up_proj' of the list ignore says it is not"
+    start = lines.index("problem ignored_but_quantized: modules that the ignore list names and that hold codes")
+    entry = "quantized, but named by the entry 're:.*mlp.up_proj' of the list ignore"
     assert lines[start + 1 : start + 5] == [
         f"  model.layers.0.mlp.up_proj: {entry}",
         f"  model.layers.1.mlp.up_proj: {entry}",
         "  and 2 more",
-        "  needed: one or the other: loaders read a module by its path, or by a regular expression after re: that "
-        "matches its beginning. Take 're:.*mlp.up_proj' out, or spell out what it shall name.",
+        "  needed: a list that matches the weights: loaders read a module by its path, or by a regular expression after "
+        "re: that matches its beginning. Remove 're:.*mlp.up_proj', or name the intended modules in full.",
     ]
     assert lines[-1].startswith(f"{broken} is not sound: 5 problems (ignored_but_quantized 4, not_ignored 1); ")
 
@@ -94,12 +92,12 @@ def test_json_has_every_check_finding_and_weight(mxcli: Mxcli, broken: Path) -> 
         "check": "not_ignored",
         "severity": "problem",
         "where": "lm_head",
-        "value": "not quantized, and not in the list",
-        "need": "an entry of the list ignore: loaders look for its codes, and leave it without weights",
+        "value": "not quantized and not in the list",
+        "need": "an entry of the list ignore: loaders look for its codes and leave it without weights",
         "way_out": "Add 'lm_head' to ignore.",
     }
     assert record["findings"][-1]["value"] == "num_attention_heads is 4"
-    assert {check["skipped"] for check in record["checks"]} == {None, "it has no index"}
+    assert {check["skipped"] for check in record["checks"]} == {None, "no index"}
     up = next(each for each in record["weights"] if each["name"] == "model.layers.0.mlp.up_proj.weight")
     assert (up["problems"], up["warnings"]) == (1, 0)
     assert up["bytes_of"]["scale_rounding"] == "te"

@@ -75,6 +75,7 @@ def test_hints_for_selectors_are_linear(tmp_path: Path) -> None:
     assert _calls(work(large)) < 4.4 * _calls(work(small))
 
 
+@pytest.mark.slow
 def test_fifty_thousand_tensors(tmp_path: Path) -> None:
     root = _write(tmp_path / "m", 50_000, 4)
     checkpoints = []

@@ -1,4 +1,4 @@
-"""All checks that need a GPU, in one table: `python tests/gpu/check.py`, with mxcli installed on a machine with a GPU.
+"""Checks that need a GPU, in one table: `python tests/gpu/check.py`, with mxcli installed on a machine with a GPU.
 
 Bytes and statistics of all formats and rules against the CPU's, golden vectors, tensors of more than 2^31 elements,
 conversion instructions on every binary32, torch tensors, failures; then speed against the device's own copy and other

@@ -21,7 +21,8 @@ GUARD = 256
 """Bytes before and after each buffer that kernels must not touch."""
 
 
-RUN_TIME = {"MX_CODES": 508, "MX_HISTOGRAM": 509, "MX_SWIZZLED": 510}
+FLAGS = {"MX_CODES": 508, "MX_HISTOGRAM": 509, "MX_SWIZZLED": 510}
+SIGNS = 480
 """Definitions that are run-time values here, with their offsets in the library's constant, so that one build serves all
 their values; the scheme is another, at offset 0."""
 
@@ -29,23 +30,25 @@ their values; the scheme is another, at offset 0."""
 @cache
 def program(file: str, definitions: frozenset[tuple[str, str]]) -> cuda_on_cpu.Program:
     """Build a kernel file with these definitions and those that are run-time values."""
-    choices = dict(sorted(definitions))
+    words = [f"reinterpret_cast<const unsigned*>(cuda_on_cpu_constant)[{SIGNS // 4 + i}]" for i in range(4)]
+    choices = {**dict(sorted(definitions)), "MX_SIGNS": ", ".join(words)}
     if file != "reduce.cu":
         choices["MX_SCHEME"] = "(*reinterpret_cast<const MxScheme*>(cuda_on_cpu_constant))"
-        choices |= {name: f"(cuda_on_cpu_constant[{at}])" for name, at in RUN_TIME.items()}
+        choices |= {name: f"(cuda_on_cpu_constant[{at}])" for name, at in FLAGS.items()}
     return cuda_on_cpu.build(KERNELS / file, choices, KERNELS)
 
 
 def program_of(kernel: Kernel) -> cuda_on_cpu.Program:
     """Return a kernel's program with its scheme and run-time definitions set."""
-    compiled = frozenset(item for item in kernel.definitions if item[0] not in RUN_TIME)
-    built = program(kernel.file, compiled)
-    if kernel.scheme:
-        assert len(kernel.scheme) <= min(RUN_TIME.values())
-        built.set_constant(kernel.scheme)
-    for name, value in kernel.definitions:
-        if name in RUN_TIME:
-            built.set_constant(bytes([int(value)]), RUN_TIME[name])
+    given = dict(kernel.definitions)
+    signs = [int(word.removesuffix("u")) for word in given.pop("MX_SIGNS", "0u").split(",")]
+    flags = {at: int(given.pop(name, "0")) for name, at in FLAGS.items()}
+    built = program(kernel.file, frozenset(given.items()))
+    assert len(kernel.scheme) <= SIGNS
+    built.set_constant(kernel.scheme)
+    built.set_constant(np.array(signs, np.uint32).tobytes(), SIGNS)
+    for at, flag in flags.items():
+        built.set_constant(bytes([flag]), at)
     return built
 
 
@@ -121,7 +124,7 @@ class ProcessorDevice:
     def take(self, nbytes: int, shift: int) -> Memory:
         """Allocate memory, which is freed with its last reference."""
         if self.used + nbytes > self.memory:
-            raise EnvironmentFailure(f"out of memory: {nbytes:,} bytes asked for")
+            raise EnvironmentFailure(f"out of memory: {nbytes:,} bytes requested")
         memory = Memory(nbytes, shift)
         self._use(nbytes)
         weakref.finalize(memory, self._use, -nbytes)

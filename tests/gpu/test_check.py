@@ -28,9 +28,9 @@ pytestmark = needs_cxx
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> check.Check:
     monkeypatch.setenv("MXCLI_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(check, "FORMATS", {"mxfp4_e2m1": None, "fp8_e4m3_channel": None})
+    monkeypatch.setattr(check, "FORMATS", {"mxfp8_e4m3": None, "fp8_e4m3_channel": None})
     monkeypatch.setattr(
-        check, "RECIPES", [resolve("mxfp4", Rules(scale_rounding="floor")), resolve("fp8_e4m3_channel")]
+        check, "RECIPES", [resolve("mxfp8", Rules(scale_rounding="floor")), resolve("fp8_e4m3_channel")]
     )
     monkeypatch.setattr(check, "SPELLED", ())
     monkeypatch.setattr(check, "BENCH_SIZE", 256)
@@ -73,15 +73,15 @@ def test_bytes_and_statistics(small: check.Check) -> None:
 
 def test_differences_are_reported(small: check.Check, monkeypatch: pytest.MonkeyPatch) -> None:
     real = check.cpu.quantize
-    other = resolve("mxfp4", Rules(scale_rounding="ceil"))
+    other = resolve("mxfp8", Rules(scale_rounding="ceil"))
 
     def mistaken(x: object, dtype: str, recipe: object, **options: object) -> object:
-        return real(x, dtype, other if recipe.format.name == "mxfp4_e2m1" else recipe, **options)  # type: ignore
+        return real(x, dtype, other if recipe.format.name == "mxfp8_e4m3" else recipe, **options)  # type: ignore
 
     monkeypatch.setattr(check.cpu, "quantize", mistaken)
     _, result, good = small.every_rule()
     assert not good
-    assert "differ, first: mxfp4_e2m1 rceil normal BF16: " in result
+    assert "differ, first: mxfp8_e4m3 rceil normal BF16: " in result
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_speed_lines(small: check.Check) -> None:
     assert names == [
         "copy copy",
         "read read",
-        "mxcli mxfp4_e2m1 floor codes",
+        "mxcli mxfp8_e4m3 floor codes",
         "mxcli fp8_e4m3_channel amax codes",
-        "mxcli mxfp4_e2m1 rceil errors",
-        "mxcli mxfp4_e2m1 rceil statistics",
+        "mxcli mxfp8_e4m3 rceil errors",
+        "mxcli mxfp8_e4m3 rceil statistics",
         "mxcli fp8_e4m3_channel amax errors",
         "mxcli fp8_e4m3_channel amax statistics",
         "clocks",

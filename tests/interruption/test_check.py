@@ -21,6 +21,7 @@ def check() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_command_killed_twice_is_resumed(
     check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint, read
 from mxcli.files.gguf import read_settings
-from mxcli.flows.write.restore import restoring
+from mxcli.flows.write.restore import plain_view
 
 State = dict[str, torch.Tensor]
 
@@ -63,7 +63,7 @@ FORMS = {
 def build(gguf: Path, folder: Path, form: Form) -> None:
     """Writes the model into a new folder."""
     settings = read_settings(gguf)
-    values = restoring(open_checkpoint(gguf), "F32").checkpoint(Cpu())
+    values = plain_view(open_checkpoint(gguf), "F32").checkpoint(Cpu())
     state: State = {}
     for theirs, info in values.tensors.items():
         name, layer = _name(theirs)

@@ -13,7 +13,7 @@ from models.store import Models
 
 torch: Any = Lazy("torch")
 transformers: Any = Lazy("transformers")
-pytestmark = [pytest.mark.network, needs("accelerate", "compressed_tensors", "torch", "transformers")]
+pytestmark = [pytest.mark.network, pytest.mark.slow, needs("accelerate", "compressed_tensors", "torch", "transformers")]
 
 # "The largest planet in our solar system is" and "The capital of France is": the answers are " Jupiter" and " Paris".
 PLANET = ([504, 3995, 3925, 281, 653, 3693, 817, 314], 14713)

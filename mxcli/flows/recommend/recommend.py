@@ -162,7 +162,7 @@ def _arranged(checkpoint: Checkpoint, names: Sequence[str], options: Options) ->
         except RefusedError as refused:
             refusals += refused.reasons
         else:
-            plans.append(replace(plan, tensors=arrangement.steps))
+            plans.append(replace(plan, tensors=arrangement.tensors))
             layouts.add(arrangement.layout.name)
     if refusals:
         raise together(RefusedError, "What cannot be recommended for as it is", list(dict.fromkeys(refusals)))
@@ -370,7 +370,7 @@ def _recipe(checkpoint: Checkpoint, candidates: Candidates, choices: Sequence[Gr
         return options, replace(plan, options=options, tensors=kept, notes=())
     plan = make_plan(checkpoint, options)
     arrangement = arrange(checkpoint, plan)
-    return resolved(checkpoint, plan), replace(plan, tensors=arrangement.steps, notes=arrangement.notes)
+    return resolved(checkpoint, plan), replace(plan, tensors=arrangement.tensors, notes=arrangement.notes)
 
 
 def _stack_notes(plan: Plan) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Checks of quantized checkpoints, anyone's, and differences between two of them."""
+"""Checks of quantized checkpoints from any producer, and differences between two of them."""

@@ -1,4 +1,4 @@
-"""What a check of a quantized checkpoint is, and what it finds."""
+"""Checks of a quantized checkpoint and their findings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Generic, TypeVar
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)
-"""Worst first: loaders or values are wrong; some loader or some value may be; nothing is wrong."""
+"""Worst first: loading or values are wrong; they may be wrong; nothing is wrong."""
 
-Looked = TypeVar("Looked", contravariant=True)
+Checked = TypeVar("Checked", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One place that a check objects to: a tensor, module or file, what is there, what is needed, and the way out."""
+    """A finding of a check at a tensor, module or file: the value there, the value needed, and the fix."""
 
     where: str
     value: str
@@ -24,19 +24,19 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Check(Generic[Looked]):
-    """One way to be unsound: how bad it is, what it means for whoever loads the checkpoint, how it is found."""
+class Check(Generic[Checked]):
+    """A check: its severity, what a finding means for a loader, the method (`how`), and the function that finds."""
 
     name: str
     severity: str
     meaning: str
     how: str
-    of: Callable[[Looked], Iterable[Finding]]
+    find: Callable[[Checked], Iterable[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a check: its findings, or (`skipped`) why it could not be made."""
+    """The result of a check: its findings, or the reason why it was `skipped`."""
 
     name: str
     severity: str
@@ -47,7 +47,7 @@ class Result:
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
-    """Return the first names and how many more there are."""
+    """Return the first names and the number of the others."""
     listed = list(names)
     more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more

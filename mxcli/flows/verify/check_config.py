@@ -1,4 +1,4 @@
-"""Checks of the configuration against the tensors: what loaders leave alone, fuse, and get wrong in silence."""
+"""Checks of the configuration against the tensors: ignore lists, fused layers, tensor parallelism, known traps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.subject import Subject
 
 NOT_QUANTIZED = {"embedding": "an embedding table", "norm": "a norm", "router": "a router", "bias": "a bias"}
-"""Kinds that loaders hold plain, in words."""
+"""Roles that loaders expect unquantized, in words."""
 
 
-def _told(subject: Subject) -> str:
+def _list_name(subject: Subject) -> str:
     assert subject.ignored is not None
     return f"the list {subject.ignored.key}"
 
@@ -26,60 +26,61 @@ def _ignored_but_quantized(subject: Subject) -> Iterator[Finding]:
         if entry is not None:
             yield Finding(
                 module,
-                f"quantized, and the entry '{entry}' of {_told(subject)} says it is not",
-                f"one or the other: loaders read {subject.ignored.reading}",
-                f"Take '{entry}' out, or spell out what it shall name.",
+                f"quantized, but named by the entry '{entry}' of {_list_name(subject)}",
+                f"a list that matches the weights: loaders read {subject.ignored.reading}",
+                f"Remove '{entry}', or name the intended modules in full.",
             )
 
 
 def _missing_entries(subject: Subject, *, strict: bool) -> Iterator[Finding]:
-    """Yield plain linear layers that the configuration asks to be quantized and the list leaves out: those that no
-    loader knows by itself, or the others, such as a head that is tied to the embedding."""
-    told = subject.ignored
-    if told is None:
+    """Yield plain linear layers that the configuration targets and the list omits: those that no loader skips by
+    itself (`strict`), or the others, such as a head that is tied to the embedding."""
+    ignored = subject.ignored
+    if ignored is None:
         return
     for module in subject.plain_modules:
         tied = f"{module}.weight" in subject.checkpoint.tied
-        if (told.strict and not tied) == strict and told.targeted(module) and told.by(module) is None:
+        if (ignored.strict and not tied) == strict and ignored.targeted(module) and ignored.by(module) is None:
             yield Finding(
                 module,
-                "tied to the embedding, and not in the list" if tied else "not quantized, and not in the list",
-                f"an entry of {_told(subject)}: loaders look for its codes, and leave it without weights",
-                f"Add '{module}' to {told.key}.",
+                "tied to the embedding and not in the list" if tied else "not quantized and not in the list",
+                f"an entry of {_list_name(subject)}: loaders look for its codes and leave it without weights",
+                f"Add '{module}' to {ignored.key}.",
             )
 
 
 def _unread_entries(subject: Subject) -> Iterator[Finding]:
     if subject.layout is None:
         return
-    told = subject.layout.ignored(subject.disk)
-    for entry, fault in (unread(told) if told is not None else {}).items():
-        yield Finding(entry, fault, f"an entry that loaders can read: {told.reading if told else ''}", "Mend it.")
+    ignored = subject.layout.ignored(subject.disk)
+    if ignored is not None:
+        for entry, fault in unread(ignored).items():
+            yield Finding(entry, fault, f"an entry readable by loaders: {ignored.reading}", "Fix it.")
 
 
 def _unmatched_entries(subject: Subject) -> Iterator[Finding]:
     if subject.ignored is None or not subject.weights:
         return
-    tensors = subject.seen.tensors if subject.seen is not None else {}
+    tensors = subject.view.tensors if subject.view is not None else {}
     modules = {name.rpartition(".")[0] for name in (*tensors, *subject.checkpoint.tied)}
     parents = {".".join(module.split(".")[:at]) for module in modules for at in range(1, module.count(".") + 1)}
     for entry in unmatched(subject.ignored, modules | parents):
-        yield Finding(entry, "names no module of this checkpoint", "nothing, if the model has none of that name")
+        yield Finding(entry, "matches no module of this checkpoint", "no entry, unless the model has such a module")
 
 
-def _torn_sets(subject: Subject) -> Iterator[Finding]:
+def _mixed_sets(subject: Subject) -> Iterator[Finding]:
     plain = {f"{module}.weight" for module in subject.plain_modules}
-    tensors = subject.seen.tensors if subject.seen is not None else {}
+    tensors = subject.view.tensors if subject.view is not None else {}
     known = [name for name in tensors if name in subject.weights or name in plain]
     for key, members in fused_sets(known).items():
         formats = {name: _format(subject, name) for name in members}
         if len(set(formats.values())) > 1:
-            told = ", ".join(f"{name.split('.')[-2]} {format}" for name, format in formats.items())
+            listed = ", ".join(f"{name.split('.')[-2]} {format}" for name, format in formats.items())
             yield Finding(
                 key,
-                told,
-                "one format for all, or all ignored: loaders fuse them into one layer and refuse this",
-                "Quantize the set alike.",
+                listed,
+                "one format for all, or all ignored: loaders fuse them into one layer and refuse mixed ones",
+                "Quantize the set to one format.",
             )
 
 
@@ -97,17 +98,19 @@ def _hazards(subject: Subject, *, certain: bool) -> Iterator[Finding]:
             yield Finding(hazard.where, hazard.value, hazard.need, hazard.way_out)
 
 
-def _odd_kinds(subject: Subject) -> Iterator[Finding]:
-    if subject.seen is None:
+def _unexpected_roles(subject: Subject) -> Iterator[Finding]:
+    if subject.view is None:
         return
     for name in subject.weights:
-        what = NOT_QUANTIZED.get(subject.seen.tensors[name].role)
+        what = NOT_QUANTIZED.get(subject.view.tensors[name].role)
         if what is not None:
-            yield Finding(name, f"{what}, quantized", "a plain tensor: most loaders have no other", "Exclude it.")
+            yield Finding(
+                name, f"{what}, quantized", "a plain tensor: most loaders support nothing else", "Exclude it."
+            )
 
 
 def _partial_blocks(subject: Subject) -> Iterator[Finding]:
-    """Yield members of fused layers, all but the last, that end within a block of several rows."""
+    """Yield members of fused layers, except the last, whose rows end within a block."""
     for key, members in fused_sets(subject.weights).items():
         for name in members[:-1]:
             weight = subject.weights[name].weight
@@ -116,75 +119,77 @@ def _partial_blocks(subject: Subject) -> Iterator[Finding]:
                 yield Finding(
                     name,
                     f"{weight.shape[-2]:,} rows in blocks of {rows}",
-                    f"whole blocks, since another member of {key.rpartition('.')[2]} follows in the fused layer",
+                    f"whole blocks: another member of {key.rpartition('.')[2]} follows in the fused layer",
                     "vLLM refuses it: use a format with blocks of one row.",
                 )
 
 
 def skipped_ignored(subject: Subject) -> str | None:
-    """Return why the list of ignored modules is not checked; None: it is."""
+    """Return the reason why the ignore list is not checked, or None."""
     if subject.layout is None:
         return "nothing is quantized with scales"
-    return f"the layout {subject.layout.name} has no such list" if subject.ignored is None else None
+    return f"the layout {subject.layout.name} has no ignore list" if subject.ignored is None else None
 
 
 CONFIG_CHECKS: tuple[Check[Subject], ...] = (
     Check(
         "ignored_but_quantized",
         PROBLEM,
-        "modules that loaders are told to leave alone, and that hold codes",
-        "every entry of the list, read as the layout's loaders read it, against the quantized modules",
+        "modules that the ignore list names and that hold codes",
+        "every entry of the list, matched as the layout's loaders do, against the quantized modules",
         _ignored_but_quantized,
     ),
     Check(
         "not_ignored",
         PROBLEM,
-        "linear layers that loaders take for quantized, and that are not",
-        "every plain linear layer that the configuration asks to be quantized, against the list",
+        "linear layers that loaders expect quantized and that are plain",
+        "every plain linear layer that the configuration targets, against the list",
         lambda subject: _missing_entries(subject, strict=True),
     ),
     Check(
         "not_listed",
         WARNING,
-        "linear layers missing in the list that only some loaders look for there",
-        "as not_ignored, for layouts whose loaders know the usual kinds, and for tied output heads",
+        "linear layers missing in the list that only some loaders need there",
+        "like not_ignored, for layouts whose loaders skip the usual modules, and for tied output heads",
         lambda subject: _missing_entries(subject, strict=False),
     ),
     Check("ignore_entry", PROBLEM, "entries that loaders cannot read", "regular expressions", _unread_entries),
     Check(
         "ignore_nothing",
         NOTE,
-        "entries of the list that name nothing here",
+        "entries of the list that match nothing here",
         "every entry against every module",
         _unmatched_entries,
     ),
     Check(
         "fused_in_part",
         PROBLEM,
-        "layers that loaders fuse, quantized in part or differently",
+        "layers that loaders fuse, of which only some are quantized, or in different formats",
         "q, k, v and gate, up of every layer and expert, under their usual names",
-        _torn_sets,
+        _mixed_sets,
     ),
     Check(
         "silent_misreading",
         PROBLEM,
-        "what loaders are known to get wrong without saying so",
+        "checkpoints that loaders are known to misread silently",
         "known traps of the layout",
         lambda subject: _hazards(subject, certain=True),
     ),
     Check(
         "possible_misreading",
         WARNING,
-        "what some loaders get wrong without saying so",
+        "checkpoints that some loaders misread silently",
         "known traps of the layout",
         lambda subject: _hazards(subject, certain=False),
     ),
-    Check("kind", WARNING, "quantized tensors that loaders hold plain", "embeddings, norms, routers", _odd_kinds),
+    Check(
+        "kind", WARNING, "quantized tensors that loaders expect plain", "embeddings, norms, routers", _unexpected_roles
+    ),
     Check(
         "fused_blocks",
         WARNING,
-        "fused layers whose members do not end with a block",
-        "rows of all members but the last, for blocks of several rows",
+        "fused layers whose members end within a block",
+        "rows of all members except the last, for blocks of several rows",
         _partial_blocks,
     ),
 )
@@ -199,13 +204,13 @@ COLUMN_PARALLEL = (
         {"qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "fc1", "c_fc", "dense_h_to_4h", "lm_head"}
     )
 )
-"""Last parts of modules whose rows, the outputs, are divided."""
+"""Last name parts of modules split by rows (outputs)."""
 ROW_PARALLEL = frozenset({"o_proj", "down_proj", "w2", "wo", "out_proj", "fc2", "dense_4h_to_h"})
-"""Last parts of modules whose columns, the inputs, are divided."""
+"""Last name parts of modules split by columns (inputs)."""
 HEADS, KEY_VALUE_HEADS = "num_attention_heads", "num_key_value_heads"
 
 
-def _divided(subject: Subject) -> Iterator[Finding]:
+def _tensor_parallel(subject: Subject) -> Iterator[Finding]:
     devices = subject.tensor_parallel
     if devices is None or devices < 2:
         return
@@ -229,7 +234,7 @@ def _divided(subject: Subject) -> Iterator[Finding]:
 
 
 def _fault(length: int, parts: int, block: int, what: str) -> tuple[str, str] | None:
-    """Return what is there and what is needed where a length does not divide into whole blocks for each device."""
+    """Return the value and the need if a length does not divide into whole blocks per device, else None."""
     if length % (parts * block) == 0:
         return None
     each = f"{length / parts:.6g}"
@@ -251,7 +256,7 @@ def _indivisible_heads(heads: Mapping[str, int], devices: int) -> Iterator[Findi
 
 
 def _heads(config: Mapping[str, object] | None) -> dict[str, int]:
-    """Return the numbers of heads that the configuration tells, of the model or of its text part."""
+    """Return the numbers of heads in the configuration, of the model or of its text part."""
     parts = [config or {}, *(part for part in (config or {}).values() if isinstance(part, Mapping))]
     found: dict[str, int] = {}
     for key in (HEADS, KEY_VALUE_HEADS):
@@ -265,9 +270,9 @@ DEVICE_CHECKS: tuple[Check[Subject], ...] = (
     Check(
         "tensor_parallel",
         PROBLEM,
-        "weights that do not divide over the devices asked about",
-        "rows of q, k, v, gate, up and columns of o, down over the number of devices, in whole blocks; heads as the "
-        "configuration tells them",
-        _divided,
+        "weights that do not divide over the devices",
+        "rows of q, k, v, gate, up and columns of o, down over the number of devices, in whole blocks; heads from the "
+        "configuration",
+        _tensor_parallel,
     ),
 )

@@ -1,4 +1,4 @@
-"""Checks of files and tensors: what is there, fits, and is found by a loader."""
+"""Checks of files and tensors: complete, consistent with the configuration and the record, found by loaders."""
 
 from __future__ import annotations
 
@@ -24,58 +24,56 @@ from mxcli.numerics.hadamard import signs_text
 from mxcli.numerics.scheme import TENSOR_RULES, Rules, Scheme, overlaid, resolve
 
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_scale", ".prob_output_scale")
-"""Scales of attention, which belong to no weight."""
+"""Scales of attention, which do not belong to a weight."""
 _PIECE = 1 << 24
-_AGAIN = "Quantize it again, or update safetensors."
+_REQUANTIZE = "Requantize it, or update safetensors."
 
 
 def _misfits(subject: Subject) -> Iterator[Finding]:
     for where, fault in subject.misfits.items():
-        yield Finding(
-            where, fault.rstrip("."), "tensors as the configuration says, or the reverse", "Quantize it again."
-        )
+        yield Finding(where, fault.rstrip("."), "tensors that match the configuration", "Requantize it.")
 
 
-def _left_over(subject: Subject, role: str) -> Iterator[TensorInfo]:
-    """Yield tensors of a role that no weight is made of; parts of misfits, which are told already, are left out."""
-    tensors = subject.checkpoint.tensors if subject.seen is None else subject.seen.tensors
-    told = tuple(name.removesuffix(".weight") + end for name in subject.misfits for end in (".", "_"))
+def _unassigned(subject: Subject, role: str) -> Iterator[TensorInfo]:
+    """Yield tensors of a role that belong to no weight, without parts of misfits, which are reported already."""
+    tensors = subject.checkpoint.tensors if subject.view is None else subject.view.tensors
+    reported = tuple(name.removesuffix(".weight") + end for name in subject.misfits for end in (".", "_"))
     for name, info in tensors.items():
         alone = info.role == role and name not in subject.weights and name not in subject.misfits
-        if alone and not (told and name.startswith(told)):
+        if alone and not (reported and name.startswith(reported)):
             yield info
 
 
 def _codes_alone(subject: Subject) -> Iterator[Finding]:
-    for info in _left_over(subject, "codes"):
+    for info in _unassigned(subject, "codes"):
         yield Finding(
             info.name,
             f"{info.dtype} {list(info.shape)} without a scale",
-            "a scale: loaders take such codes for plain numbers, or for scaled by 1",
-            "Copy its scale from the original, or quantize it again.",
+            "a scale: loaders read such codes as plain numbers, or with scale 1",
+            "Copy its scale from the original, or requantize it.",
         )
 
 
 def _scales_alone(subject: Subject) -> Iterator[Finding]:
-    for info in _left_over(subject, "scale"):
+    for info in _unassigned(subject, "scale"):
         if not info.name.endswith(CACHE_SCALES):
             yield Finding(
                 info.name,
                 f"{info.dtype} {list(info.shape)} belongs to no quantized weight",
-                "its codes: a loader finds no place for it, or a weight is missing",
-                "Copy the codes from the original, or leave the scale out.",
+                "its codes: loaders cannot assign the scale, or a weight is missing",
+                "Copy the codes from the original, or remove the scale.",
             )
 
 
-def _twice(subject: Subject) -> Iterator[Finding]:
+def _stored_twice(subject: Subject) -> Iterator[Finding]:
     for name, stored in subject.weights.items():
         parts = {content.entry.name for content in stored.contents}
         if name in subject.checkpoint.tensors and name not in parts:
             yield Finding(
                 name,
-                f"stored plain, and as {some(sorted(parts))}",
-                "one of them: loaders take either",
-                "Leave the plain one out.",
+                f"stored plain and as {some(sorted(parts))}",
+                "one of them: loaders differ in which they take",
+                "Remove the plain one.",
             )
 
 
@@ -92,19 +90,19 @@ def _misplaced(subject: Subject) -> Iterator[Finding]:
     if index is None:
         return
     for name, info in subject.checkpoint.tensors.items():
-        told = index.weight_map.get(name)
-        if told is None:
+        shard = index.weight_map.get(name)
+        if shard is None:
             yield Finding(
                 name,
-                f"is in {info.file.name}, and {index.path.name} does not name it",
-                "an entry of the weight_map: loaders that follow the index leave it out",
+                f"is in {info.file.name} and missing in {index.path.name}",
+                "an entry in the weight_map: loaders that follow the index skip the tensor",
                 "Add it to the weight_map.",
             )
-        elif told != info.file:
+        elif shard != info.file:
             yield Finding(
                 name,
-                f"is in {info.file.name}, and {index.path.name} says {told.name}",
-                "the shard that holds it",
+                f"is in {info.file.name}, but {index.path.name} says {shard.name}",
+                "the shard that holds the tensor",
                 "Correct the weight_map.",
             )
 
@@ -118,7 +116,7 @@ def _total_size(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             index.path.name,
             "states no total_size" if index.total_size is None else f"states total_size {index.total_size}",
-            f"{stored:,} bytes, which its tensors hold: tools plan memory by it",
+            f"{stored:,} bytes, the size of its tensors: tools plan memory by it",
             f"Set metadata.total_size to {stored}.",
         )
 
@@ -132,7 +130,7 @@ def _unaligned(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             file,
             f"{len(infos):,} tensors not aligned to their elements, the first {infos[0].name} at {infos[0].offset:,}",
-            "nothing: readers that map the file copy them",
+            "aligned tensors: readers that map the file must copy others",
         )
 
 
@@ -142,14 +140,14 @@ def _activation_scales(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 name,
                 f"{float(values.reshape(-1)[0]):g}" if values.size else "empty",
-                "finite scales above 0: activations are divided or multiplied by it",
-                "Calibrate the activations again.",
+                "finite scales above 0: activations are divided or multiplied by them",
+                "Recalibrate the activations.",
             )
 
 
 def activation_scales(subject: Subject) -> Iterator[tuple[str, Array]]:
-    """Scale of activations that lie beside weights, by value."""
-    for name in subject.seen.unused if subject.seen is not None else ():
+    """Yield the activation scales of weights, by name and value."""
+    for name in subject.view.unused if subject.view is not None else ():
         info = subject.checkpoint.tensors[name]
         if info.dtype in ("F32", "F64", "F16", "BF16") and info.elements <= _PIECE:
             yield name, widened(read(subject.checkpoint, info), info.dtype)
@@ -160,9 +158,9 @@ def _recorded(subject: Subject) -> Iterator[Finding]:
     for name, sha256 in subject.recorded_files.items():
         path = root / name
         if not path.is_file():
-            yield Finding(name, "missing", f"the file that {RECORD} records", "Copy it again.")
+            yield Finding(name, "missing", f"the file recorded in {RECORD}", "Copy it again.")
         elif sha256 is not None and _sha256(path) != sha256:
-            yield Finding(name, "other content", f"the SHA-256 that {RECORD} records", "Copy it again.")
+            yield Finding(name, "other content", f"the SHA-256 recorded in {RECORD}", "Copy it again.")
 
 
 def _library(subject: Subject) -> Iterator[Finding]:
@@ -178,12 +176,14 @@ def _library(subject: Subject) -> Iterator[Finding]:
                 slices = [file.get_slice(name) for name in names]
                 entries = [(each.get_dtype(), tuple(each.get_shape())) for each in slices]
         except SafetensorError as error:
-            yield Finding(path.name, f"refused: {error}", "a file that the safetensors library opens", _AGAIN)
+            yield Finding(path.name, f"refused: {error}", "a file that the safetensors library opens", _REQUANTIZE)
             continue
         theirs = dict(zip(names, entries, strict=True))
-        apart = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-        if apart:
-            yield Finding(path.name, f"reads differently: {some(apart)}", "the same names, dtypes and shapes", _AGAIN)
+        differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        if differing:
+            yield Finding(
+                path.name, f"reads differently: {some(differing)}", "the same names, dtypes and shapes", _REQUANTIZE
+            )
 
 
 def _sha256(path: Path) -> str:
@@ -195,32 +195,35 @@ FILE_CHECKS: tuple[Check[Subject], ...] = (
     Check(
         "misfit",
         PROBLEM,
-        "tensors that are not what the configuration says: loaders refuse them or read them wrongly",
-        "dtype and shape of codes, scales and tensor scales against the format that the configuration names, the grid "
-        "of scales included",
+        "tensors that do not match the configuration: loaders refuse or misread them",
+        "dtype and shape of codes, scales (their grid too) and tensor scales against the format in the configuration",
         _misfits,
     ),
     Check(
         "codes_without_scale",
         PROBLEM,
-        "codes that nothing scales back",
-        "tensors of codes, by name and dtype, that no weight is made of",
+        "codes without scales",
+        "tensors of codes, by name and dtype, that belong to no weight",
         _codes_alone,
     ),
     Check(
         "scale_without_codes",
         PROBLEM,
-        "scales of nothing",
-        "tensors of scales, by name and dtype, that no weight is made of; scales of attention are none of these",
+        "scales without codes",
+        "tensors of scales, by name and dtype, that belong to no weight, except scales of attention",
         _scales_alone,
     ),
     Check(
-        "stored_twice", PROBLEM, "weights stored both plain and quantized", "the plain name beside the codes", _twice
+        "stored_twice",
+        PROBLEM,
+        "weights stored both plain and quantized",
+        "the plain name next to the codes",
+        _stored_twice,
     ),
     Check(
         "weight_map",
         PROBLEM,
-        "tensors that a loader does not find through the index",
+        "tensors that loaders do not find through the index",
         "the shard that the index names for every tensor",
         _misplaced,
     ),
@@ -237,14 +240,14 @@ FILE_CHECKS: tuple[Check[Subject], ...] = (
     Check(
         "recorded_file",
         PROBLEM,
-        "files that are gone or changed since they were written",
-        f"the files that {RECORD} names, and their SHA-256 where it has them",
+        "files that are missing or changed since they were written",
+        f"the files named in {RECORD}, and their SHA-256 where recorded",
         _recorded,
     ),
     Check(
         "safetensors_library",
         PROBLEM,
-        "files that the safetensors library, which loaders use, refuses or reads differently",
+        "files that the safetensors library used by loaders refuses or reads differently",
         "names, dtypes and shapes in each file as safetensors.safe_open lists them",
         _library,
     ),
@@ -258,17 +261,17 @@ _RULES = ("scale_rounding", ROUNDING, "dialect")
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """Recipes that a weight is said to be made by, those said of itself first; `draws_unknown` where one of them is
-    random and nothing says by which seed."""
+    """Schemes that the metadata names for a weight, its own first; `draws_unknown` if one of them is random and its
+    seed is not recorded."""
 
     schemes: tuple[Scheme, ...] = ()
     draws_unknown: bool = False
 
 
-def stated_recipes(subject: Subject) -> dict[str, Stated]:
-    """Return what is said of each weight: by the record, which of a stack of experts knows the whole alone, and by the
-    configuration, which knows no seed. Transforms are those of the configuration, by which codes are read."""
-    recorded = {name: _recipe(told) for name, told in subject.recorded_tensors.items()}
+def stated_schemes(subject: Subject) -> dict[str, Stated]:
+    """Return the schemes stated for each weight: by the record, which lists a stack of experts as a whole, and by the
+    configuration, which has no seed. Transforms are those of the configuration, which decide how codes are read."""
+    recorded = {name: _scheme(record) for name, record in subject.recorded_tensors.items()}
     known = tuple(dict.fromkeys(scheme for scheme in recorded.values() if scheme is not None))
     return {name: _stated(subject, stored, recorded.get(name), known) for name, stored in subject.weights.items()}
 
@@ -284,35 +287,35 @@ def _stated(subject: Subject, stored: StoredWeight, own: Scheme | None, known: t
     return Stated(tuple(dict.fromkeys(fitting)), unknown)
 
 
-def _recipe(told: Mapping[str, object]) -> Scheme | None:
-    """Return the recipe that the record names; None where it names none that is known."""
-    seed = told.get("seed", 0)
+def _scheme(record: Mapping[str, object]) -> Scheme | None:
+    """Return the scheme that a record names; None unless it is known."""
+    seed = record.get("seed", 0)
     try:
         rules = Rules(seed=seed if isinstance(seed, int) else 0)
-        named = {key: str(told[key]) for key in TENSOR_RULES if told.get(key) is not None}
-        return resolve(str(told.get("format")), overlaid(rules, named))
+        named = {key: str(record[key]) for key in TENSOR_RULES if record.get(key) is not None}
+        return resolve(str(record.get("format")), overlaid(rules, named))
     except UsageError:
         return None
 
 
 def _contradictions(subject: Subject) -> Iterator[Finding]:
-    for name, told in subject.recorded_tensors.items():
+    for name, record in subject.recorded_tensors.items():
         stored = subject.weights.get(name)
         if stored is None:
             continue
-        ours, theirs = _described(subject, stored), _recorded_rules(told)
-        apart = [key for key in ours if key in theirs and ours[key] != theirs[key]]
-        if apart:
+        ours, theirs = _configured_rules(subject, stored), _recorded_rules(record)
+        differing = [key for key in ours if key in theirs and ours[key] != theirs[key]]
+        if differing:
             yield Finding(
                 name,
-                ", ".join(f"{key} {ours[key]}" for key in apart),
-                f"what {RECORD} records: {', '.join(f'{key} {theirs[key]}' for key in apart)}",
-                "Copy the config.json again that was written with it.",
+                ", ".join(f"{key} {ours[key]}" for key in differing),
+                f"as recorded in {RECORD}: {', '.join(f'{key} {theirs[key]}' for key in differing)}",
+                "Restore the config.json written with it.",
             )
 
 
-def _described(subject: Subject, stored: StoredWeight) -> dict[str, str]:
-    """Return how the configuration describes a weight, as far as its layout says so."""
+def _configured_rules(subject: Subject, stored: StoredWeight) -> dict[str, str]:
+    """Return the rules of a weight that the configuration states."""
     weight, scheme = stored.weight, stored.weight.scheme
     described = {"format": scheme.format.name}
     if subject.layout is None or not subject.layout.names_rules:
@@ -322,23 +325,22 @@ def _described(subject: Subject, stored: StoredWeight) -> dict[str, str]:
     return {**described, "axis": weight.axis, "transform": transform, **dict(zip(_RULES, names, strict=True))}
 
 
-def _recorded_rules(told: Mapping[str, object]) -> dict[str, str]:
-    """Return the same of what the record says of a tensor; what it does not say is left out."""
-    scheme, hadamard = _recipe(told), told.get("hadamard")
-    said = {key: str(told[key]) for key in ("axis", *_RULES) if told.get(key) is not None}
-    if told.get("format") is not None:
-        said["format"] = scheme.format.name if scheme is not None else str(told["format"])
-        said["transform"] = str(hadamard.get("signs")) if isinstance(hadamard, Mapping) else "none"
-    return said
+def _recorded_rules(record: Mapping[str, object]) -> dict[str, str]:
+    """Return the rules that the record of a tensor states."""
+    scheme, hadamard = _scheme(record), record.get("hadamard")
+    rules = {key: str(record[key]) for key in ("axis", *_RULES) if record.get(key) is not None}
+    if record.get("format") is not None:
+        rules["format"] = scheme.format.name if scheme is not None else str(record["format"])
+        rules["transform"] = str(hadamard.get("signs")) if isinstance(hadamard, Mapping) else "none"
+    return rules
 
 
 RECORD_CHECKS: tuple[Check[Subject], ...] = (
     Check(
         "recorded_rules",
         PROBLEM,
-        "weights that the configuration describes otherwise than the record of their making: they are read wrongly",
-        f"the format of every weight that {RECORD} records, and where the layout names them its axis, transform and "
-        "rules",
+        "weights whose configuration contradicts the record: they are misread",
+        f"the format of every weight recorded in {RECORD}, and its axis, transform and rules if the layout names them",
         _contradictions,
     ),
 )

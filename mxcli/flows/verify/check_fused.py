@@ -1,4 +1,4 @@
-"""Checks of scales that several weights must share, since loaders make one layer of them."""
+"""Checks of scales that the weights of a fused layer must share."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from mxcli.flows.plan.fused import fused_sets
 from mxcli.flows.verify.check import PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.check_files import activation_scales
 from mxcli.flows.verify.subject import Subject
-from mxcli.flows.verify.weight_summary import Summary
+from mxcli.flows.verify.weight_summary import TensorSummary
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """A checkpoint and what was kept of the facts of each weight."""
+class Summarized:
+    """A checkpoint with the summary of each weight."""
 
     subject: Subject
-    summaries: Mapping[str, Summary]
+    summaries: Mapping[str, TensorSummary]
 
 
 def _differing(scales: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, float]]]:
-    """Yield the fused sets of which not all members have the same scale; those without one are left out."""
+    """Yield the fused sets whose members have different scales; members without a scale are skipped."""
     known = {name: scale for name, scale in scales.items() if not math.isnan(scale)}
     for key, members in fused_sets(known).items():
         own = {name: known[name] for name in members}
@@ -30,48 +30,48 @@ def _differing(scales: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, 
             yield key, own
 
 
-def _spelled(scales: Mapping[str, float]) -> str:
+def _listed(scales: Mapping[str, float]) -> str:
     return ", ".join(f"{name.split('.')[-2]} {scale:.6g}" for name, scale in scales.items())
 
 
 def _ratio(scales: Iterable[float]) -> str:
     known = [scale for scale in scales if scale > 0]
-    return f"{max(known) / min(known):.4g} times" if known else "any factor"
+    return f"{max(known) / min(known):.4g} times" if known else "an unknown factor"
 
 
-def _of_format(together: Together, *, two_levels: bool) -> dict[str, float]:
-    weights = together.subject.weights
+def _of_format(summarized: Summarized, *, two_levels: bool) -> dict[str, float]:
+    weights = summarized.subject.weights
     return {
         name: summary.scale
-        for name, summary in together.summaries.items()
+        for name, summary in summarized.summaries.items()
         if (weights[name].weight.format.tensor_scale is not None) == two_levels
     }
 
 
-def _tensor_scales(together: Together) -> Iterator[Finding]:
-    for key, scales in _differing(_of_format(together, two_levels=True)):
+def _tensor_scales(summarized: Summarized) -> Iterator[Finding]:
+    for key, scales in _differing(_of_format(summarized, two_levels=True)):
         yield Finding(
             key,
-            f"tensor scales differ: {_spelled(scales)}",
-            f"one tensor scale for the set: loaders that fuse it take one of them, and weights are wrong by up to "
+            f"tensor scales differ: {_listed(scales)}",
+            f"one tensor scale for the set: loaders that fuse it use one of them, so weights are wrong by up to "
             f"{_ratio(scales.values())}",
-            "Quantize the set together, with the tensor scale of its largest magnitude.",
+            "Requantize the set with the tensor scale of its shared amax.",
         )
 
 
-def _single_scales(together: Together) -> Iterator[Finding]:
-    for key, scales in _differing(_of_format(together, two_levels=False)):
+def _single_scales(summarized: Summarized) -> Iterator[Finding]:
+    for key, scales in _differing(_of_format(summarized, two_levels=False)):
         yield Finding(
             key,
-            f"scales differ: {_spelled(scales)}",
-            "one scale, or a loader that requantizes the set to the largest (vLLM and SGLang do), at a loss",
-            "Quantize the set together, or with a scale for each row.",
+            f"scales differ: {_listed(scales)}",
+            "one scale, or a loader that requantizes the set to the largest (vLLM and SGLang do, with a loss)",
+            "Requantize the set with a shared scale, or with a scale per row.",
         )
 
 
-def _activations(together: Together) -> Iterator[Finding]:
+def _activations(summarized: Summarized) -> Iterator[Finding]:
     named: dict[str, dict[str, float]] = {}
-    for name, values in activation_scales(together.subject):
+    for name, values in activation_scales(summarized.subject):
         module, _, ending = name.rpartition(".")
         if values.size == 1:
             named.setdefault(ending, {})[f"{module}.weight"] = float(values.reshape(())[()])
@@ -79,13 +79,13 @@ def _activations(together: Together) -> Iterator[Finding]:
         for key, own in _differing(scales):
             yield Finding(
                 key,
-                f"{ending} differs: {_spelled(own)}",
-                "one scale of activations for the set: loaders take the largest",
-                "Calibrate the set together.",
+                f"{ending} differs: {_listed(own)}",
+                "one activation scale for the set: loaders take the largest",
+                "Calibrate the set with a shared amax.",
             )
 
 
-SET_CHECKS: tuple[Check[Together], ...] = (
+FUSED_CHECKS: tuple[Check[Summarized], ...] = (
     Check(
         "fused_tensor_scale",
         PROBLEM,
@@ -96,14 +96,14 @@ SET_CHECKS: tuple[Check[Together], ...] = (
     Check(
         "fused_scale",
         WARNING,
-        "single scales that differ within a layer that loaders fuse",
+        "per-tensor scales that differ within a layer that loaders fuse",
         "scales of whole tensors of q, k, v and of gate, up, in every layer and expert",
         _single_scales,
     ),
     Check(
         "fused_activation_scale",
         WARNING,
-        "scales of activations that differ within a layer that loaders fuse",
+        "activation scales that differ within a layer that loaders fuse",
         "input_scale and input_global_scale of q, k, v and of gate, up",
         _activations,
     ),

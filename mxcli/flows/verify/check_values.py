@@ -1,4 +1,4 @@
-"""Checks of what codes and scales say: one weight at a time."""
+"""Checks of the codes and scales of a weight."""
 
 from __future__ import annotations
 
@@ -7,173 +7,136 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mxcli.files.tensors import Array
 from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding
-from mxcli.flows.verify.weight_summary import Facts
+from mxcli.flows.verify.weight_summary import WeightSummary
 from mxcli.numerics.floats import E8M0, FP32
 
 PLAUSIBLE_LOW, PLAUSIBLE_HIGH = 2.0**-20, 2.0**10
-"""Between these lies the largest magnitude of a weight of any model we know of."""
+"""Bounds of the amax of a weight of any known model."""
 UNSCALED_AMAX = 0.25
-"""A weight under scales of 1 that reaches less than this part of its format's range was not scaled to it."""
+"""Weights with scales of 1 that use less than this fraction of the format's range were not scaled to it."""
+REQUANTIZE = "Requantize the weight from its source."
+_COMPARE = "Compare with --against SOURCE."
 _AS_NUMBERS = np.asarray([0, *(1 << np.arange(8))])
-"""What E8M0 values become as integers of 8 bits: all below 1 are 0."""
+"""E8M0 values converted to 8-bit integers: all below 1 are 0."""
 
 
-def _scale_name(facts: Facts) -> str:
-    """Return the tensor that holds the scales of the blocks, by themselves or with the codes."""
-    contents = facts.stored.contents
-    return next((content.entry.name for content in contents if content.holds.name == "scales"), contents[0].entry.name)
-
-
-def _codes_name(facts: Facts) -> str:
-    return facts.stored.contents[0].entry.name
-
-
-def _place(facts: Facts, where: object) -> str:
-    found = np.argwhere(np.asarray(where))
-    return f"the first at {[int(at) for at in found[0]]} of the grid {list(facts.scales.shape)}"
-
-
-def _of(part: int, whole: int, noun: str) -> str:
-    return f"{part:,} of {whole:,} {noun}{'' if whole == 1 else 's'}"
-
-
-def _not_finite_scales(facts: Facts) -> Iterator[Finding]:
-    bad = ~np.isfinite(facts.scale_values)
-    count = int(np.count_nonzero(bad))
+def _flag(
+    where: str, count: int, whole: int, noun: str, fault: str, need: str, way_out: str = REQUANTIZE
+) -> Iterator[Finding]:
+    """Yield a finding if `count` of `whole` have a fault."""
     if count:
-        row = facts.stored.weight.format.scale
-        spelled = "" if row is FP32 else f" (byte 0x{int(facts.scales[bad][0]):02X})"
-        yield Finding(
-            _scale_name(facts),
-            f"{_of(count, bad.size, 'scale')} NaN or infinite{spelled}, {_place(facts, bad)}",
-            "finite scales: a whole block of the weight is not finite",
-            "Quantize the weight again from its source.",
-        )
+        yield Finding(where, f"{count:,} of {whole:,} {noun}{'' if whole == 1 else 's'} {fault}", need, way_out)
 
 
-def _negative_scales(facts: Facts) -> Iterator[Finding]:
-    bad = facts.scale_values < 0
-    count = int(np.count_nonzero(bad))
-    if count:
-        yield Finding(
-            _scale_name(facts),
-            f"{_of(count, bad.size, 'scale')} negative, {_place(facts, bad)}",
-            "positive scales: kernels take the sign bit for zero, or turn the block round",
-            "Quantize the weight again from its source.",
-        )
+def _flag_scales(weight: WeightSummary, bad: Array, fault: str, need: str) -> Iterator[Finding]:
+    """Yield a finding if some scales are bad, with the place of the first in the grid."""
+    if bad.any():
+        first = [int(at) for at in np.argwhere(bad)[0]]
+        fault = f"{fault}, the first at {first} of the grid {list(weight.scales.shape)}"
+        yield from _flag(weight.scales_name, int(np.count_nonzero(bad)), bad.size, "scale", fault, need)
 
 
-def _lost_blocks(facts: Facts) -> Iterator[Finding]:
-    if facts.lost or (facts.emptied and facts.stored.weight.format.scale is FP32):
-        yield Finding(
-            _scale_name(facts),
-            f"{_of(facts.lost + facts.emptied, facts.scales.size, 'block')} with scale 0 and codes that are not 0",
-            "scales above 0: no rounding of a small scale leaves such codes",
-            "Quantize the weight again from its source.",
-        )
+def _not_finite_scales(weight: WeightSummary) -> Iterator[Finding]:
+    bad = ~np.isfinite(weight.scale_values)
+    byte = "" if weight.format.scale is FP32 or not bad.any() else f" (byte 0x{int(weight.scales[bad][0]):02X})"
+    need = "finite scales: others make whole blocks of the weight NaN or infinite"
+    yield from _flag_scales(weight, bad, f"NaN or infinite{byte}", need)
 
 
-def _emptied_blocks(facts: Facts) -> Iterator[Finding]:
-    if facts.emptied and facts.stored.weight.format.scale is not FP32:
-        yield Finding(
-            _scale_name(facts),
-            f"{_of(facts.emptied, facts.scales.size, 'block')} with scale 0: all of it reads as 0",
-            "nothing, if those blocks are tiny beside the largest weight: their scale rounded to 0",
-            "Compare with --against, or quantize with a rule that has a smallest scale (torchao, modelopt).",
-        )
+def _negative_scales(weight: WeightSummary) -> Iterator[Finding]:
+    need = "positive scales: kernels drop the sign bit or negate the block"
+    yield from _flag_scales(weight, weight.scale_values < 0, "negative", need)
 
 
-def _tensor_scale(facts: Facts) -> Iterator[Finding]:
-    for content in facts.stored.contents:
-        value = {"encode": facts.tensor_encode, "decode": facts.tensor_scale}.get(content.holds.name)
+def _lost_blocks(weight: WeightSummary) -> Iterator[Finding]:
+    count = weight.lost + weight.emptied if weight.lost or weight.format.scale is FP32 else 0
+    fault = "with scale 0 and codes that are not 0"
+    need = "scales above 0: a scale that underflowed does not leave such codes"
+    yield from _flag(weight.scales_name, count, weight.scales.size, "block", fault, need)
+
+
+def _emptied_blocks(weight: WeightSummary) -> Iterator[Finding]:
+    count = 0 if weight.format.scale is FP32 else weight.emptied
+    fault = "with scale 0: they read as 0"
+    need = "scales above 0, unless those blocks are tiny compared with the largest weight"
+    way_out = "Compare with --against, or requantize with a rule that has a smallest scale (torchao, modelopt)."
+    yield from _flag(weight.scales_name, count, weight.scales.size, "block", fault, need, way_out)
+
+
+def _tensor_scale(weight: WeightSummary) -> Iterator[Finding]:
+    decode, encode = weight.tensor_scale, weight.tensor_encode
+    for content in weight.stored.contents:
+        value = {"encode": encode, "decode": decode}.get(content.holds.name)
         if value is not None and not (math.isfinite(value) and value > 0):
             yield Finding(
                 content.entry.name,
                 f"{value:g}",
-                "a finite scale above 0: with this one every value of the weight is 0, infinite or NaN",
-                "Quantize the weight again; of an all-zero weight the tensor scale is 1.",
+                "a finite scale above 0: others make every value of the weight 0, infinite or NaN",
+                "Requantize the weight; the tensor scale of an all-zero weight is 1.",
             )
-    both = facts.tensor_scale is not None and facts.tensor_encode != 1.0
-    if both and facts.tensor_scale and abs(facts.tensor_scale * facts.tensor_encode - 1) > 2.0**-7:
-        yield Finding(
-            facts.name,
-            f"tensor scales {facts.tensor_encode:g} and {facts.tensor_scale:g}",
-            "the one the inverse of the other",
-            "Quantize the weight again from its source.",
-        )
+    if decode and encode != 1.0 and abs(decode * encode - 1) > 2.0**-7:
+        need = "reciprocal scales"
+        yield Finding(weight.name, f"tensor scales {encode:g} and {decode:g}", need, REQUANTIZE)
 
 
-def _not_finite_codes(facts: Facts) -> Iterator[Finding]:
-    if facts.not_finite_codes:
-        elements = math.prod(facts.stored.weight.shape)
-        yield Finding(
-            _codes_name(facts),
-            f"{_of(facts.not_finite_codes, elements, 'code')} NaN or infinite",
-            "finite codes: one value too large for the format was cast, not saturated",
-            "Quantize the weight again from its source.",
-        )
+def _not_finite_codes(weight: WeightSummary) -> Iterator[Finding]:
+    elements = math.prod(weight.stored.weight.shape)
+    need = "finite codes: a value too large for the format was cast without saturation"
+    yield from _flag(weight.codes_name, weight.not_finite_codes, elements, "code", "NaN or infinite", need)
 
 
-def _direction(facts: Facts) -> Iterator[Finding]:
-    amax, inverted = facts.amax, facts.amax_inverted
+def _direction(weight: WeightSummary) -> Iterator[Finding]:
+    amax, inverted = weight.amax, weight.amax_inverted
     if _plausible(amax) or not amax:
         return
-    row = facts.stored.weight.format.scale
     reads = f"its weights reach {_magnitude(amax)}"
     if inverted != amax and _plausible(inverted):
-        holder = next((c for c in facts.stored.contents if c.holds.name in ("encode", "decode")), None)
+        holder = next((c for c in weight.stored.contents if c.holds.name in ("encode", "decode")), None)
         yield Finding(
-            _scale_name(facts) if holder is None else holder.entry.name,
+            weight.scales_name if holder is None else holder.entry.name,
             f"{reads}, and with the inverse scale {_magnitude(inverted)}",
             "the inverse: this layout " + ("multiplies by it" if holder is None else _DIRECTIONS[holder.holds.name]),
             "Store 1 / scale.",
         )
-    elif row is E8M0 and np.isin(facts.scales, _AS_NUMBERS).all():
+    elif weight.format.scale is E8M0 and np.isin(weight.scales, _AS_NUMBERS).all():
         yield Finding(
-            _scale_name(facts),
-            f"{reads}: its bytes are {', '.join(map(str, np.unique(facts.scales)[:4]))} only",
-            "biased exponents: these look like scales converted as numbers",
+            weight.scales_name,
+            f"{reads}: its bytes are {', '.join(map(str, np.unique(weight.scales)[:4]))} only",
+            "biased exponents: these bytes look like scales converted to integers by value",
             "Copy the bytes of F8_E8M0 scales.",
         )
 
 
-def _magnitude_check(facts: Facts) -> Iterator[Finding]:
-    if 0 < facts.amax < math.inf and not _plausible(facts.amax) and not list(_direction(facts)):
-        yield Finding(
-            facts.name,
-            f"its weights reach {_magnitude(facts.amax)}",
-            "weights that reach between 2^-20 and 2^10, as those of models do",
-            "Compare with --against SOURCE.",
-        )
+def _implausible(weight: WeightSummary) -> Iterator[Finding]:
+    if 0 < weight.amax < math.inf and not _plausible(weight.amax) and not list(_direction(weight)):
+        need = "an amax between 2^-20 and 2^10, as in known models"
+        yield Finding(weight.name, f"its weights reach {_magnitude(weight.amax)}", need, _COMPARE)
 
 
-def _unscaled(facts: Facts) -> Iterator[Finding]:
-    row = facts.stored.weight.format
-    if row.scale is not FP32 or row.element.bits != 8 or row.element.twos_complement or not facts.scales.size:
+def _unscaled(weight: WeightSummary) -> Iterator[Finding]:
+    element = weight.format.element
+    if weight.format.scale is not FP32 or element.bits != 8 or element.twos_complement or not weight.scales.size:
         return
-    if (facts.scale_values == 1).all() and 0 < facts.amax < UNSCALED_AMAX * row.element.max:
+    if (weight.scale_values == 1).all() and 0 < weight.amax < UNSCALED_AMAX * element.max:
         yield Finding(
-            _scale_name(facts),
-            f"every scale is 1, and codes reach {facts.amax:g} of {row.element.max:g}",
-            "scales that use the range: these weights were cast, and what is small was lost",
-            "Quantize the weight again from its source.",
+            weight.scales_name,
+            f"every scale is 1, and codes reach {weight.amax:g} of {element.max:g}",
+            "scales that use the range: these weights were cast, and small values were lost",
+            REQUANTIZE,
         )
 
 
-def _one_code(facts: Facts) -> Iterator[Finding]:
-    if facts.code is not None and facts.amax:
-        yield Finding(
-            _codes_name(facts),
-            f"every code is {facts.code}",
-            "codes that differ, as those of a trained layer do",
-            "Compare with --against SOURCE.",
-        )
+def _one_code(weight: WeightSummary) -> Iterator[Finding]:
+    if weight.code is not None and weight.amax:
+        need = "several codes, as in a trained layer"
+        yield Finding(weight.codes_name, f"every code is {weight.code}", need, _COMPARE)
 
 
-def _zero_weight(facts: Facts) -> Iterator[Finding]:
-    if facts.code_max.size and not facts.code_max.any():
-        yield Finding(facts.name, "all of it is 0", "nothing")
+def _zero_weight(weight: WeightSummary) -> Iterator[Finding]:
+    if weight.code_max.size and not weight.code_max.any():
+        yield Finding(weight.name, "all values are 0", "other values, unless the layer is not used")
 
 
 def _plausible(amax: float) -> bool:
@@ -188,7 +151,7 @@ def _magnitude(value: float) -> str:
 
 _DIRECTIONS = {"encode": "divides by it", "decode": "multiplies by it"}
 
-WEIGHT_CHECKS: tuple[Check[Facts], ...] = (
+WEIGHT_CHECKS: tuple[Check[WeightSummary], ...] = (
     Check(
         "nan_scale",
         PROBLEM,
@@ -199,30 +162,30 @@ WEIGHT_CHECKS: tuple[Check[Facts], ...] = (
     Check(
         "negative_scale",
         PROBLEM,
-        "scales below zero, which no producer writes",
+        "negative scales, which no producer writes",
         "the sign bit of E4M3 and binary32 scales other than 0",
         _negative_scales,
     ),
     Check(
         "zero_scale",
         PROBLEM,
-        "blocks that read as 0 though their codes say otherwise",
-        "scale 0 over codes that are neither 0 nor the largest (which a scale that underflowed leaves); binary32 "
-        "scales of 0 over any code",
+        "blocks that read as 0 although their codes are not 0",
+        "scale 0 with codes other than 0 and the largest (a scale that underflowed leaves only these); binary32 scales "
+        "of 0 with any code that is not 0",
         _lost_blocks,
     ),
     Check(
         "underflowed_scale",
         WARNING,
         "blocks that read as 0 because their scale rounded to 0",
-        "scale 0 over codes that are all 0 or the largest",
+        "scale 0 with codes that are all 0 or the largest",
         _emptied_blocks,
     ),
     Check(
         "tensor_scale",
         PROBLEM,
         "tensor scales that are 0, negative, infinite or NaN",
-        "the scale as stored; where a layout stores both directions, that one is the inverse of the other",
+        "the scale as stored; if a layout stores both directions, one must be the inverse of the other",
         _tensor_scale,
     ),
     Check(
@@ -235,25 +198,25 @@ WEIGHT_CHECKS: tuple[Check[Facts], ...] = (
     Check(
         "scale_direction",
         PROBLEM,
-        "scales stored the wrong way round, or as numbers instead of bytes",
-        "the largest magnitude that codes and scales stand for lies outside 2^-20 to 2^10, and inside it with inverted "
-        "scales; or E8M0 bytes are all 0 or a power of two",
+        "scales stored inverted, or converted to integers by value",
+        "the largest dequantized magnitude is outside 2^-20 to 2^10, and inside it with inverted scales; or all E8M0 "
+        "bytes are 0 or a power of two",
         _direction,
     ),
     Check(
         "magnitude",
         WARNING,
-        "weights far larger or smaller than those of models",
-        "the largest magnitude lies outside 2^-20 to 2^10 whichever way the scales are read",
-        _magnitude_check,
+        "weights far larger or smaller than in known models",
+        "the largest dequantized magnitude is outside 2^-20 to 2^10, with inverted scales too",
+        _implausible,
     ),
     Check(
         "unscaled",
         WARNING,
-        "FP8 weights that were cast without being scaled",
+        "FP8 weights that were cast without scaling",
         "every scale is 1 and the codes reach less than a quarter of the format's range",
         _unscaled,
     ),
-    Check("one_code", WARNING, "weights of one value only", "every code of the weight is the same, not 0", _one_code),
-    Check("zero_weight", NOTE, "weights that are all 0", "every code of the weight is a zero", _zero_weight),
+    Check("one_code", WARNING, "weights with a single value", "all codes of the weight are the same, not 0", _one_code),
+    Check("zero_weight", NOTE, "weights that are all 0", "all codes of the weight are zeros", _zero_weight),
 )

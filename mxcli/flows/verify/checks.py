@@ -1,4 +1,4 @@
-"""All checks, and how their findings are gathered."""
+"""The table of all checks, and the collector of their findings."""
 
 from __future__ import annotations
 
@@ -6,38 +6,34 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mxcli.flows.verify.check import SEVERITIES, Check, Finding, Result
-from mxcli.flows.verify.check_against import PAIR_CHECKS, SOURCE_CHECKS
+from mxcli.flows.verify.check_against import ORIGINAL_CHECKS, SOURCE_CHECKS
 from mxcli.flows.verify.check_config import CONFIG_CHECKS, DEVICE_CHECKS
 from mxcli.flows.verify.check_files import FILE_CHECKS, RECORD_CHECKS
-from mxcli.flows.verify.check_fused import SET_CHECKS
+from mxcli.flows.verify.check_fused import FUSED_CHECKS
 from mxcli.flows.verify.check_values import WEIGHT_CHECKS
 
 CHECKPOINT_CHECKS = (*FILE_CHECKS, *RECORD_CHECKS, *CONFIG_CHECKS, *DEVICE_CHECKS)
-CHECKS: tuple[Check[Any], ...] = (*CHECKPOINT_CHECKS, *WEIGHT_CHECKS, *SET_CHECKS, *SOURCE_CHECKS, *PAIR_CHECKS)
+CHECKS: tuple[Check[Any], ...] = (*CHECKPOINT_CHECKS, *WEIGHT_CHECKS, *FUSED_CHECKS, *SOURCE_CHECKS, *ORIGINAL_CHECKS)
 
 
 class Findings:
-    """Findings by the check that made them."""
+    """Findings by check."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[Finding]] = {}
         self._skipped: dict[str, str] = {}
 
-    def look(self, checks: Iterable[Check[Any]], at: object) -> list[Finding]:
-        """Make the checks, and tells what they found."""
-        new: list[Finding] = []
+    def run(self, checks: Iterable[Check[Any]], target: object) -> None:
+        """Run checks on what they check."""
         for check in checks:
-            found = list(check.of(at))
-            self._found.setdefault(check.name, []).extend(found)
-            new += found
-        return new
+            self._found.setdefault(check.name, []).extend(check.find(target))
 
     def skip(self, checks: Iterable[Check[Any]], why: str) -> None:
-        """Leave checks out."""
+        """Skip checks, with the reason."""
         self._skipped |= {check.name: why for check in checks}
 
     def results(self, checks: Sequence[Check[Any]] = CHECKS) -> tuple[Result, ...]:
-        """Return a result for every check, worst severity first, in the order of the tables within each."""
+        """Return a result for every check: worst severity first, then in table order."""
         ordered = sorted(checks, key=lambda check: SEVERITIES.index(check.severity))
         return tuple(
             Result(

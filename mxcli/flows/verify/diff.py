@@ -1,4 +1,4 @@
-"""Where two checkpoints differ, tensor by tensor: in codes, in scales, in values, and which rule explains it."""
+"""Differences of two checkpoints, tensor by tensor: in codes, scales and values, and the rules that explain them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.verify.diff_blocks import NOTHING, BlockDifference, Explanation, block_difference, explanation
 from mxcli.flows.verify.errors import Distance, distance, same_bytes
 from mxcli.flows.write.pipeline import Progress
-from mxcli.flows.write.restore import Restoring, StoredWeight, restoring, values_of
+from mxcli.flows.write.restore import PlainView, StoredWeight, plain_view, values_of
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.hadamard import Hadamard
 
@@ -30,32 +30,32 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: what the user called it, how it is seen plain, and its layout (None: plain)."""
+    """A side of the comparison: its name, its checkpoint, and the plain view of a quantized one (None: plain)."""
 
     name: str
     checkpoint: Checkpoint
-    seen: Restoring | None
+    view: PlainView | None
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Plain tensors by name."""
-        return self.checkpoint.tensors if self.seen is None else self.seen.tensors
+        return self.checkpoint.tensors if self.view is None else self.view.tensors
 
     @property
     def layout(self) -> str | None:
-        """The name of its layout."""
-        return None if self.seen is None else self.seen.layout.name
+        """Name of its layout; None if it is plain."""
+        return None if self.view is None else self.view.layout.name
 
     def stored(self, name: str) -> StoredWeight | None:
         """Return the quantized weight of that name."""
-        return None if self.seen is None else self.seen.weights.get(name)
+        return None if self.view is None else self.view.weights.get(name)
 
     def read(self, info: TensorInfo) -> Array:
-        """Return a tensor that is no quantized weight."""
-        return read(self.checkpoint, info) if self.seen is None else self.seen.read(info)
+        """Return a tensor that is not a quantized weight."""
+        return read(self.checkpoint, info) if self.view is None else self.view.read(info)
 
     def kind(self, name: str) -> str | None:
-        """Return its format, or its dtype where it is plain; None where there is none."""
+        """Return the format of a tensor, or its dtype if it is plain; None if it is missing."""
         if name not in self.tensors:
             return None
         stored = self.stored(name)
@@ -64,7 +64,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """Along which axis the blocks of a quantized weight run, and what it was transformed by first (None: nothing)."""
+    """The axis of a weight's blocks, and its transform (None: none)."""
 
     axis: str
     hadamard: Hadamard | None
@@ -72,11 +72,11 @@ class Treatment:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One tensor: what it is in either, in what it `differs` (nothing: equal), and by how much.
+    """The difference of a tensor: its kinds and shapes in A and B, and what `differs` (nothing: equal).
 
-    `blocks` are counts where both have the same format, axis, transform and shape: codes and scales of others tell
-    nothing of each other. `treatments` are known where both are quantized. `distance` is that of B's values from A's,
-    where both have values of one shape and something differs, or is stored in another way.
+    `blocks` are counts if both have the same format, axis, transform and shape; others have no comparable codes and
+    scales. `treatments` are set if both are quantized. `distance` is that of B's values from A's, if both have values
+    of the same shape and something differs or is stored differently.
     """
 
     name: str
@@ -94,8 +94,8 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
-    """One side as headlines show it; `kind` is that of its files."""
+class SideSummary:
+    """A side in numbers; `kind` is that of its files."""
 
     name: str
     kind: str
@@ -106,10 +106,10 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """All tensors of both, in the order of A, then of B; `explanations` by format, for those with power-of-two scales
-    of which some differ. `fused` counts the fused sets that share a tensor scale in the one and not in the other."""
+    """The tensors of both, in the order of A, then of B; `explanations` by format, for those with power-of-two scales
+    of which some differ. `fused` counts the fused sets that share a tensor scale in A only, and in B only."""
 
-    sides: tuple[Summed, Summed]
+    sides: tuple[SideSummary, SideSummary]
     tensors: tuple[Difference, ...]
     explanations: Mapping[str, Explanation]
     fused: tuple[int, int]
@@ -121,17 +121,17 @@ class Diff:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Tensors by what differs; one may be counted several times."""
+        """Tensors by what differs; a tensor may be counted several times."""
         return Counter(word for each in self.tensors for word in (each.differs or (EQUAL,)))
 
 
 def side_of(name: str, checkpoint: Checkpoint) -> Side:
-    """Return a checkpoint to compare, plain or quantized; raises like `restoring`."""
-    return Side(name, checkpoint, None if checkpoint.dialect is None else restoring(checkpoint, "F32"))
+    """Return a checkpoint to compare, plain or quantized; raises like `plain_view`."""
+    return Side(name, checkpoint, None if checkpoint.dialect is None else plain_view(checkpoint, "F32"))
 
 
 def memory_to_diff(a: Side, b: Side) -> Need:
-    """Return what `diff_sides` needs: a weight as stored and its values, of both sides."""
+    """Return the memory of `diff_sides`: a weight as stored and its values, of both sides."""
     return need_of((name, _working_bytes(a, name) + _working_bytes(b, name)) for name in (*a.tensors, *b.tensors))
 
 
@@ -143,8 +143,10 @@ def diff_sides(
     selectors: Sequence[str] = (),
     on_progress: Progress | None = None,
 ) -> Diff:
-    """Compare two checkpoints; `selectors` restrict it to tensors that one of them takes. Raises UsageError for a
-    selector that takes none."""
+    """Compare two checkpoints, or only the tensors that some selector matches.
+
+    Raises UsageError for a selector that matches nothing.
+    """
     names = _names(a, b, selectors)
     sizes = {name: _size(a, name) + _size(b, name) for name in names}
     found, scales = list[Difference](), _Scales()
@@ -156,13 +158,13 @@ def diff_sides(
         if pair is not None:
             scales.add(name, *pair, differs=TENSOR_SCALE in difference.differs)
             if difference.blocks is not None and difference.blocks.scales:
-                row = pair[0].format.name
-                explained[row] = explained.get(row, NOTHING) + explanation(*pair)
+                fmt = pair[0].format.name
+                explained[fmt] = explained.get(fmt, NOTHING) + explanation(*pair)
         done += sizes[name]
         if on_progress is not None:
             on_progress(done, total, name)
-    known = {row: each for row, each in explained.items() if each.blocks}
-    return Diff((_summed(a), _summed(b)), tuple(found), known, scales.fused_in_one)
+    known = {fmt: each for fmt, each in explained.items() if each.blocks}
+    return Diff((_side_summary(a), _side_summary(b)), tuple(found), known, scales.fused_in_one)
 
 
 class _Scales:
@@ -173,15 +175,15 @@ class _Scales:
         self._differing: set[str] = set()
 
     def add(self, name: str, a: Quantized, b: Quantized, *, differs: bool) -> None:
-        """Take down the tensor scales of a weight, if it has any, and whether they differ."""
+        """Record the tensor scales of a weight, if it has any, and whether they differ."""
         if a.format.tensor_scale is not None:
             self._scales[name] = (a.tensor_encode, a.tensor_scale), (b.tensor_encode, b.tensor_scale)
             self._differing |= {name} if differs else set()
 
     @property
     def fused_in_one(self) -> tuple[int, int]:
-        """Fused sets that share a tensor scale in A and not in B, and the reverse: of those in which one differs, for
-        others are only spelled apart, as a number and its inverse are."""
+        """Numbers of fused sets that share a tensor scale in A only, and in B only. Sets without a differing scale are
+        skipped: they are stored differently, for instance as a number and its inverse, but equal."""
         only = [0, 0]
         for members in fused_sets(self._scales).values():
             if self._differing.isdisjoint(members):
@@ -203,7 +205,7 @@ def _names(a: Side, b: Side, selectors: Sequence[str]) -> list[str]:
 
 
 def _difference(a: Side, b: Side, name: str, backend: Backend) -> tuple[Difference, tuple[Quantized, Quantized] | None]:
-    """Return what differs in one tensor, and both quantized forms where they have the same format and shape."""
+    """Return the difference of a tensor, and both quantized forms if they have the same format and shape."""
     kinds = a.kind(name), b.kind(name)
     infos = a.tensors.get(name), b.tensors.get(name)
     shapes = tuple(None if info is None else info.shape for info in infos)
@@ -215,17 +217,17 @@ def _difference(a: Side, b: Side, name: str, backend: Backend) -> tuple[Differen
     ours, theirs = a.stored(name), b.stored(name)
     if ours is None and theirs is None:
         return _plain_difference(a, b, infos[0], infos[1], first), None
-    apart = _distance(a, b, name, backend)
+    measure = _distance(a, b, name, backend)
     if ours is None or theirs is None:
-        return replace(first, differs=(FORMAT,), distance=apart()), None
+        return replace(first, differs=(FORMAT,), distance=measure()), None
     first = replace(first, treatments=(_treatment(ours), _treatment(theirs)))
-    if apart_in := _incomparable(ours, theirs):
-        return replace(first, differs=apart_in, distance=apart()), None
+    if properties := _incomparable(ours, theirs):
+        return replace(first, differs=properties, distance=measure()), None
     pair = _quantized(a.checkpoint, ours), _quantized(b.checkpoint, theirs)
     blocks = block_difference(*pair)
     words = {CODES: blocks.codes, SCALES: blocks.scales, TENSOR_SCALE: blocks.tensor_scales}
     differs = tuple(word for word, some in words.items() if some)
-    measured = apart() if differs or a.layout != b.layout else None
+    measured = measure() if differs or a.layout != b.layout else None
     return replace(first, differs=differs, blocks=blocks, distance=measured), pair
 
 
@@ -234,14 +236,14 @@ def _treatment(stored: StoredWeight) -> Treatment:
 
 
 def _incomparable(ours: StoredWeight, theirs: StoredWeight) -> tuple[str, ...]:
-    """Return in what two weights differ that makes their codes and scales tell nothing of each other."""
+    """Return the properties in which two weights differ so that their codes and scales are not comparable."""
     one, other = _treatment(ours), _treatment(theirs)
-    apart = {
+    properties = {
         FORMAT: ours.weight.format != theirs.weight.format,
         AXIS: one.axis != other.axis,
         TRANSFORM: one.hadamard != other.hadamard,
     }
-    return tuple(word for word, differs in apart.items() if differs)
+    return tuple(word for word, differs in properties.items() if differs)
 
 
 def _plain_difference(a: Side, b: Side, ours: TensorInfo, theirs: TensorInfo, first: Difference) -> Difference:
@@ -262,7 +264,7 @@ def _quantized(checkpoint: Checkpoint, stored: StoredWeight) -> Quantized:
 
 
 def _distance(a: Side, b: Side, name: str, backend: Backend) -> Callable[[], Distance | None]:
-    """Return how far B's values are from A's, computed when called; None where one has no values that can be told."""
+    """Return a function that computes the distance of B's values from A's; None if one has no floating-point values."""
 
     def compute() -> Distance | None:
         (x, x_dtype), (y, y_dtype) = (_values(side, name, backend) for side in (a, b))
@@ -275,14 +277,14 @@ def _values(side: Side, name: str, backend: Backend) -> tuple[Array | None, str]
     stored, info = side.stored(name), side.tensors[name]
     if stored is not None:
         return values_of(side.checkpoint, stored, backend), stored.weight.dtype
-    if side.seen is not None and name in side.seen.foreign:
-        return read(side.seen.checkpoint(backend), info), info.dtype
+    if side.view is not None and name in side.view.foreign:
+        return read(side.view.checkpoint(backend), info), info.dtype
     return (read(side.checkpoint, info), info.dtype) if info.dtype in _FLOATS else (None, info.dtype)
 
 
-def _summed(side: Side) -> Summed:
+def _side_summary(side: Side) -> SideSummary:
     infos = side.checkpoint.tensors.values()
-    return Summed(
+    return SideSummary(
         side.name, side.checkpoint.kind, side.layout, Total.of(infos), totals_by(lambda info: info.dtype, infos)
     )
 

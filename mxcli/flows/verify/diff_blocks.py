@@ -1,4 +1,4 @@
-"""How two quantized forms of one weight differ: in codes, in scales, in the tensor scale."""
+"""Differences of two quantized forms of a weight: in codes, in scales, in the tensor scale."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from mxcli.numerics.floats import FP32, FloatFormat
 from mxcli.numerics.scale_rules import FRACTION_BITS, POWER_OF_TWO_SCALE_RULES, PowerOfTwoScaleRule
 
 RECIPROCAL = 2.0**-20
-"""Tensor scales are the same if they are equal to this: the one may be stored as the inverse of the other."""
+"""Relative tolerance of equal tensor scales: one may be stored as the inverse of the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDifference:
-    """Counts of one weight in one format.
+    """Counts of differences of a weight in one format.
 
-    `codes` differ, of which `zero_signs` in the sign of a zero only and `one_step` by one code; `blocks_in_codes` have
-    a code that differs, `scales` differ. `steps` counts these by how much further the second is than the first: in
-    exponents, for 8-bit scales with a mantissa in codes; `nan_scales`, where one is NaN, are no steps from another.
-    `tensor_scales` are both decode scales where they differ.
+    `codes` differ, `zero_signs` of them only in the sign of a zero and `one_step` by one code; `blocks_in_codes` have a
+    code that differs; `scales` differ. `steps` counts the differing scales by second minus first: in exponents, for
+    8-bit scales with a mantissa in codes. `nan_scales`, of which one is NaN, have no such step. `tensor_scales` are
+    both decode scales if they differ.
     """
 
     elements: int
@@ -57,7 +57,7 @@ class BlockDifference:
 
 
 def block_difference(a: Quantized, b: Quantized) -> BlockDifference:
-    """Return what differs between two weights of one format and shape."""
+    """Return the differences of two weights of the same format and shape."""
     ranks = _signed_ranks(a)
     codes = zero_signs = one_step = 0
     blocks_in_codes = 0
@@ -91,7 +91,7 @@ def block_difference(a: Quantized, b: Quantized) -> BlockDifference:
 
 
 def _signed_ranks(q: Quantized) -> Array:
-    """Return by code the place of its value among those of its sign, negative below zero; both zeros are 0."""
+    """Return the rank of each code's value among those of its sign, negative below zero; both zeros are 0."""
     element = q.format.element
     ranks = magnitude_ranks(element).astype(np.int64)
     values = np.asarray([element.value(code & ((1 << element.bits) - 1)) for code in range(256)])
@@ -99,15 +99,15 @@ def _signed_ranks(q: Quantized) -> Array:
 
 
 def _scale_steps(a: Quantized, b: Quantized) -> tuple[dict[int, int], int]:
-    """Scale that differ by the steps they do so, and how many of which one is NaN."""
-    row = a.format.scale
+    """Return the counts of differing scales by step, and the number of those of which one is NaN."""
+    fmt = a.format.scale
     one, other = a.scales.reshape(-1), b.scales.reshape(-1)
-    bits = np.uint32 if row is FP32 else one.dtype
+    bits = np.uint32 if fmt is FP32 else one.dtype
     differing = one.view(bits) != other.view(bits)
     one, other = one[differing], other[differing]
-    values = scale_values(row, one), scale_values(row, other)
+    values = scale_values(fmt, one), scale_values(fmt, other)
     known = ~(np.isnan(values[0]) | np.isnan(values[1]))
-    if row is not FP32:
+    if fmt is not FP32:
         steps = other[known].astype(np.int64) - one[known].astype(np.int64)
     else:
         exponents = [np.frexp(each[known])[1].astype(np.int64) for each in values]
@@ -124,22 +124,22 @@ def _tensor_scales(a: Quantized, b: Quantized) -> tuple[float, float] | None:
 
 
 MOST_BLOCKS = 1 << 16
-"""Blocks of a weight that rules are held against."""
+"""The largest number of blocks of a weight that rules are tried on."""
 _LOWEST = 2
-"""Scale bytes below this are clamped, or of a zero block: they tell nothing of a rule."""
+"""Scale bytes below this are clamped or those of a zero block: they do not identify a rule."""
 _SLACK = 2.0**-21
-"""Relative error of the bounds of rules that go by a quotient rounded to binary32."""
+"""Relative error of the bounds of rules that use a quotient rounded to binary32."""
 
-Pair = tuple[str, str]
+RulePair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How many `blocks` were held against pairs of rules, how many each pair explains, and how many are the form of no
-    single source under rounding to nearest."""
+    """The number of `blocks` that pairs of rules were tried on, the number that each pair explains, and the number that
+    cannot come from one source with rounding to nearest."""
 
     blocks: int
-    explained: Counter[Pair]
+    explained: Counter[RulePair]
     contradictory: int
 
     def __add__(self, other: Explanation) -> Explanation:
@@ -148,13 +148,13 @@ class Explanation:
         )
 
     @property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[RulePair]:
         """The pairs that explain every block."""
         return [pair for pair, count in self.explained.items() if count == self.blocks] if self.blocks else []
 
     @property
-    def best(self) -> tuple[Pair, int] | None:
-        """The pair that explains most, and how many blocks."""
+    def best(self) -> tuple[RulePair, int] | None:
+        """The pair that explains most blocks, and their number."""
         return self.explained.most_common(1)[0] if self.explained else None
 
 
@@ -162,13 +162,13 @@ NOTHING = Explanation(0, Counter(), 0)
 
 
 def explanation(a: Quantized, b: Quantized) -> Explanation:
-    """Return what explains two forms of a weight in one format; NOTHING for scales that are no powers of two."""
-    row = a.format
-    if not row.has_power_of_two_scales:
+    """Return the rules that explain two forms of a weight in one format; NOTHING unless scales are powers of two."""
+    fmt = a.format
+    if not fmt.has_power_of_two_scales:
         return NOTHING
-    nan = row.scale.nan_code
+    nan = fmt.scale.nan_code
     known = ((a.scales != nan) & (b.scales != nan) & (a.scales >= _LOWEST) & (b.scales >= _LOWEST)).reshape(-1)
-    bounds = [_bounds(q, row.element) for q in (a, b)]
+    bounds = [_bounds(q, fmt.element) for q in (a, b)]
     known &= bounds[0][2] & bounds[1][2]
     chosen = np.flatnonzero(known)
     chosen = chosen[:: max(1, -(-len(chosen) // MOST_BLOCKS))]
@@ -176,10 +176,10 @@ def explanation(a: Quantized, b: Quantized) -> Explanation:
         return NOTHING
     low = np.maximum(bounds[0][0][chosen], bounds[1][0][chosen])
     high = np.minimum(bounds[0][1][chosen], bounds[1][1][chosen])
-    exponents = [q.scales.reshape(-1)[chosen].astype(np.int64) - row.scale.bias for q in (a, b)]
-    rules = _rules(row.element)
-    chosen_by = [[_chosen_by(rule, row.element, each) for rule in rules] for each in exponents]
-    explained: Counter[Pair] = Counter()
+    exponents = [q.scales.reshape(-1)[chosen].astype(np.int64) - fmt.scale.bias for q in (a, b)]
+    rules = _rules(fmt.element)
+    chosen_by = [[_chosen_by(rule, fmt.element, each) for rule in rules] for each in exponents]
+    explained: Counter[RulePair] = Counter()
     for (first, second), (one, other) in zip(product(rules, rules), product(chosen_by[0], chosen_by[1]), strict=True):
         lowest, highest = np.maximum(one[0], other[0]), np.minimum(one[1], other[1])
         fits = np.maximum(low, lowest) <= np.minimum(high, highest)
@@ -188,8 +188,8 @@ def explanation(a: Quantized, b: Quantized) -> Explanation:
 
 
 def _bounds(q: Quantized, element: FloatFormat) -> tuple[Array, Array, Array]:
-    """Return between which magnitudes the largest of each block was, if elements are rounded to nearest, and where that
-    is known: blocks of zeros are left out."""
+    """Return the bounds of each block's amax if elements are rounded to nearest, and where they are known: not for
+    blocks of zeros."""
     values = magnitudes(element)
     middles = (values[1:] + values[:-1]) / 2
     ranks = ranks_by_block(q)[0].reshape(-1).astype(np.int64)
@@ -200,7 +200,7 @@ def _bounds(q: Quantized, element: FloatFormat) -> tuple[Array, Array, Array]:
 
 
 def _chosen_by(rule: PowerOfTwoScaleRule, element: FloatFormat, exponents: Array) -> tuple[Array, Array]:
-    """Return the smallest and the largest magnitude for which a rule chooses scales of these exponents."""
+    """Return the smallest and the largest amax for which a rule chooses scales of these exponents."""
     unit = 1 << FRACTION_BITS
     above = rule.carry_above(element)
     factor = element.max if rule.of_ratio else 2.0**element.emax
@@ -210,7 +210,7 @@ def _chosen_by(rule: PowerOfTwoScaleRule, element: FloatFormat, exponents: Array
 
 
 def _rules(element: FloatFormat) -> list[PowerOfTwoScaleRule]:
-    """Return the rules that choose by the largest magnitude, one of those that are the same for an element."""
+    """Return the rules that depend on the amax, without those equal to another for an element."""
     serving = (rule for rule in POWER_OF_TWO_SCALE_RULES.values() if not rule.candidates and rule.serves(element))
     unique: dict[tuple[bool, int], PowerOfTwoScaleRule] = {}
     for rule in serving:
@@ -218,6 +218,6 @@ def _rules(element: FloatFormat) -> list[PowerOfTwoScaleRule]:
     return list(unique.values())
 
 
-def rules_of(pairs: Sequence[Pair], at: int) -> list[str]:
-    """Return the rules that pairs have for the first form (`at` 0) or the second, in the order of the table."""
+def rules_of(pairs: Sequence[RulePair], at: int) -> list[str]:
+    """Return the rules of pairs for the first form (`at` 0) or the second, in table order."""
     return [name for name in POWER_OF_TWO_SCALE_RULES if name in {pair[at] for pair in pairs}]

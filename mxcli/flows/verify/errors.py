@@ -1,4 +1,4 @@
-"""How far a weight that was scaled back is from its original: sums in binary64, over rows at a time."""
+"""The distance of dequantized weights from their originals: sums in binary64, piece by piece."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mxcli.files.tensors import Array
 from mxcli.numerics.measures import decibels, relative
 
 PIECE = 1 << 20
-"""Elements held in binary64 at a time, about."""
+"""Elements converted to binary64 at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Sums over the elements that are finite in both: of original squares, error squares, and products of original and
-    decoded; `unmatched` are elements that are finite in one of the two only."""
+    """Sums over the elements that are finite in both: squares of the original, squares of the error, and products of
+    original and decoded; `unmatched` counts elements that are finite in only one of the two."""
 
     elements: int = 0
     signal: float = 0.0
@@ -50,12 +50,12 @@ class Distance:
 
     @property
     def mse(self) -> float | None:
-        """Mean squared error; None of nothing."""
+        """Mean squared error; None without elements."""
         return self.noise / self.elements if self.elements else None
 
     @property
     def gain(self) -> float | None:
-        """The factor by which the decoded weight is the original, best fit; None without signal."""
+        """Least-squares factor from the original to the decoded weight; None without signal."""
         return self.product / self.signal if self.signal > 0 else None
 
 
@@ -65,7 +65,7 @@ def widened(x: Array, dtype: str) -> Array:
 
 
 def distance(original: Array, original_dtype: str, decoded: Array, decoded_dtype: str = "F32") -> Distance:
-    """Return the distance between arrays of one shape."""
+    """Return the distance between two arrays of the same shape."""
     x, y = original.reshape(-1), decoded.reshape(-1)
     total = Distance()
     for begin in range(0, x.size, PIECE):
@@ -78,9 +78,9 @@ def distance(original: Array, original_dtype: str, decoded: Array, decoded_dtype
 def same_bytes(one: Array, other: Array) -> bool:
     """Return whether two arrays have the same bytes."""
     x, y = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
-    step = PIECE << 3
-    pieces = range(0, x.size, step)
-    return x.size == y.size and all(np.array_equal(x[at : at + step], y[at : at + step]) for at in pieces)
+    size = PIECE << 3
+    pieces = range(0, x.size, size)
+    return x.size == y.size and all(np.array_equal(x[at : at + size], y[at : at + size]) for at in pieces)
 
 
 def _distance(x: Array, y: Array) -> Distance:

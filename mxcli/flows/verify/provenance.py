@@ -1,4 +1,4 @@
-"""Which rule and whose order of operations made the bytes of a weight, found by making them again from the source."""
+"""The rules and dialect that produced the bytes of a weight, found by requantizing its source."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from mxcli.numerics.scheme import Rules, Scheme, resolve, scale_kind, scale_rule
 from mxcli.numerics.streams import stream_of
 
 SAMPLED_ELEMENTS, LEAST_GROUPS = 1 << 17, 8
-"""Of a weight rules are tried on so many elements first, in so many places or more."""
+"""Rules are tried first on a sample of a weight: about this many elements, in at least this many places."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The recipe whose bytes a weight has, or comes nearest to: then `equal_blocks` of `blocks` are the same, in the
-    sample that rules were tried on; `tensor_scale` is whether that is the same too. `draws_unknown` says that it is
-    said to be rounded at random, and by which seed is not."""
+    """The scheme that reproduces a weight's bytes (`exact`), or the nearest one.
+
+    `equal_blocks` of `blocks` are equal, in the sample that rules were tried on; `tensor_scale` is True if that scale
+    is equal too. `draws_unknown`: the weight is recorded as stochastic rounding without its seed.
+    """
 
     scheme: Scheme
     exact: bool
@@ -44,7 +46,7 @@ class Provenance:
 
 @dataclass(slots=True)
 class Tracer:
-    """Finds origins: what is `stated` of a weight is tried first, then what was right before (with `only_found` that
+    """A search for the scheme of weights: the schemes `stated` first, then those found before (with `only_found` these
     alone), then the dialect `first`."""
 
     backend: Backend
@@ -53,120 +55,126 @@ class Tracer:
     only_found: bool = False
     stated: Mapping[str, Stated] = field(default_factory=dict)
 
-    def origin(
+    def trace(
         self, checkpoint: Checkpoint, stored: StoredWeight, x: Array, dtype: str, amaxes: Sequence[float]
     ) -> Provenance | None:
-        """Return the origin of a weight from its original `x`; `amaxes` are the magnitudes that its tensor scale may
-        have been chosen by. None for a weight without elements."""
-        turned = np.swapaxes(x, -1, -2) if stored.weight.axis == COLUMN else x
+        """Return the provenance of a weight from its original `x`; `amaxes` are the magnitudes from which its tensor
+        scale may follow. None for a weight without elements."""
+        oriented = np.swapaxes(x, -1, -2) if stored.weight.axis == COLUMN else x
         arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
         q = quantized_from(stored.weight, arrays)
         if not q.packed.size:
             return None
-        said = self.stated.get(stored.weight.name, Stated())
-        origin = self._origin(q, np.ascontiguousarray(turned), dtype, amaxes, stored, said.schemes)
-        unknown = origin is not None and said.draws_unknown and not origin.exact
-        return replace(origin, draws_unknown=True) if origin is not None and unknown else origin
+        stated = self.stated.get(stored.weight.name, Stated())
+        provenance = self._search(q, np.ascontiguousarray(oriented), dtype, amaxes, stored, stated.schemes)
+        unknown = provenance is not None and stated.draws_unknown and not provenance.exact
+        return replace(provenance, draws_unknown=True) if provenance is not None and unknown else provenance
 
-    def _origin(
+    def _search(
         self,
         q: Quantized,
         x: Array,
         dtype: str,
         amaxes: Sequence[float],
         stored: StoredWeight,
-        said: Sequence[Scheme],
+        stated: Sequence[Scheme],
     ) -> Provenance | None:
         directions, stream = _directions(stored), stream_of(stored.weight.name)
         sample = _sample(q, x)
         best: Provenance | None = None
-        for scheme in self._recipes(q, said):
+        for scheme in self._schemes(q, stated):
             amax, same = self._tensor_amax(q, scheme, amaxes, directions)
-            # What is drawn for an element goes by its place in the whole tensor.
+            # Random draws depend on the element's index in the whole tensor.
             part, rows = (q, x) if scheme.rounding.is_random else sample
-            made = self.backend.quantize(rows, dtype, scheme, tensor_amax=amax, stream=stream, stats=False)
-            equal, blocks = equal_blocks(made, part)
+            requantized = self.backend.quantize(rows, dtype, scheme, tensor_amax=amax, stream=stream, stats=False)
+            equal, blocks = equal_blocks(requantized, part)
             exact = equal == blocks and same and (part is q or self._whole(q, x, dtype, scheme, amax))
-            origin = Provenance(scheme, exact, equal, blocks, same)
+            provenance = Provenance(scheme, exact, equal, blocks, same)
             if exact:
                 if scheme not in self.found:
                     self.found.append(scheme)
-                return origin
-            if best is None or (origin.equal_blocks, origin.tensor_scale) > (best.equal_blocks, best.tensor_scale):
-                best = origin
+                return provenance
+            if best is None or (provenance.equal_blocks, provenance.tensor_scale) > (
+                best.equal_blocks,
+                best.tensor_scale,
+            ):
+                best = provenance
         return best
 
-    def _recipes(self, q: Quantized, said: Sequence[Scheme]) -> list[Scheme]:
-        """Return what is tried, in order; all of it after the transform that codes are of."""
+    def _schemes(self, q: Quantized, stated: Sequence[Scheme]) -> list[Scheme]:
+        """Return the schemes to try in order, all with the transform of the codes."""
         hadamard = q.scheme.hadamard
         known = [scheme for scheme in self.found if scheme.format == q.format and scheme.hadamard == hadamard]
         if self.only_found:
             return known
         others = (replace(scheme, hadamard=hadamard) for scheme in candidates(q.format, self.first))
-        return list(dict.fromkeys((*said, *known, *others)))
+        return list(dict.fromkeys((*stated, *known, *others)))
 
     def _tensor_amax(
         self, q: Quantized, scheme: Scheme, amaxes: Sequence[float], directions: frozenset[str]
     ) -> tuple[float | None, bool]:
-        """Return the amax that makes the tensor scale as it is stored, and whether one does; else the first."""
+        """Return the amax that gives the stored tensor scale and True, or the first amax and False."""
         if q.format.tensor_scale is None or not directions:
             return None, True
-        nothing = np.empty((1, 0), np.float32)
+        empty = np.empty((1, 0), np.float32)
         for amax in amaxes:
             untransformed = replace(scheme, hadamard=None)
-            made = self.backend.quantize(nothing, "F32", untransformed, tensor_amax=amax, codes=False, stats=False)
-            stated = {"encode": (made.tensor_encode, q.tensor_encode), "decode": (made.tensor_scale, q.tensor_scale)}
-            if all(np.float32(stated[way][0]) == np.float32(stated[way][1]) for way in directions):
+            requantized = self.backend.quantize(empty, "F32", untransformed, tensor_amax=amax, codes=False, stats=False)
+            scales = {
+                "encode": (requantized.tensor_encode, q.tensor_encode),
+                "decode": (requantized.tensor_scale, q.tensor_scale),
+            }
+            if all(np.float32(scales[each][0]) == np.float32(scales[each][1]) for each in directions):
                 return amax, True
         return amaxes[0], False
 
     def _whole(self, q: Quantized, x: Array, dtype: str, scheme: Scheme, amax: float | None) -> bool:
-        made = self.backend.quantize(x, dtype, scheme, tensor_amax=amax, stats=False)
-        return np.array_equal(made.packed, q.packed) and same_scales(made.scales, q.scales)
+        requantized = self.backend.quantize(x, dtype, scheme, tensor_amax=amax, stats=False)
+        return np.array_equal(requantized.packed, q.packed) and same_scales(requantized.scales, q.scales)
 
 
 @cache
-def candidates(row: BlockFormat, first: str) -> tuple[Scheme, ...]:
-    """Return every way to quantize to a format that has bytes of its own: what dialects do by themselves, `first` in
-    front, then each with every other rule, then `first` with every other rounding that is not random."""
-    rules = scale_rules(row)
-    choices = {name: DIALECTS[name].choice(scale_kind(row), row.element.name) for name in (first, *DIALECTS)}
+def candidates(fmt: BlockFormat, first: str) -> tuple[Scheme, ...]:
+    """Return the schemes of a format that can give different bytes: the default of each dialect, `first` in front, then
+    each with every other scale rule, then `first` with every other rounding that is not random."""
+    rules = scale_rules(fmt)
+    choices = {name: DIALECTS[name].choice(scale_kind(fmt), fmt.element.name) for name in (first, *DIALECTS)}
     known = [name for name, choice in choices.items() if choice is not None]
-    # A dialect's own rule need not serve every element that the scale goes with.
+    # A dialect's default rule may not serve every element format.
     plain = [name for name, choice in choices.items() if choice is not None and choice.rule in rules]
     unique: dict[bytes, Scheme] = {}
     for scheme in (
-        *(resolve(row, Rules(dialect=name)) for name in plain),
-        *_ruled(row, known),
-        *_rounded(row, known[:1]),
+        *(resolve(fmt, Rules(dialect=name)) for name in plain),
+        *_ruled(fmt, known),
+        *_rounded(fmt, known[:1]),
     ):
         unique.setdefault(bytes(kernel_scheme(scheme)), scheme)
     return tuple(unique.values())
 
 
-def _ruled(row: BlockFormat, dialects: Sequence[str]) -> Iterator[Scheme]:
+def _ruled(fmt: BlockFormat, dialects: Sequence[str]) -> Iterator[Scheme]:
     for name in dialects:
-        for rule in scale_rules(row):
-            yield resolve(row, Rules(dialect=name, scale_rounding=rule))
+        for rule in scale_rules(fmt):
+            yield resolve(fmt, Rules(dialect=name, scale_rounding=rule))
 
 
-def _rounded(row: BlockFormat, dialects: Sequence[str]) -> Iterator[Scheme]:
+def _rounded(fmt: BlockFormat, dialects: Sequence[str]) -> Iterator[Scheme]:
     for name in dialects:
-        for rule in scale_rules(row):
+        for rule in scale_rules(fmt):
             for rounding in ELEMENT_ROUNDINGS.values():
                 if not rounding.is_random:
-                    yield resolve(row, Rules(dialect=name, scale_rounding=rule, rounding=rounding.name))
+                    yield resolve(fmt, Rules(dialect=name, scale_rounding=rule, rounding=rounding.name))
 
 
 def equal_blocks(one: Quantized, other: Quantized) -> tuple[int, int]:
-    """Return how many blocks of two matrices have the same codes and scale, and how many blocks there are."""
+    """Return the number of blocks of two matrices with equal codes and scale, and the number of all blocks."""
     differing = blocks_of(unpacked(one) != unpacked(other), one.format.block)
     same = ~np.asarray(differing, bool) & (_bits(one.scales) == _bits(other.scales))
     return int(np.count_nonzero(same)), same.size
 
 
 def same_scales(one: Array, other: Array) -> bool:
-    """Return whether scales have the same bits."""
+    """Return whether scales have equal bits."""
     return np.array_equal(_bits(one), _bits(other))
 
 
@@ -175,13 +183,13 @@ def _bits(scales: Array) -> Array:
 
 
 def _directions(stored: StoredWeight) -> frozenset[str]:
-    """Return which of the tensor scales are stored."""
+    """Return the directions of the tensor scale that are stored."""
     return frozenset(content.holds.name for content in stored.contents) & {"encode", "decode"}
 
 
 def _sample(q: Quantized, x: Array) -> tuple[Quantized, Array]:
-    """Return rows of a weight and of its original that rules are tried on: whole blocks from all over it; all of it
-    where it is small, or where one scale is for all of it."""
+    """Return evenly spaced rows of whole blocks of a weight and its original; all of a weight that is small or has one
+    scale."""
     rows, columns = q.shape[-2:] if len(q.shape) > 1 else (1, q.shape[-1])
     block = q.format.block[0]
     if block is None or x.size <= SAMPLED_ELEMENTS or x.ndim < 2:

@@ -1,9 +1,9 @@
-"""A quantized checkpoint as its checks see it: what could be read of it, and what did not fit."""
+"""A quantized checkpoint to verify: the weights that fit its configuration, and the misfits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -22,13 +22,13 @@ from mxcli.files.structure import LAST, reduction_axis
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.plan.plan import TensorPlan
 from mxcli.flows.write.arrange import ignored_modules
-from mxcli.flows.write.restore import Restoring, StoredWeight, on_disk, reading_layout, restored_as
+from mxcli.flows.write.restore import PlainView, StoredWeight, on_disk, reading_layout, view_of_weights
 from mxcli.flows.write.split import pieces_of, stack_module
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """One plain tensor, or the part of one, as a weight of its own: its shape, and how to read it."""
+    """A plain tensor, or a part of one: its header, its shape, and a function that reads it."""
 
     info: TensorInfo
     shape: tuple[int, ...]
@@ -37,32 +37,31 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class Originals:
-    """The originals by the name that the quantized checkpoint has for each; names that a tie leaves out are not
-    `stored`."""
+    """The originals by their names in the quantized checkpoint; `tied` names may be missing in it."""
 
     checkpoint: Checkpoint
     by_name: Mapping[str, Original]
     tied: frozenset[str]
 
 
-def originals_of(source: Checkpoint, seen: Restoring) -> Originals:
-    """Return the tensors of a source by the names they have in a checkpoint made from it: stacks of experts are split
-    where the checkpoint has each expert by itself."""
+def originals_of(source: Checkpoint, view: PlainView) -> Originals:
+    """Return the tensors of a source by their names in a checkpoint made from it: stacked experts are split if the
+    checkpoint stores them one by one."""
     found: dict[str, Original] = {}
     for name, info in source.tensors.items():
-        pieces = {} if name in seen.tensors else _experts(source, info, seen)
+        pieces = {} if name in view.tensors else _experts(source, info, view)
         found |= pieces or {name: Original(info, info.shape, partial(read, source, info))}
-    return Originals(source, found, frozenset(source.tied) | frozenset(seen.source.tied))
+    return Originals(source, found, frozenset(source.tied) | frozenset(view.source.tied))
 
 
-def _experts(source: Checkpoint, info: TensorInfo, seen: Restoring) -> dict[str, Original]:
-    """Return the experts of a stack by their names in the checkpoint; none for another tensor, or in another order."""
+def _experts(source: Checkpoint, info: TensorInfo, view: PlainView) -> dict[str, Original]:
+    """Return the experts of a stack by their names in the checkpoint; empty for other tensors, or in another order."""
     module = stack_module(info.name)
-    some = next((s.weight for name, s in seen.weights.items() if module and name.startswith(f"{module}.")), None)
-    if some is None or len(info.shape) != 3:
+    first = next((s.weight for name, s in view.weights.items() if module and name.startswith(f"{module}.")), None)
+    if first is None or len(info.shape) != 3:
         return {}
     axis = ROW if reduction_axis(info, source.config) == LAST else COLUMN
-    pieces = pieces_of(TensorPlan(info, some.scheme, "", axis), seen.layout, source.config)
+    pieces = pieces_of(TensorPlan(info, first.scheme, "", axis), view.layout, source.config)
     if isinstance(pieces, str):
         return {}
 
@@ -78,67 +77,67 @@ def _experts(source: Checkpoint, info: TensorInfo, seen: Restoring) -> dict[str,
 
 
 LINEAR_ROLES = frozenset({"weight", "lm_head", "router", "mtp"})
-"""Roles of what a loader holds in a linear layer."""
+"""Roles of weights of linear layers."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint, the layout it is in (None: FP8 without scales), its weights as far as they fit, and `misfits`: what
-    does not, by the name it goes by. `tensor_parallel` is the number of devices asked about."""
+    """A checkpoint, its layout (None: FP8 without scales), the plain view of the weights that fit, and the faults of
+    `misfits` by name. `tensor_parallel` is the number of devices to divide it over (None: not checked)."""
 
     checkpoint: Checkpoint
     layout: Layout | None
-    seen: Restoring | None
+    view: PlainView | None
     misfits: Mapping[str, str]
     tensor_parallel: int | None = None
 
     @property
     def weights(self) -> Mapping[str, StoredWeight]:
         """The weights that fit, by plain name."""
-        return {} if self.seen is None else self.seen.weights
+        return {} if self.view is None else self.view.weights
 
     @cached_property
     def disk(self) -> OnDisk:
-        """What the layout was told."""
+        """The tensors and configurations that layouts read."""
         return on_disk(self.checkpoint)
 
     @cached_property
     def quantized_modules(self) -> dict[str, str]:
-        """The module of every quantized weight, misfits too, and the weight."""
+        """Names of quantized weights by module, misfits included."""
         found = {_module(stored.weight): name for name, stored in self.weights.items()}
         return found | {name.removesuffix(".weight"): name for name in self.misfits if "." in name}
 
     @cached_property
     def plain_modules(self) -> tuple[str, ...]:
-        """Modules of linear layers that are not quantized, tied ones too."""
-        tensors = self.checkpoint.tensors if self.seen is None else self.seen.tensors
+        """Modules of linear layers that are not quantized, tied ones included."""
+        tensors = self.checkpoint.tensors if self.view is None else self.view.tensors
         kept = [info for name, info in tensors.items() if name not in self.weights and info.role in LINEAR_ROLES]
         found = ignored_modules(kept, self.checkpoint.tied, self.weights)
         return tuple(module for module in found if module not in self.quantized_modules)
 
     @cached_property
     def recorded_files(self) -> dict[str, str | None]:
-        """The files that our record beside them names, and their SHA-256 where it has one."""
+        """The files named in the record, each with its SHA-256 (None: not recorded)."""
         named, hashed = self._record.get("files"), self._record.get("sha256")
-        hashes = {str(name): str(told) for name, told in hashed.items()} if isinstance(hashed, Mapping) else {}
+        hashes = {str(name): str(digest) for name, digest in hashed.items()} if isinstance(hashed, Mapping) else {}
         names = dict.fromkeys((*map(str, named if isinstance(named, list) else ()), *hashes))
-        # What lies elsewhere is nobody's business here.
+        # Ignore files outside the folder of the checkpoint.
         return {name: hashes.get(name) for name in names if Path(name).name == name}
 
     @cached_property
     def recorded_tensors(self) -> dict[str, Mapping[str, object]]:
-        """What our record beside them says of each tensor that it calls quantized."""
+        """The records of tensors recorded as quantized."""
         tensors = self._record.get("tensors")
-        told = tensors if isinstance(tensors, Mapping) else {}
+        records = tensors if isinstance(tensors, Mapping) else {}
         return {
             str(name): each
-            for name, each in told.items()
+            for name, each in records.items()
             if isinstance(each, Mapping) and each.get("decision") == "quantized"
         }
 
     @cached_property
     def _record(self) -> Mapping[str, object]:
-        """Our record beside the checkpoint; empty where there is none that can be read."""
+        """The record next to the checkpoint; empty if it is missing or unreadable."""
         path = self.checkpoint.root / RECORD
         try:
             return read_json_object(path) if path.is_file() else {}
@@ -147,20 +146,22 @@ class Subject:
 
     @cached_property
     def ignored(self) -> Ignored | None:
-        """What loaders are told to leave alone, entries that are no pattern left out; None: they are told nothing."""
+        """The ignore list without entries that are not valid patterns; None: the layout has no list."""
         if self.layout is None:
             return None
-        told = self.layout.ignored(self.disk)
-        if told is None:
+        ignored = self.layout.ignored(self.disk)
+        if ignored is None:
             return None
-        faulty = unread(told)
-        entries = tuple(entry for entry in told.entries if entry not in faulty)
-        return Ignored(told.key, entries, told.names, told.reading, told.targeted, told.strict)
+        faulty = unread(ignored)
+        return replace(ignored, entries=tuple(entry for entry in ignored.entries if entry not in faulty))
 
 
 def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Subject:
-    """Return a checkpoint to be checked. Raises RefusedError for a plain source and one in no layout that is read back,
-    InputError where the configuration that must say what the codes mean is missing."""
+    """Return a checkpoint to verify.
+
+    Raises RefusedError for a plain source and for a layout that cannot be read back, InputError if the configuration
+    that describes the codes is missing.
+    """
     if checkpoint.dialect is None:
         raise RefusedError(
             f"{printable(checkpoint.root)}: not quantized; there is nothing to verify. Use `mxcli inspect`."
@@ -179,9 +180,9 @@ def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Su
         for reason in error.reasons:
             where, _, fault = reason.partition(": ")
             misfits[where] = f"{misfits[where]} {fault}" if where in misfits else fault
-    return Subject(checkpoint, layout, restored_as(checkpoint, layout, found), misfits, tensor_parallel)
+    return Subject(checkpoint, layout, view_of_weights(checkpoint, layout, found), misfits, tensor_parallel)
 
 
 def _module(weight: Weight) -> str:
-    """Return the module of a weight; of a stack of experts, the one that holds it."""
+    """Return the module of a weight; for a stack of experts, the module that holds it."""
     return module_of(weight) if weight.name.endswith(".weight") else weight.name.rpartition(".")[0]

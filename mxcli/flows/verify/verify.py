@@ -1,4 +1,4 @@
-"""Whether a quantized checkpoint is sound, and with its source at hand how far its weights are from it."""
+"""Verification of a quantized checkpoint: every check, and with its source the error and provenance of each weight."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mxcli.flows.measure.inspect import Total, totals_by
 from mxcli.flows.plan.fused import fused_sets
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.verify.check import PROBLEM, Check, Result
-from mxcli.flows.verify.check_against import PAIR_CHECKS, SOURCE_CHECKS, Beside, pair_of
+from mxcli.flows.verify.check_against import ORIGINAL_CHECKS, SOURCE_CHECKS, AgainstSource, compare_weight
 from mxcli.flows.verify.check_config import DEVICE_CHECKS, skipped_ignored
-from mxcli.flows.verify.check_files import RECORD_CHECKS, stated_recipes
-from mxcli.flows.verify.check_fused import SET_CHECKS, Together
+from mxcli.flows.verify.check_files import RECORD_CHECKS, stated_schemes
+from mxcli.flows.verify.check_fused import FUSED_CHECKS, Summarized
 from mxcli.flows.verify.check_values import WEIGHT_CHECKS
 from mxcli.flows.verify.checks import CHECKPOINT_CHECKS, CHECKS, Findings
 from mxcli.flows.verify.errors import Distance
 from mxcli.flows.verify.provenance import Provenance, Tracer
 from mxcli.flows.verify.subject import Original, Originals, Subject, originals_of
-from mxcli.flows.verify.weight_summary import SLAB_ELEMENTS, Summary, facts_of, summary_of
+from mxcli.flows.verify.weight_summary import SLAB_ELEMENTS, TensorSummary, summarize
 from mxcli.flows.write.pipeline import Progress
 from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.dialects import DEFAULT, DIALECTS
@@ -38,21 +38,21 @@ _IGNORE_CHECKS = ("ignored_but_quantized", "not_ignored", "not_listed", "ignore_
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A quantized weight that was looked at: its format, what its codes and scales say, and, with a source, how far it
-    is from it and whose bytes it has (None: not compared). `places` are the names that findings of it may bear."""
+    """A verified weight: its format, its summary, and, with a source, its distance from the original and the provenance
+    of its bytes (None: not compared). `places` are the names under which findings report it."""
 
     name: str
     places: tuple[str, ...]
     format: str
     shape: tuple[int, ...]
-    summary: Summary
+    summary: TensorSummary
     distance: Distance | None
-    origin: Provenance | None
+    provenance: Provenance | None
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found. `results` has every check, worst first; `against` is what the user called the source."""
+    """The outcome. `results` has every check, worst severity first; `against` is the user's name of the source."""
 
     source: str
     layout: str
@@ -79,40 +79,40 @@ class Verification:
 
     @property
     def compared(self) -> tuple[Verified, ...]:
-        """The weights that were held against their originals."""
+        """The weights that were compared with their originals."""
         return tuple(weight for weight in self.weights if weight.distance is not None)
 
     @property
     def distance(self) -> Distance:
-        """That of all weights compared."""
+        """The summed distance of all weights compared."""
         return sum((weight.distance for weight in self.weights if weight.distance is not None), Distance())
 
 
 def memory_to_verify(subject: Subject, originals: Originals | None = None) -> Need:
-    """Return what `verify_subject` needs: a weight's codes and scales with numbers of its blocks, and with a source its
-    original, its values, and its codes made again."""
+    """Return the memory of `verify_subject`: a weight's codes and scales with arrays per block, and with a source its
+    original, its values, and its requantized codes."""
     return need_of(((name, _working_bytes(name, stored, originals)) for name, stored in subject.weights.items()))
 
 
 def checked_originals(source: Checkpoint, subject: Subject) -> Originals:
-    """Return the originals of a checkpoint's tensors. Raises UsageError for a source without any of them."""
-    if subject.seen is None:
+    """Return the originals of a checkpoint's tensors. Raises UsageError if the source has none of them."""
+    if subject.view is None:
         raise UsageError(
-            f"--against {printable(source.where)}: {printable(subject.checkpoint.where)} has no scales, so that its "
-            "values cannot be told: verify it without --against."
+            f"--against {printable(source.where)}: {printable(subject.checkpoint.where)} has no scales, so "
+            "its values are unknown: verify it without --against."
         )
-    originals = originals_of(source, subject.seen)
-    if not originals.by_name.keys() & subject.seen.tensors.keys():
+    originals = originals_of(source, subject.view)
+    if not originals.by_name.keys() & subject.view.tensors.keys():
         raise UsageError(
             f"--against {printable(source.where)}: has none of the tensors of {printable(subject.checkpoint.where)} "
-            f"('{printable(next(iter(subject.seen.tensors)))}', …): give the checkpoint that it was made from."
-            f"{_names_apart(source, subject.checkpoint)}"
+            f"('{printable(next(iter(subject.view.tensors)))}', …): give the checkpoint that it was made from."
+            f"{_naming_hint(source, subject.checkpoint)}"
         )
     return originals
 
 
-def _names_apart(source: Checkpoint, checkpoint: Checkpoint) -> str:
-    """Return a hint where that cannot help, since GGUF files have names of their own."""
+def _naming_hint(source: Checkpoint, checkpoint: Checkpoint) -> str:
+    """Return a hint if only one of both is GGUF, whose tensor names differ."""
     if (source.kind == GGUF) == (checkpoint.kind == GGUF):
         return ""
     return f" {GGUF_NAMES}"
@@ -127,10 +127,10 @@ def verify_subject(
     originals: Originals | None = None,
     on_progress: Progress | None = None,
 ) -> Verification:
-    """Make every check on a checkpoint that the user calls `name`; `originals` are of the source called `against`."""
+    """Run every check on a checkpoint that the user calls `name`; `originals` are of the source called `against`."""
     findings = Findings()
-    findings.look(CHECKPOINT_CHECKS, subject)
-    tracer, weights = Tracer(backend, _producer(subject), stated=stated_recipes(subject)), []
+    findings.run(CHECKPOINT_CHECKS, subject)
+    tracer, weights = Tracer(backend, _producer(subject), stated=stated_schemes(subject)), []
     amaxes = _Amaxes(backend, originals, subject.weights)
     total, done = sum(stored.nbytes for stored in subject.weights.values()), 0
     for stored in subject.weights.values():
@@ -138,10 +138,10 @@ def verify_subject(
         done += stored.nbytes
         if on_progress is not None:
             on_progress(done, total, stored.weight.name)
-    weights = _retraced(subject, weights, tracer, amaxes, originals)
-    findings.look(SET_CHECKS, Together(subject, {each.name: each.summary for each in weights}))
+    weights = _most_frequent(subject, weights, tracer, amaxes, originals)
+    findings.run(FUSED_CHECKS, Summarized(subject, {each.name: each.summary for each in weights}))
     if originals is not None:
-        findings.look(SOURCE_CHECKS, Beside(subject, originals))
+        findings.run(SOURCE_CHECKS, AgainstSource(subject, originals))
     _skip(findings, subject, originals)
     return Verification(
         source=name,
@@ -156,7 +156,7 @@ def verify_subject(
 
 
 def _producer(subject: Subject) -> str:
-    """Return the dialect that the layout is named after, else the default."""
+    """Return the dialect with the name of the layout, else the default."""
     return subject.layout.name if subject.layout is not None and subject.layout.name in DIALECTS else DEFAULT.name
 
 
@@ -168,8 +168,8 @@ class _Amaxes:
         self._amax = SharedAmax(fused_sets(weights).values(), self._find)
 
     def of(self, stored: StoredWeight, decode: float) -> list[float]:
-        """Return the magnitudes that a tensor scale may have been chosen by: of the weight, of its set, and what the
-        scale itself says; [0.0] for a format without a tensor scale."""
+        """Return the amaxes from which a tensor scale may follow: of the weight, of its fused set, and the one that the
+        scale implies; [0.0] for a format without a tensor scale."""
         fmt, name = stored.weight.format, stored.weight.name
         if fmt.tensor_scale is None:
             return [0.0]
@@ -194,41 +194,44 @@ def _verified(
     originals: Originals | None,
 ) -> Verified:
     checkpoint, weight = subject.checkpoint, stored.weight
-    facts = facts_of(checkpoint, stored)
-    findings.look(WEIGHT_CHECKS, facts)
-    distance = origin = None
+    summary = summarize(checkpoint, stored)
+    findings.run(WEIGHT_CHECKS, summary)
+    distance = provenance = None
     original = _original(stored, originals)
     if original is not None:
         x = original.read()
-        pair = pair_of(checkpoint, stored, original, x, tracer.backend)
-        findings.look(PAIR_CHECKS, pair)
-        distance = pair.distance
-        origin = tracer.origin(checkpoint, stored, x, original.info.dtype, amaxes.of(stored, facts.decode))
+        compared = compare_weight(checkpoint, stored, original, x, tracer.backend)
+        findings.run(ORIGINAL_CHECKS, compared)
+        distance = compared.distance
+        provenance = tracer.trace(checkpoint, stored, x, original.info.dtype, amaxes.of(stored, summary.decode))
     places = (weight.name, weight.name.removesuffix(".weight"), *(part.entry.name for part in stored.contents))
     return Verified(
         weight.name,
         tuple(dict.fromkeys(places)),
         weight.format.name,
         stored.plain.shape,
-        summary_of(facts),
+        summary.tensor_level,
         distance,
-        origin,
+        provenance,
     )
 
 
 def _original(stored: StoredWeight, originals: Originals | None) -> Original | None:
-    """Return the original that a weight can be held against."""
+    """Return the original of a weight, if it has a comparable shape and dtype."""
     original = None if originals is None else originals.by_name.get(stored.weight.name)
     fits = original is not None and original.shape == stored.plain.shape and original.info.dtype in _MEASURED
     return original if fits else None
 
 
-def _retraced(
+def _most_frequent(
     subject: Subject, weights: list[Verified], tracer: Tracer, amaxes: _Amaxes, originals: Originals | None
 ) -> list[Verified]:
-    """Return the weights, each with the rule that made its bytes; where several did, the one that made those of
-    most."""
-    known = {each.name: {each.origin.scheme: each.origin} for each in weights if each.origin and each.origin.exact}
+    """Return the weights with the scheme that reproduces their bytes; of several, the one that fits most weights."""
+    known = {
+        each.name: {each.provenance.scheme: each.provenance}
+        for each in weights
+        if each.provenance and each.provenance.exact
+    }
     for each in weights:
         stored = subject.weights[each.name]
         original = _original(stored, originals)
@@ -239,13 +242,13 @@ def _retraced(
         for scheme in others:
             if scheme not in known[each.name]:
                 one = Tracer(tracer.backend, tracer.first, [scheme], only_found=True)
-                origin = one.origin(subject.checkpoint, stored, x, original.info.dtype, scales)
-                if origin is not None and origin.exact:
-                    known[each.name][scheme] = origin
-    made = Counter(scheme for origins in known.values() for scheme in origins)
-    ranked = [scheme for scheme, _ in made.most_common()]
+                provenance = one.trace(subject.checkpoint, stored, x, original.info.dtype, scales)
+                if provenance is not None and provenance.exact:
+                    known[each.name][scheme] = provenance
+    counts = Counter(scheme for schemes in known.values() for scheme in schemes)
+    ranked = [scheme for scheme, _ in counts.most_common()]
     return [
-        replace(each, origin=next(known[each.name][scheme] for scheme in ranked if scheme in known[each.name]))
+        replace(each, provenance=next(known[each.name][scheme] for scheme in ranked if scheme in known[each.name]))
         if each.name in known
         else each
         for each in weights
@@ -256,20 +259,20 @@ _MEASURED = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def _skip(findings: Findings, subject: Subject, originals: Originals | None) -> None:
-    """Say of every check that could not be made why."""
+    """Record the reason for every check that is skipped."""
     if originals is None:
-        findings.skip((*SOURCE_CHECKS, *PAIR_CHECKS), "needs --against SOURCE")
+        findings.skip((*SOURCE_CHECKS, *ORIGINAL_CHECKS), "needs --against SOURCE")
     if subject.tensor_parallel is None:
         findings.skip(DEVICE_CHECKS, "needs --tp N")
-    why = skipped_ignored(subject)
-    if why is not None:
-        findings.skip(_named(*_IGNORE_CHECKS), why)
+    reason = skipped_ignored(subject)
+    if reason is not None:
+        findings.skip(_named(*_IGNORE_CHECKS), reason)
     if not subject.recorded_files:
-        findings.skip(_named("recorded_file"), f"no {RECORD} beside it names files")
+        findings.skip(_named("recorded_file"), f"no {RECORD} with file names")
     if not subject.recorded_tensors:
-        findings.skip(RECORD_CHECKS, f"no {RECORD} beside it names tensors")
+        findings.skip(RECORD_CHECKS, f"no {RECORD} with tensors")
     if subject.checkpoint.index is None:
-        findings.skip(_named("weight_map", "total_size"), "it has no index")
+        findings.skip(_named("weight_map", "total_size"), "no index")
 
 
 def _named(*names: str) -> list[Check[Any]]:
@@ -279,10 +282,10 @@ def _named(*names: str) -> list[Check[Any]]:
 def _notes(subject: Subject, originals: Originals | None) -> tuple[str, ...]:
     notes = list(subject.checkpoint.notes)
     if originals is not None and originals.checkpoint.restored_from is not None:
-        notes.append("The source is quantized itself: errors are measured against the values its codes stand for.")
-    foreign = subject.seen.foreign if subject.seen is not None else {}
+        notes.append("The source is quantized itself: errors are measured against its dequantized values.")
+    foreign = subject.view.foreign if subject.view is not None else {}
     if foreign:
-        notes.append(f"{len(foreign):,} weights are in formats of others, whose values were not looked at.")
+        notes.append(f"{len(foreign):,} weights are in third-party formats; their values were not checked.")
     return tuple(notes)
 
 

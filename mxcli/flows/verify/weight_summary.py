@@ -1,4 +1,4 @@
-"""What is known of a quantized weight when all of it has been read."""
+"""Summaries of quantized weights over the grids of their blocks, and the ranks of codes that they are made of."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from mxcli.files.tensors import Array
 from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.blocks import Quantized, folded
 from mxcli.numerics.floats import FP32, FloatFormat
+from mxcli.numerics.formats import BlockFormat
 
 SLAB_ELEMENTS = 1 << 22
-"""Elements looked at together, about."""
+"""Approximate number of elements processed at a time."""
 NOT_FINITE = 255
 """The rank of codes that are NaN or infinite."""
 _NARROW = 64
 Block = tuple[int | None, int | None]
 
 
-def scale_values(row: FloatFormat, scales: Array) -> Array:
-    """Scale as binary64."""
-    if row is FP32:
+def scale_values(fmt: FloatFormat, scales: Array) -> Array:
+    """Return scales as binary64."""
+    if fmt is FP32:
         return np.asarray(scales, np.float64)
-    values: Array = _values(row)[scales]
+    values: Array = _values(fmt)[scales]
     return values
 
 
 @cache
-def _values(row: FloatFormat) -> Array:
-    """Return by code of 8 bits its value."""
-    return np.asarray([row.value(code) for code in range(256)])
+def _values(fmt: FloatFormat) -> Array:
+    """Return the value of each 8-bit code."""
+    return np.asarray([fmt.value(code) for code in range(256)])
 
 
 @cache
 def magnitudes(element: FloatFormat) -> Array:
-    """Return the finite magnitudes of an element format, rising."""
+    """Return the finite magnitudes of an element format, ascending."""
     values = [abs(element.value(code)) for code in range(1 << element.bits)]
     return np.asarray(sorted({value for value in values if math.isfinite(value)}))
 
 
 @cache
 def magnitude_ranks(element: FloatFormat) -> Array:
-    """Return by stored code the place of its magnitude among the finite ones, or NOT_FINITE."""
+    """Return the rank of each stored code's magnitude among the finite ones, or NOT_FINITE."""
     places = {value: place for place, value in enumerate(magnitudes(element).tolist())}
     used = (1 << element.bits) - 1
     return np.asarray([places.get(abs(element.value(code & used)), NOT_FINITE) for code in range(256)], np.uint8)
 
 
 def slabs(q: Quantized) -> Iterator[tuple[Quantized, tuple[int, slice]]]:
-    """Yield the weight in parts of whole blocks, each with where it lies in the folded grid: batch index and rows of
-    blocks.
+    """Yield a weight in parts of whole blocks, each with its place in the folded grid: batch index and rows of blocks.
 
-    Parts of a weight under one scale all lie at the same place.
+    Parts of a weight with one scale all have the same place.
     """
     batch, rows, columns = folded(q.shape)
     whole = q.format.block == (None, None)
     block = 1 if whole else min(q.format.block[0] or max(rows, 1), max(rows, 1))
-    step = max(SLAB_ELEMENTS // max(columns * block, 1), 1) * block
+    height = max(SLAB_ELEMENTS // max(columns * block, 1), 1) * block
     packed, scales = q.packed.reshape(batch, rows, q.packed.shape[-1]), grid_of(q)
     for index in range(batch):
-        for begin in range(0, rows, step):
-            end = min(begin + step, rows)
+        for begin in range(0, rows, height):
+            end = min(begin + height, rows)
             place, at = (0, slice(0, 1)) if whole else (index, slice(begin // block, -(-end // block)))
             part = replace(q, shape=(end - begin, columns), packed=packed[index, begin:end], scales=scales[place, at])
             yield part, (place, at)
@@ -81,8 +81,8 @@ def grid_of(q: Quantized) -> Array:
 
 
 def ranks_by_block(q: Quantized) -> tuple[Array, int]:
-    """Return the rank of the largest finite magnitude of each block, in the folded grid, and how many codes are not
-    finite."""
+    """Return the rank of each block's largest finite magnitude, in the folded grid, and the number of codes that are
+    not finite."""
     ranks = np.zeros(grid_of(q).shape, np.uint8)
     with_nan, bad = bool((magnitude_ranks(q.format.element) == NOT_FINITE).any()), 0
     for part, (index, at) in slabs(q):
@@ -95,7 +95,7 @@ def ranks_by_block(q: Quantized) -> tuple[Array, int]:
 
 
 def between_by_block(q: Quantized) -> Array:
-    """Return which blocks have a code that is finite, not zero, and not the largest, in the folded grid."""
+    """Return, in the folded grid, the blocks with a code that is finite, not zero, and not the largest."""
     found = np.zeros(grid_of(q).shape, bool)
     top = len(magnitudes(q.format.element)) - 1
     for part, (index, at) in slabs(q):
@@ -105,7 +105,7 @@ def between_by_block(q: Quantized) -> Array:
 
 
 def blocks_of(differing: Array, block: Block) -> Array:
-    """Return which blocks of a tensor have an element that is marked, in the shape of its grid."""
+    """Return the blocks of a tensor with a marked element, in the shape of its grid."""
     marks = np.ascontiguousarray(differing).view(np.uint8).reshape(folded(differing.shape))
     if block == (None, None):
         whole: Array = _by_block(marks.reshape(-1, marks.shape[-1]), block, marks.shape[-1]) > 0
@@ -117,7 +117,7 @@ def blocks_of(differing: Array, block: Block) -> Array:
 
 @cache
 def _pair_ranks(element: FloatFormat) -> Array:
-    """Return by byte of two codes the larger of their ranks."""
+    """Return for each byte of two codes the larger of their ranks."""
     ranks = magnitude_ranks(element)
     pairs = np.arange(256)
     larger: Array = np.maximum(ranks[pairs & 15], ranks[pairs >> 4])
@@ -125,11 +125,12 @@ def _pair_ranks(element: FloatFormat) -> Array:
 
 
 def _pairs_ranked(part: Quantized) -> tuple[Array, int]:
-    """Rank of the codes of a matrix, of 4-bit codes the larger of each pair, and how many a block has across."""
-    row = part.format
-    across = row.block[1] or part.shape[-1]
-    if row.element.stored_bits == 4 and across % 2 == 0:
-        pairs: Array = _pair_ranks(row.element)[part.packed]
+    """Return the ranks of the codes of a matrix, the larger of each pair for 4-bit codes, and their number across a
+    block."""
+    fmt = part.format
+    across = fmt.block[1] or part.shape[-1]
+    if fmt.element.stored_bits == 4 and across % 2 == 0:
+        pairs: Array = _pair_ranks(fmt.element)[part.packed]
         return pairs, across // 2
     return _ranked(part), across
 
@@ -140,7 +141,7 @@ def _ranked(part: Quantized) -> Array:
 
 
 def _by_block(units: Array, block: Block, across: int) -> Array:
-    """Return the largest unit of each block of a matrix, edges completed with zeros."""
+    """Return the largest unit of each block of a matrix; edges are padded with zeros."""
     rows, columns = units.shape
     across, down = max(across, 1), min(block[0] or rows, rows)
     short, narrow = -rows % max(down, 1), -columns % across
@@ -152,24 +153,24 @@ def _by_block(units: Array, block: Block, across: int) -> Array:
     if across > _NARROW:
         widest: Array = parts.max(axis=-1)
         return widest
-    # Narrow blocks: column by column is three times as fast as a reduction over them.
+    # Narrow blocks: column by column is three times as fast as a reduction.
     largest: Array = parts[..., 0].copy()
     for at in range(1, across):
         np.maximum(largest, parts[..., at], out=largest)
     return largest
 
 
-_LOOK = 1 << 12
-"""Units of codes that are looked at before all are, to see whether they are one code."""
+_FIRST_UNITS = 1 << 12
+"""Units of codes compared first in the test for a single code."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class WeightSummary:
     """A weight and, over the grid of its blocks, its scales as stored and by value and the largest finite code value.
 
-    `lost` counts blocks with scale 0 whose codes are not all zero or the largest: a scale that rounded to zero leaves
-    no others. `emptied` counts the other blocks with scale 0 that have a code. `code` is the one code that all elements
-    have; None where they have several.
+    `lost` counts blocks with scale 0 that have other codes than 0 and the largest, which an underflowed scale cannot
+    leave. `emptied` counts the other blocks with scale 0 and a code that is not 0. `code` is the single code of all
+    elements (None: several).
     """
 
     stored: StoredWeight
@@ -189,74 +190,88 @@ class Facts:
         return self.stored.weight.name
 
     @property
+    def format(self) -> BlockFormat:
+        """The format of the weight."""
+        return self.stored.weight.format
+
+    @property
+    def scales_name(self) -> str:
+        """The tensor that holds the scales of the blocks, alone or with the codes."""
+        contents = self.stored.contents
+        return next((part.entry.name for part in contents if part.holds.name == "scales"), self.codes_name)
+
+    @property
+    def codes_name(self) -> str:
+        """The tensor that holds the codes."""
+        return self.stored.contents[0].entry.name
+
+    @property
     def decode(self) -> float:
-        """The factor of the whole tensor that scales back; 1 where there is none."""
+        """The decode scale of the tensor; 1 if it has none."""
         return decode_scale(self.tensor_scale, self.tensor_encode)
 
     @property
     def amax(self) -> float:
-        """The largest magnitude that codes and scales stand for, NaN scales left out."""
+        """The largest dequantized magnitude, without blocks whose scale is NaN."""
         return _largest(self.code_max * self.scale_values) * self.decode
 
     @property
     def amax_inverted(self) -> float:
-        """The same with every scale that could be stored the other way round inverted: the tensor's, or each block's
-        where it is binary32; that of other scales is `amax`."""
+        """The amax with inverted scales: the tensor's, or each block's if it is binary32; `amax` for other scales."""
         if self.tensor_scale is not None or self.tensor_encode != 1.0:
             return self.amax / self.decode**2 if self.decode else math.inf
-        if self.stored.weight.format.scale is not FP32:
+        if self.format.scale is not FP32:
             return self.amax
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return _largest(self.code_max / self.scale_values)
 
+    @property
+    def tensor_level(self) -> TensorSummary:
+        """The numbers of the whole tensor."""
+        scale = math.nan
+        if self.format.tensor_scale is not None:
+            scale = self.decode
+        elif self.format.block == (None, None):
+            scale = float(self.scale_values.reshape(-1)[0])
+        return TensorSummary(scale, self.amax)
+
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """What is kept of the facts of a weight: the one `scale` of the whole tensor, its tensor scale or that of a format
-    with a single scale (NaN: it has none), and the largest magnitude."""
+class TensorSummary:
+    """The numbers kept of a weight: its `scale`, which is the tensor scale or that of a format with a single scale
+    (NaN: none), and its amax."""
 
     scale: float
     amax: float
 
 
-def facts_of(checkpoint: Checkpoint, stored: StoredWeight) -> Facts:
-    """Return the facts of a weight; reads all of it."""
+def summarize(checkpoint: Checkpoint, stored: StoredWeight) -> WeightSummary:
+    """Read a weight and return its summary."""
     arrays = [read(checkpoint, checkpoint.tensors[content.entry.name]) for content in stored.contents]
-    facts = _facts(stored, quantized_from(stored.weight, list(zip(stored.contents, arrays, strict=True))))
+    summary = _summary(stored, quantized_from(stored.weight, list(zip(stored.contents, arrays, strict=True))))
     for array in arrays:
         release_pages(array)
-    return facts
-
-
-def summary_of(facts: Facts) -> Summary:
-    """Return what is kept of facts."""
-    row = facts.stored.weight.format
-    scale = math.nan
-    if row.tensor_scale is not None:
-        scale = facts.decode
-    elif row.block == (None, None):
-        scale = float(facts.scale_values.reshape(-1)[0])
-    return Summary(scale, facts.amax)
+    return summary
 
 
 def decode_scale(tensor_scale: float | None, tensor_encode: float) -> float:
-    """Return the factor that scales a whole tensor back, from whichever of its two directions is known."""
+    """Return the decode scale of a tensor from the direction that is stored."""
     if tensor_scale is not None:
         return tensor_scale
     return 1.0 / tensor_encode if tensor_encode else math.inf
 
 
-def _facts(stored: StoredWeight, q: Quantized) -> Facts:
-    row = stored.weight.format
-    values = scale_values(row.scale, q.scales)
+def _summary(stored: StoredWeight, q: Quantized) -> WeightSummary:
+    fmt = stored.weight.format
+    values = scale_values(fmt.scale, q.scales)
     ranks, not_finite = ranks_by_block(q)
     zero = (values == 0).reshape(ranks.shape)
     mixed = between_by_block(q) if zero.any() else np.zeros_like(zero)
-    return Facts(
+    return WeightSummary(
         stored,
         q.scales,
         values,
-        magnitudes(row.element)[ranks].reshape(values.shape),
+        magnitudes(fmt.element)[ranks].reshape(values.shape),
         not_finite,
         lost=int(np.count_nonzero(zero & mixed)),
         emptied=int(np.count_nonzero(zero & ~mixed & (ranks > 0))),
@@ -272,12 +287,12 @@ def _largest(values: Array) -> float:
 
 
 def _only_code(q: Quantized) -> int | None:
-    """Return the code that every element has; None where there are several, or fewer than two elements."""
+    """Return the single code of all elements; None if there are several codes, or fewer than two elements."""
     size = {4: 1, 6: 3, 8: 1}[q.format.element.stored_bits]
     if math.prod(q.shape) < 2 or q.packed.size % size:
         return None
     units = q.packed.reshape(-1, size)
-    if not (units[:_LOOK] == units[0]).all() or not (units == units[0]).all():
+    if not (units[:_FIRST_UNITS] == units[0]).all() or not (units == units[0]).all():
         return None
     first = unpacked(replace(q, shape=(1, q.shape[-1]), packed=q.packed.reshape(-1, q.packed.shape[-1])[:1]))[0]
     return int(first[0]) if (first == first[0]).all() else None

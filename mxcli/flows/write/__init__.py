@@ -1,1 +1,1 @@
-"""Checkpoints written and read back: arranged in files, quantized, restored, recorded."""
+"""Checkpoints written and read back: arranged in files, quantized, dequantized, recorded."""

@@ -1,4 +1,4 @@
-"""A plan laid out in files: which layout, which tensors in which shard, at what cost; still from headers alone."""
+"""The arrangement of a plan in files: layout, shards, configuration and memory, from headers alone."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from mxcli.flows.write.sharding import Unit, shards_of
 from mxcli.flows.write.split import Piece, pieces_of, stack_module
 
 NEVER_LINEAR = frozenset({"norm", "embedding", "bias", "buffer", "scale", "codes", "lora"})
-"""Roles that are no linear layer, so that no loader would look for their codes."""
+"""Roles outside linear layers: loaders do not look for their codes."""
 
 
 def ignored_modules(kept: Iterable[TensorInfo], tied: Mapping[str, str], quantized: Iterable[str]) -> tuple[str, ...]:
-    """Return full paths of modules, sorted: routers, output heads (tied ones too), whatever else may be a linear layer.
+    """Return full paths of modules that stay plain, sorted: routers, output heads (tied ones included), and all others
+    that may be linear layers.
 
-    `quantized` are names of quantized weights; a stack of experts names the module that holds it.
+    `quantized` are names of quantized weights; a stack of experts stands for the module that holds it.
     """
     modules = {alias.removesuffix(".weight") for alias in tied if alias.endswith(".weight")}
     for info in kept:
@@ -53,9 +54,9 @@ Units = Mapping[Path, Sequence[Unit]]
 class Container:
     """A kind of weight file.
 
-    `outline(checkpoint, tensors)` says where tensors of a source go, and raises RefusedError with every reason why such
-    files cannot hold the model. `shards(checkpoint, outline, units by file of the source, weights, largest size asked
-    for)` are the files.
+    `outline(checkpoint, tensors)` returns the destinations of a source's tensors, and raises RefusedError with every
+    reason why such files cannot hold the model. `shards(checkpoint, outline, units by file of the source, weights,
+    requested size limit)` returns the files.
     """
 
     outline: Callable[[Checkpoint, Sequence[TensorInfo]], OutputOutline]
@@ -74,14 +75,14 @@ def _gguf_outline(checkpoint: Checkpoint, infos: Sequence[TensorInfo]) -> Output
 def _gguf_shards(
     checkpoint: Checkpoint, outline: OutputOutline, units: Units, weights: Sequence[Weight], max_bytes: int | None
 ) -> tuple[Shard, ...]:
-    """Return one file, whatever the source has; raises RefusedError where a size is asked for that it would exceed, and
-    for tensors that would occur twice."""
+    """Return one file for any source. Raises RefusedError if it exceeds the requested size, and for tensors that would
+    occur twice."""
     entries = [Entry(name, "F32", array.shape) for name, array in outline.constants.items()]
     entries += [entry for file in checkpoint.files for unit in units.get(file, ()) for entry in unit]
     counts = Counter(entry.name for entry in entries)
     twice = [
-        f"'{printable(name)}' would be written {count} times: two tensors of the source are the same one of the "
-        f"architecture {outline.architecture}. Leave one of them out."
+        f"'{printable(name)}' would be written {count} times: two tensors of the source have this name in the "
+        f"architecture {outline.architecture}. Remove one of them."
         for name, count in counts.items()
         if count > 1
     ]
@@ -91,8 +92,8 @@ def _gguf_shards(
     shard = Shard(SOLE[GGUF], tuple(entries), form=Form(lambda shard: header, tuple, ALIGNMENT))
     if max_bytes is not None and shard.data_bytes > max_bytes:
         raise RefusedError(
-            f"{printable(checkpoint.root)}: the layout gguf writes one file, here of {shard.data_bytes:,} bytes of "
-            f"tensors; --max-shard-size allows {max_bytes:,}. Leave it out."
+            f"{printable(checkpoint.root)}: the layout gguf writes one file, here with {shard.data_bytes:,} bytes of "
+            f"tensors; --max-shard-size allows {max_bytes:,}. Omit it."
         )
     return (shard,)
 
@@ -108,40 +109,41 @@ CONTAINERS: Mapping[str, Container] = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A step, where its tensor goes (None: nowhere), and the pieces it is quantized in; without pieces its tensor is
-    copied, or left out if it is tied."""
+    """A planned tensor, its destination (None: none), and the pieces it is quantized in; without pieces it is copied,
+    or omitted if it is tied."""
 
-    step: TensorPlan
+    planned: TensorPlan
     target: Destination | None
     pieces: tuple[Piece, ...] = ()
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The tensors written for it."""
+        """The tensors to write."""
         return tuple(entry for unit in self.units for entry in unit)
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """The same, by pieces."""
+        """The tensors to write, by pieces."""
         if self.pieces:
             return tuple(piece.entries for piece in self.pieces)
-        if self.target is None or self.step.tied_to is not None:
+        if self.target is None or self.planned.tied_to is not None:
             return ()
-        return ((Entry(self.target.name, self.target.dtype, self.step.tensor.shape),),)
+        return ((Entry(self.target.name, self.target.dtype, self.planned.tensor.shape),),)
 
     @property
     def working_bytes(self) -> int:
-        """Memory it needs: the tensor, and of its largest piece what is written and a copy where it is turned."""
+        """Memory of the task: the tensor, a copy if it is transposed or reordered, and the output of its largest
+        piece."""
         largest = max((piece.nbytes for piece in self.pieces), default=0)
-        copied = self.step.axis == COLUMN or (self.target is not None and self.target.reorder is not None)
-        turned = self.step.tensor.nbytes // max(1, len(self.pieces)) if copied else 0
-        return self.step.tensor.nbytes + turned + largest
+        copied = self.planned.axis == COLUMN or (self.target is not None and self.target.reorder is not None)
+        copy = self.planned.tensor.nbytes // max(1, len(self.pieces)) if copied else 0
+        return self.planned.tensor.nbytes + copy + largest
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What is written: the tasks in order, the shards they fill, and configuration files by name; `ignored` are the
-    modules that stay plain, `constants` tensors that the source lacks."""
+    """The output: the tasks in order, the shards they fill, and configuration files by name; `ignored` are the modules
+    that stay plain, `constants` are tensors missing in the source."""
 
     layout: Layout
     tasks: tuple[Task, ...]
@@ -152,55 +154,55 @@ class Arrangement:
     constants: Mapping[str, Array] = field(default_factory=dict)
 
     @property
-    def steps(self) -> tuple[TensorPlan, ...]:
-        """The steps as they are carried out: what the layout cannot hold is kept."""
-        return tuple(task.step for task in self.tasks)
+    def tensors(self) -> tuple[TensorPlan, ...]:
+        """The plan of each tensor, with those kept that the layout cannot hold."""
+        return tuple(task.planned for task in self.tasks)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """Everything quantized."""
+        """The quantized weights."""
         return tuple(piece.weight for task in self.tasks for piece in task.pieces)
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of the shards."""
+        """Size of the shards in bytes."""
         return sum(shard.nbytes for shard in self.shards)
 
     @property
     def need(self) -> Need:
-        """The memory it takes: the largest task while the output before it is still being written."""
+        """The memory: the largest task while the output of the previous one is being written."""
         pending = max(piece.nbytes for task in self.tasks for piece in task.pieces)
-        return need_of(((task.step.tensor.name, task.working_bytes) for task in self.tasks), pending)
+        return need_of(((task.planned.tensor.name, task.working_bytes) for task in self.tasks), pending)
 
 
 def arrange(
     checkpoint: Checkpoint, plan: Plan, layout: str | None = None, *, max_shard_bytes: int | None = None
 ) -> Arrangement:
-    """Return the plan in files; `layout` None is the one the plan's options name, else the preferred one that serves.
-    Without `max_shard_bytes` the sharding of the source is kept.
+    """Arrange a plan in files; `layout` None: that of the plan's options, else the preferred one if it can hold the
+    plan. Without `max_shard_bytes` the sharding of the source is kept.
 
-    Steps that the layout cannot hold are kept, with a note. Raises RefusedError, naming everything at once, for a
-    format or padding that a named layout cannot hold, for names that would occur twice, and if nothing is left.
+    Tensors that the layout cannot hold are kept, with a note. Raises RefusedError, with all problems at once, for a
+    format or padding that a named layout cannot hold, for names that would occur twice, and if nothing is quantized.
     """
     chosen = layout_of(checkpoint, plan, layout)
     _refuse_impossible(plan, chosen)
     container = CONTAINERS[chosen.kind]
-    outline = container.outline(checkpoint, [step.tensor for step in plan.tensors])
-    tasks = tuple(_task(step, chosen, checkpoint.config, outline.targets[step.tensor.name]) for step in plan.tensors)
+    outline = container.outline(checkpoint, [each.tensor for each in plan.tensors])
+    tasks = tuple(_task(each, chosen, checkpoint.config, outline.targets[each.tensor.name]) for each in plan.tensors)
     tasks = _whole_modules(tasks, chosen)
     if not any(task.pieces for task in tasks):
-        infos, reasons = [task.step.tensor for task in tasks], [task.step.reason for task in tasks]
-        refused = chosen is not MXCLI and any(step.scheme for step in plan.tensors)
+        infos, reasons = [task.planned.tensor for task in tasks], [task.planned.reason for task in tasks]
+        refused = chosen is not MXCLI and any(each.scheme for each in plan.tensors)
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons, in_other_layout=refused))
     units: dict[Path, list[Unit]] = {}
     for task in tasks:
-        units.setdefault(task.step.tensor.file, []).extend(task.units)
-    kept = [task.step.tensor for task in tasks if not task.pieces]
+        units.setdefault(task.planned.tensor.file, []).extend(task.units)
+    kept = [task.planned.tensor for task in tasks if not task.pieces]
     weights = [piece.weight for task in tasks for piece in task.pieces]
     ignored = ignored_modules(kept, checkpoint.tied, [weight.name for weight in weights])
     settings = chosen.settings(weights, ignored)
     configs = {
-        # Of a source without configuration, just what says how the codes are to be read.
+        # A source without configuration gets only the settings that describe the codes.
         CONFIG: {**(checkpoint.config or {}), **({QUANTIZATION_CONFIG: settings} if settings else {})},
         **chosen.extra_configs(weights, ignored),
     }
@@ -211,66 +213,68 @@ def arrange(
 
 
 def layout_of(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Layout:
-    """Return the layout of that name, else the one the plan's options name, else the preferred one that serves."""
+    """Return the named layout, else that of the plan's options, else the preferred one if it can hold the plan."""
     name = layout or plan.options.layout
     if checkpoint.kind != GGUF:
         return find_layout(name) if name else _default_layout(checkpoint, plan)
     chosen = find_layout(name) if name else MXCLI
     if chosen is not MXCLI and chosen.kind != GGUF:
         raise RefusedError(
-            f"{printable(checkpoint.where)}: a GGUF file names its tensors for llama.cpp and has the rows of q and k "
-            f"in its order, so loaders of {chosen.name} would not find them. Use --layout gguf or {MXCLI.name}, or "
-            "quantize the checkpoint it was made from."
+            f"{printable(checkpoint.where)}: a GGUF file has the tensor names and the q and k row order of llama.cpp, "
+            f"which loaders of {chosen.name} do not read. Use --layout gguf or {MXCLI.name}, or quantize the "
+            "checkpoint it was made from."
         )
     return chosen
 
 
 def _described(shards: tuple[Shard, ...], tasks: Sequence[Task], layout: Layout) -> tuple[Shard, ...]:
-    """Return the shards, with what the layout says in the header of each."""
+    """Return the shards with the layout's metadata in each header."""
     weights = [piece.weight for task in tasks for piece in task.pieces]
-    said = layout.metadata(weights, [entry.name for task in tasks if not task.pieces for entry in task.entries])
-    return tuple(replace(shard, metadata={**shard.metadata, **said}) for shard in shards)
+    metadata = layout.metadata(weights, [entry.name for task in tasks if not task.pieces for entry in task.entries])
+    return tuple(replace(shard, metadata={**shard.metadata, **metadata}) for shard in shards)
 
 
-def _task(step: TensorPlan, layout: Layout, config: Mapping[str, object] | None, target: Destination | None) -> Task:
-    if step.scheme is None:
-        return Task(step, target)
-    pieces = "it has no place for it" if target is None else pieces_of(step, layout, config, target)
+def _task(planned: TensorPlan, layout: Layout, config: Mapping[str, object] | None, target: Destination | None) -> Task:
+    if planned.scheme is None:
+        return Task(planned, target)
+    pieces = "it has no place for it" if target is None else pieces_of(planned, layout, config, target)
     if isinstance(pieces, str):
-        return Task(_kept(step, layout, pieces), target)
-    return Task(step, target, pieces)
+        return Task(_kept(planned, layout, pieces), target)
+    return Task(planned, target, pieces)
 
 
 def _whole_modules(tasks: tuple[Task, ...], layout: Layout) -> tuple[Task, ...]:
-    """Return the tasks, where a stack of experts is split (or held by a layout of whole stacks) only if all stacks of
-    its module are: a loader is told of a module either that it is quantized or that it is not."""
-    modules = [stack_module(task.step.tensor.name) for task in tasks]
-    torn = {module for module, task in zip(modules, tasks, strict=True) if module and not task.pieces}
+    """Return the tasks with a stack of experts quantized only if all stacks of its module are, where it is split or the
+    layout holds whole stacks: loaders treat a module as quantized or plain as a whole."""
+    modules = [stack_module(task.planned.tensor.name) for task in tasks]
+    partly_kept = {module for module, task in zip(modules, tasks, strict=True) if module and not task.pieces}
     return tuple(
-        Task(_kept(task.step, layout, "another stack of its experts is kept"), task.target)
-        if module in torn and any(layout.whole_stacks or piece.expert is not None for piece in task.pieces)
+        Task(_kept(task.planned, layout, "another stack of its experts is kept"), task.target)
+        if module in partly_kept and any(layout.whole_stacks or piece.expert is not None for piece in task.pieces)
         else task
         for module, task in zip(modules, tasks, strict=True)
     )
 
 
-def _kept(step: TensorPlan, layout: Layout, reason: str) -> TensorPlan:
-    return replace(step, scheme=None, padded=False, group=None, reason=f"kept: {layout.name} cannot hold it: {reason}")
+def _kept(planned: TensorPlan, layout: Layout, reason: str) -> TensorPlan:
+    return replace(
+        planned, scheme=None, padded=False, group=None, reason=f"kept: {layout.name} cannot hold it: {reason}"
+    )
 
 
 def _default_layout(checkpoint: Checkpoint, plan: Plan) -> Layout:
-    """Return the preferred layout if it has every format, needs no padding and holds most of the elements, else our
-    own."""
-    steps = plan.quantized
-    if any(step.padded for step in steps) or not _formats(steps) <= set(PREFERRED.formats):
+    """Return the preferred layout if it has every format, needs no padding and holds most elements, else that of
+    mxcli."""
+    tensors = plan.quantized
+    if any(each.padded for each in tensors) or not _formats(tensors) <= set(PREFERRED.formats):
         return MXCLI
-    held = [step for step in steps if not isinstance(pieces_of(step, PREFERRED, checkpoint.config), str)]
-    return PREFERRED if 2 * _elements(held) >= _elements(steps) else MXCLI
+    held = [each for each in tensors if not isinstance(pieces_of(each, PREFERRED, checkpoint.config), str)]
+    return PREFERRED if 2 * _elements(held) >= _elements(tensors) else MXCLI
 
 
 def _refuse_impossible(plan: Plan, layout: Layout) -> None:
-    """Raise RefusedError for formats that a layout lacks, for padding where it stores none, and for scales of inputs
-    that it cannot do without."""
+    """Raise RefusedError for formats that a layout lacks, for padding that it does not store, and for missing input
+    scales that it requires."""
     problems = [
         f"{name}: the layout {layout.name} cannot hold it; it holds {', '.join(layout.formats)}. Use --layout "
         f"{MXCLI.name} for any format."
@@ -278,46 +282,45 @@ def _refuse_impossible(plan: Plan, layout: Layout) -> None:
         if layout is not MXCLI
     ]
     problems += [
-        f"{printable(step.tensor.name)} {list(step.tensor.shape)}: the layout {layout.name} stores no padding. Use "
+        f"{printable(each.tensor.name)} {list(each.tensor.shape)}: the layout {layout.name} stores no padding. Use "
         f"--layout {MXCLI.name} or --on-indivisible keep."
-        for step in plan.quantized
-        if step.padded and layout is not MXCLI
+        for each in plan.quantized
+        if each.padded and layout is not MXCLI
     ]
     problems += [
         f"{name}: loaders of the layout {layout.name} take a stored scale of each layer's inputs. Give captured inputs "
-        f"with --captures, or use a format whose inputs are quantized as they come, such as {name}_channel."
-        for name in sorted({step.scheme.format.name for step in plan.quantized if step.scheme and not step.input_scale})
+        f"with --captures, or use a format with dynamic input scales, such as {name}_channel."
+        for name in sorted({each.scheme.format.name for each in plan.quantized if each.scheme and not each.input_scale})
         if name in layout.needs_input_scales
     ]
     if problems:
-        raise together(RefusedError, f"What the layout {layout.name} cannot hold", problems)
+        raise together(RefusedError, f"Not supported by the layout {layout.name}", problems)
 
 
 def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) -> list[str]:
-    """Return what the user might not expect of the layout: weights kept because of it, and that another one was
-    taken."""
-    unheld = [step for step, task in zip(plan.tensors, tasks, strict=True) if step.scheme and not task.pieces]
+    """Return notes on weights kept because of the layout, and on a layout other than the preferred one."""
+    unsupported = [each for each, task in zip(plan.tensors, tasks, strict=True) if each.scheme and not task.pieces]
     notes = []
-    if unheld:
-        share = 100 * _elements(unheld) / _elements(plan.tensors)
+    if unsupported:
+        share = 100 * _elements(unsupported) / _elements(plan.tensors)
         notes.append(
-            f"{_elements(unheld):,} parameters ({share:.1f} % of the model, {len(unheld):,} tensors) are not "
+            f"{_elements(unsupported):,} parameters ({share:.1f} % of the model, {len(unsupported):,} tensors) are not "
             f"quantized, since {layout.name} cannot hold "
-            f"'{printable(unheld[0].tensor.name)}'{' and others' if len(unheld) > 1 else ''}. Use --layout "
+            f"'{printable(unsupported[0].tensor.name)}'{' and others' if len(unsupported) > 1 else ''}. Use --layout "
             f"{MXCLI.name} to quantize them."
         )
     if not named and layout is not PREFERRED:
         missing = sorted(_formats(plan.quantized) - set(PREFERRED.formats))
         lacks = f"has no {', '.join(missing)}" if missing else "cannot hold most of the weights"
-        padded = any(step.padded for step in plan.quantized) and not missing
+        padded = any(each.padded for each in plan.quantized) and not missing
         reason = "stores no padding" if padded else lacks
         notes.append(f"Written in the layout {layout.name}, since {PREFERRED.name} {reason}.")
     return notes
 
 
-def _formats(steps: Sequence[TensorPlan]) -> set[str]:
-    return {step.scheme.format.name for step in steps if step.scheme is not None}
+def _formats(tensors: Sequence[TensorPlan]) -> set[str]:
+    return {each.scheme.format.name for each in tensors if each.scheme is not None}
 
 
-def _elements(steps: Sequence[TensorPlan]) -> int:
-    return sum(step.tensor.elements for step in steps)
+def _elements(tensors: Sequence[TensorPlan]) -> int:
+    return sum(each.tensor.elements for each in tensors)

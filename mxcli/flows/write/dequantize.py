@@ -1,4 +1,4 @@
-"""A quantized checkpoint back as plain floats, tensor by tensor, under the names it had."""
+"""Dequantization of a checkpoint, tensor by tensor, under its plain names."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.write.pipeline import Outcome, Work, WriteJob, WriteOptions, write_checkpoint
 from mxcli.flows.write.records import fingerprint
-from mxcli.flows.write.restore import Restoring, restoring, restoring_notes
+from mxcli.flows.write.restore import PlainView, omission_notes, plain_view
 from mxcli.flows.write.sharding import Unit, shards_of
 
 DTYPES = ("BF16", "F16", "F32", "F64")
 _PIECE = 1 << 20
-"""Elements looked at together."""
+"""Elements checked at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was written where and how far it came: the weights that were scaled back, with their dtype, and notes."""
+    """The result of a run: the dequantized weights with their dtypes, notes, and the progress."""
 
     folder: Path
     layout: str
@@ -39,9 +39,9 @@ class Restored:
 
 
 def memory_to_dequantize(checkpoint: Checkpoint, dtype: str | None = None) -> Need:
-    """Return what `dequantize_checkpoint` needs: a weight as stored and as written, while the one before is being
+    """Return the memory of `dequantize_checkpoint`: a weight as stored and as written, while the previous one is being
     written."""
-    plain = _restoring(checkpoint, dtype)
+    plain = _plain_view(checkpoint, dtype)
     pending = max(plain.tensors[name].nbytes for name in plain.dtypes)
     return need_of(((name, plain.working_bytes(info)) for name, info in plain.tensors.items()), pending)
 
@@ -53,66 +53,65 @@ def dequantize_checkpoint(
     backend: Backend,
     dtype: str | None = None,
     max_shard_bytes: int | None = None,
-    manner: WriteOptions = WriteOptions(),
+    options: WriteOptions = WriteOptions(),
     command: Sequence[str] = (),
 ) -> Restored:
-    """Scale every quantized weight back as its layout says and write a plain checkpoint: under final names all or
-    nothing.
+    """Dequantize every weight and write a plain checkpoint: complete under final names, or not at all.
 
-    `dtype` is one of DTYPES; None is the dtype that each weight had as far as it is recorded (else the model's,
-    else BF16). Values are rounded to BF16 or F16 once, from binary32. Raises RefusedError for a source in no layout
-    that is read back, and like quantize_checkpoint for the output; InputError where tensors do not fit their
-    configuration.
+    `dtype` is one of DTYPES; None: the recorded dtype of each weight, else the model's, else BF16. Values are rounded
+    once, from binary32 to BF16 or F16. Raises RefusedError for a layout that cannot be read back, and like
+    quantize_checkpoint for the output; InputError if tensors do not fit their configuration.
     """
-    seen = _restoring(checkpoint, dtype)
-    plain = seen.checkpoint(backend)
+    view = _plain_view(checkpoint, dtype)
+    plain = view.checkpoint(backend)
     units: dict[Path, list[Unit]] = {}
     for info in plain.tensors.values():
         units.setdefault(info.file, []).append((Entry(info.name, info.dtype, info.shape),))
-    dtypes = seen.dtypes
-    notes = tuple(restoring_notes(seen))
-    broken: dict[str, int] = {}
+    dtypes = view.dtypes
+    notes = tuple(omission_notes(view))
+    not_finite: dict[str, int] = {}
     record: dict[str, object] = {
         "schema": "mxcli.dequantized/1",
         "version": own_version(),
         "command": list(command),
         "input": fingerprint(checkpoint),
-        "layout": seen.layout.name,
+        "layout": view.layout.name,
         "dtypes": dtypes,
         "notes": list(notes),
     }
     work = Work(
         shards=shards_of(plain, units, max_shard_bytes),
-        jobs=tuple(_job(plain, info, broken if info.name in dtypes else None) for info in plain.tensors.values()),
+        jobs=tuple(_job(plain, info, not_finite if info.name in dtypes else None) for info in plain.tensors.values()),
         configs={CONFIG: plain.config} if plain.config else {},
         record=record,
-        finish=lambda record: {**record, "notes": [*notes, *_not_finite_notes(plain, broken)]},
+        finish=lambda record: {**record, "notes": [*notes, *_not_finite_notes(plain, not_finite)]},
     )
-    outcome = write_checkpoint(checkpoint, Path(output), work, manner)
-    told = (*notes, *_not_finite_notes(plain, broken))
-    return Restored(Path(output), seen.layout.name, dtypes, told, outcome)
+    outcome = write_checkpoint(checkpoint, Path(output), work, options)
+    all_notes = (*notes, *_not_finite_notes(plain, not_finite))
+    return Restored(Path(output), view.layout.name, dtypes, all_notes, outcome)
 
 
-def _restoring(checkpoint: Checkpoint, dtype: str | None) -> Restoring:
+def _plain_view(checkpoint: Checkpoint, dtype: str | None) -> PlainView:
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype '{printable(dtype)}': {', '.join(DTYPES)} can be written")
-    return restoring(checkpoint, dtype)
+    return plain_view(checkpoint, dtype)
 
 
-def _job(plain: Checkpoint, info: TensorInfo, broken: dict[str, int] | None) -> WriteJob:
-    """Yield the job for a tensor; of a weight that is scaled back `broken` is told how many values are not finite."""
+def _job(plain: Checkpoint, info: TensorInfo, not_finite: dict[str, int] | None) -> WriteJob:
+    """Return the job of a tensor; `not_finite` (None: not a dequantized weight) gets the number of its values that are
+    not finite."""
 
     def make() -> Iterator[tuple[str, Array]]:
         x = read(plain, info)
-        if broken is not None:
-            broken[info.name] = _not_finite(x, info.dtype)
+        if not_finite is not None:
+            not_finite[info.name] = _not_finite(x, info.dtype)
         yield info.name, x
 
     def recall(count: object) -> None:
-        if broken is not None and isinstance(count, int):
-            broken[info.name] = count
+        if not_finite is not None and isinstance(count, int):
+            not_finite[info.name] = count
 
-    remember = (lambda: None) if broken is None else (lambda: broken.get(info.name, 0))
+    remember = (lambda: None) if not_finite is None else (lambda: not_finite.get(info.name, 0))
     return WriteJob(info.name, info.nbytes, (info.name,), make, (info,), remember, recall)
 
 
@@ -122,14 +121,15 @@ def _not_finite(x: Array, dtype: str) -> int:
     return sum(int(np.count_nonzero(~np.isfinite(piece))) for piece in pieces)
 
 
-def _not_finite_notes(plain: Checkpoint, broken: Mapping[str, int]) -> list[str]:
-    """Return what is said of weights with values that no model computes with."""
-    names = [name for name in plain.tensors if broken.get(name)]
+def _not_finite_notes(plain: Checkpoint, not_finite: Mapping[str, int]) -> list[str]:
+    """Return a note on weights with values that are not finite."""
+    names = [name for name in plain.tensors if not_finite.get(name)]
     if not names:
         return []
     more = ", …" if len(names) > 1 else ""
     holds = "holds" if len(names) == 1 else "hold"
+    values = sum(not_finite.values())
     return [
-        f"{len(names):,} of {len(broken):,} weights {holds} NaN or infinities, {sum(broken.values()):,} values in all "
-        f"('{printable(names[0])}'{more}): `mxcli verify` tells which scales or codes are to blame."
+        f"{len(names):,} of {len(not_finite):,} weights {holds} NaN or infinities, {values:,} values in all "
+        f"('{printable(names[0])}'{more}): `mxcli verify` finds the scales or codes responsible."
     ]

@@ -1,4 +1,4 @@
-"""Scales of layers' inputs, from captured ones, for checkpoints that store them."""
+"""Scales of layers' inputs from captures, for checkpoints that store them."""
 
 from __future__ import annotations
 
@@ -22,47 +22,49 @@ from mxcli.numerics.scheme import Scheme
 def with_input_scales(
     checkpoint: Checkpoint, plan: Plan, captures: Checkpoint, *, backend: Backend, layout: str | None = None
 ) -> Plan:
-    """Return the plan with a scale of the inputs of every layer that is stored with one: what the rule of the layer's
-    weight makes of the largest magnitude that was captured. Layers that loaders fuse have the same.
+    """Return the plan with input scales for all layers that are stored with one: the rule of the layer's weight applied
+    to the amax of the captured inputs. Layers that loaders fuse share a scale.
 
-    Raises RefusedError where no layer is stored with one, and naming every layer whose inputs were not captured;
-    InputError where those of none were, for inputs of another width, and for some that are not finite.
+    Raises RefusedError if no layer is stored with an input scale, and with the names of all layers whose inputs were
+    not captured; InputError if no inputs were captured, for inputs of another width, and for inputs that are not
+    finite.
     """
     chosen = layout_of(checkpoint, plan, layout)
-    steps = [step for step in plan.quantized if _has_scale(step, chosen, checkpoint)]
-    if not steps:
+    layers = [each for each in plan.quantized if _has_scale(each, chosen, checkpoint)]
+    if not layers:
         raise RefusedError(_no_use(plan, chosen))
     inputs = CapturedInputs(captures)
-    inputs.check(steps)
-    missing = [step for step in steps if not inputs.has(step)]
+    inputs.check(layers)
+    missing = [each for each in layers if not inputs.has(each)]
     if missing:
         raise _not_captured(missing, captures)
     sets = joined_sets(named_sets(plan.options.fuse) if plan.options.fuse else ())
-    by_name = {step.tensor.name: step for step in steps}
+    by_name = {each.tensor.name: each for each in layers}
     alike: dict[str, list[str]] = {}
     for name in by_name:
         alike.setdefault(fused_set(name, sets) or name, []).append(name)
     amax = SharedAmax(alike.values(), lambda name: inputs.amax(by_name[name], backend))
-    nothing = [step for step in steps if not amax.of(step.tensor.name)]
-    if nothing:
-        names = ", ".join(printable(step.tensor.name) for step in nothing[:3])
+    zeros = [each for each in layers if not amax.of(each.tensor.name)]
+    if zeros:
+        names = ", ".join(printable(each.tensor.name) for each in zeros[:3])
         raise RefusedError(
-            f"{printable(captures.where)}: what was captured of the inputs of {len(nothing):,} layers is all zeros "
-            f"({names}, …): no scale follows from it. Capture real inputs, or leave --captures out."
+            f"{printable(captures.where)}: the captured inputs of {len(zeros):,} layers are all zeros ({names}, …): "
+            "they give no scale. Capture real inputs, or omit --captures."
         )
     scales = {
-        step.tensor.name: scale_of(step.scheme, amax.of(step.tensor.name), backend) for step in steps if step.scheme
+        each.tensor.name: scale_of(each.scheme, amax.of(each.tensor.name), backend) for each in layers if each.scheme
     }
     note = (
-        f"Loaders quantize the inputs of {len(steps):,} layers too, with scales from {printable(captures.where.name)}: "
-        f"inputs larger than those saturate.{f' They fit the largest of {inputs.several}.' if inputs.several else ''}"
+        f"Loaders quantize the inputs of {len(layers):,} layers too, with scales from "
+        f"{printable(captures.where.name)}: larger inputs saturate."
+        f"{f' They fit the largest of {inputs.several}.' if inputs.several else ''}"
     )
-    scaled = (replace(step, input_scale=scales.get(step.tensor.name)) for step in plan.tensors)
+    scaled = (replace(each, input_scale=scales.get(each.tensor.name)) for each in plan.tensors)
     return replace(plan, tensors=tuple(scaled), notes=(*plan.notes, note))
 
 
 def scale_of(scheme: Scheme, amax: float, backend: Backend) -> InputScale:
-    """Return the scale that a recipe makes of an amax: that of the tensor where there is one, else the block's."""
+    """Return the scale of a scheme for an amax: the tensor scale if there is one, else the block's."""
     columns = scheme.format.block[1] or 1
     made = backend.quantize(np.full((1, columns), amax, np.float32), "F32", scheme, tensor_amax=amax)
     if made.tensor_scale is not None:
@@ -70,29 +72,29 @@ def scale_of(scheme: Scheme, amax: float, backend: Backend) -> InputScale:
     return InputScale(amax, float(np.asarray(made.scales).reshape(())), 1.0)
 
 
-def _has_scale(step: TensorPlan, layout: Layout, checkpoint: Checkpoint) -> bool:
-    assert step.scheme is not None
-    return step.scheme.format.name in layout.input_scales and not isinstance(
-        pieces_of(step, layout, checkpoint.config), str
+def _has_scale(planned: TensorPlan, layout: Layout, checkpoint: Checkpoint) -> bool:
+    assert planned.scheme is not None
+    return planned.scheme.format.name in layout.input_scales and not isinstance(
+        pieces_of(planned, layout, checkpoint.config), str
     )
 
 
 def _no_use(plan: Plan, layout: Layout) -> str:
-    formats = sorted({step.scheme.format.name for step in plan.quantized if step.scheme})
+    formats = sorted({each.scheme.format.name for each in plan.quantized if each.scheme})
     stored = "; ".join(
-        f"{row.name} those of {', '.join(row.input_scales)}" for row in LAYOUTS.values() if row.input_scales
+        f"{other.name} those of {', '.join(other.input_scales)}" for other in LAYOUTS.values() if other.input_scales
     )
     return (
         f"--captures: the layout {layout.name} stores no scales of inputs of {', '.join(formats)} layers; {stored}. "
-        "Leave --captures out."
+        "Omit --captures."
     )
 
 
 def _not_captured(missing: list[TensorPlan], captures: Checkpoint) -> Exception:
     where = printable(captures.where)
     problems = [
-        f"{printable(step.tensor.name)}: its layer's inputs are not in {where}. Capture them, --exclude the layer, or "
-        "leave --captures out to quantize weights alone."
-        for step in missing
+        f"{printable(each.tensor.name)}: its layer's inputs are not in {where}. Capture them, --exclude the layer, or "
+        "omit --captures to quantize only weights."
+        for each in missing
     ]
-    return together(RefusedError, f"Inputs that {where} lacks", problems)
+    return together(RefusedError, f"Inputs missing in {where}", problems)

@@ -1,4 +1,4 @@
-"""The one way a checkpoint is written: job after job into its shard, then index, configuration, side files, record."""
+"""The writing of all checkpoints: job after job into its shard, then index, configuration, side files, record."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.write.sharding import INDEX, index_of, is_indexed
 
 Progress = Callable[[int, int, str], None]
-"""Called with bytes of the source done, bytes in all, and the tensor just done."""
+"""A callback with bytes of the source done, bytes in all, and the tensor just done."""
 Record = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """The tensors written for one tensor of the source, `name` of `nbytes`, or for part of it; `make` computes them, at
-    the last moment, and reads what is in `reads`.
+    """The tensors written for a tensor `name` of the source, or for a part of it with `nbytes`; `make` computes them
+    when they are needed, from the tensors in `reads`.
 
-    After that `remember` tells, in values that JSON holds, what another run must know that need not do it again:
-    `recall` takes it there.
+    `remember` then returns a JSON value, which `recall` takes in a resumed run that skips the job.
     """
 
     name: str
@@ -44,7 +43,7 @@ class WriteJob:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a checkpoint is written from: shards, the jobs that fill them, configuration files by name, and the record,
+    """The parts of an output checkpoint: shards, the jobs that fill them, configuration files by name, and the record,
     which `finish` completes when all jobs are done."""
 
     shards: tuple[Shard, ...]
@@ -56,10 +55,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a run goes about writing.
+    """Options of a run that writes.
 
-    With `force` it replaces an output, with `resume` it goes on where an earlier run was cut short, with a `share` it
-    writes its part only. It ends before the next tensor when `stop` says so.
+    `force` replaces an output, `resume` continues an interrupted run, a `share` restricts the run to its part. The run
+    ends before the next tensor if `stop` returns True.
     """
 
     force: bool = False
@@ -71,8 +70,8 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How far a run came: whether all that it had to write is written, and bytes of the source by what became of them:
-    `done` by this run, `kept` from an earlier one, `left`; `has_progress` where there is something to resume."""
+    """The progress of a run: whether it is complete, and the bytes of the source that are `done` by this run, `kept`
+    from an earlier one, and `left`; `has_progress` if there is something to resume."""
 
     complete: bool
     done: int
@@ -81,18 +80,18 @@ class Outcome:
     has_progress: bool = False
 
 
-def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, manner: WriteOptions) -> Outcome:
-    """Write a checkpoint: under final names all or nothing.
+def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, options: WriteOptions) -> Outcome:
+    """Write a checkpoint: complete under final names, or not at all.
 
-    A thread writes what one job made while the next one computes, and another asks for what that one will read. Raises
-    RefusedError where the output may not go and EnvironmentFailure where the disk fails; whatever a job raises passes
-    through.
+    One thread writes the output of a job while the next one computes; another prefetches the input of the job after
+    that. Raises RefusedError if the output may not be written there and EnvironmentFailure if the disk fails;
+    exceptions of jobs propagate.
     """
-    draft = draft_of(checkpoint, work, manner.share)
-    target = check_output_folder(folder, checkpoint, draft.names, force=manner.force, resume=manner.resume)
-    with Output(target, draft, resume=manner.resume, force=manner.force) as output:
-        outcome = _write_shards(output, draft.written, work.jobs, manner)
-        if outcome.complete and manner.share is None:
+    draft = draft_of(checkpoint, work, options.share)
+    target = check_output_folder(folder, checkpoint, draft.names, force=options.force, resume=options.resume)
+    with Output(target, draft, resume=options.resume, force=options.force) as output:
+        outcome = _write_shards(output, draft.written, work.jobs, options)
+        if outcome.complete and options.share is None:
             output.publish(work.finish(output.record))
         elif outcome.complete:
             output.complete()
@@ -100,7 +99,7 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, manner: W
 
 
 def draft_of(checkpoint: Checkpoint, work: Work, share: Share | None = None) -> Draft:
-    """Return the output of a work, or a share of it."""
+    """Return the draft of an output, or of a share of it."""
     index = {INDEX: index_of(work.shards)} if is_indexed(work.shards) else {}
     return Draft(
         shards=work.shards,
@@ -114,8 +113,8 @@ def draft_of(checkpoint: Checkpoint, work: Work, share: Share | None = None) -> 
 
 
 def shards_of_share(shards: Sequence[Shard], jobs: Sequence[WriteJob], share: Share) -> list[str]:
-    """Return the names of the shards that one of several machines writes: neighbours, and of each about the same bytes
-    to read."""
+    """Return the names of the shards that one of several machines writes: consecutive ones, with about the same bytes
+    to read for each machine."""
     sizes = {name: sum(job.nbytes for job in jobs) for name, jobs in _by_shard(shards, jobs).items()}
     total, before = max(1, sum(sizes.values())), 0
     mine = []
@@ -127,13 +126,16 @@ def shards_of_share(shards: Sequence[Shard], jobs: Sequence[WriteJob], share: Sh
     return mine
 
 
-def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJob], manner: WriteOptions) -> Outcome:
+def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJob], options: WriteOptions) -> Outcome:
     by_shard = _by_shard(shards, jobs)
     mine = [job for shard in shards for job in by_shard[shard.name]]
     kept = output.finished
-    there = sum(job.nbytes for job in mine if job.entries[0] in kept)
-    done, total = 0, sum(job.nbytes for job in mine) - there
-    with _reader([job for job in mine if job.entries[0] not in kept]) as ask, ThreadPoolExecutor(1, "writer") as pool:
+    kept_bytes = sum(job.nbytes for job in mine if job.entries[0] in kept)
+    done, total = 0, sum(job.nbytes for job in mine) - kept_bytes
+    with (
+        _reader([job for job in mine if job.entries[0] not in kept]) as prefetch,
+        ThreadPoolExecutor(1, "writer") as pool,
+    ):
         for shard in shards:
             output.begin_shard(shard)
             pending: Future[None] | None = None
@@ -141,9 +143,9 @@ def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJ
                 if job.entries[0] in kept:
                     job.recall(json.loads(kept[job.entries[0]]))
                     continue
-                if manner.stop():
-                    return Outcome(False, done, there, total - done)
-                ask()
+                if options.stop():
+                    return Outcome(False, done, kept_bytes, total - done)
+                prefetch()
                 for name, array in job.make():
                     if pending is not None:
                         pending.result()
@@ -151,15 +153,15 @@ def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJ
                     del array
                 pending = pool.submit(_finish, pending, output, job.entries, json.dumps(job.remember()))
                 done += job.nbytes
-                manner.on_progress(done, total, job.name)
+                options.on_progress(done, total, job.name)
             if pending is not None:
                 pending.result()
             output.end_shard()
-    return Outcome(True, done, there, 0)
+    return Outcome(True, done, kept_bytes, 0)
 
 
 def _finish(writing: Future[None] | None, output: Output, entries: tuple[str, ...], memo: str) -> None:
-    """What the one thread does after the last writing for a job, unless that failed."""
+    """Finish a job in the writer thread, unless its last write failed."""
     if writing is not None:
         writing.result()
     output.finish(entries, memo)
@@ -176,14 +178,14 @@ def _by_shard(shards: Sequence[Shard], jobs: Sequence[WriteJob]) -> dict[str, li
 
 @contextmanager
 def _reader(jobs: Sequence[WriteJob]) -> Iterator[Callable[[], None]]:
-    """Return to be called before each of the jobs: has the system read meanwhile what the one after it will need."""
+    """Yield a function to call before each job: it prefetches the input of the job after it."""
     following = iter(jobs)
     next(following, None)
     with ThreadPoolExecutor(1, "reader") as pool:
 
-        def ask() -> None:
+        def prefetch_next() -> None:
             job = next(following, None)
             if job is not None:
                 pool.submit(will_need, job.reads)
 
-        yield ask
+        yield prefetch_next

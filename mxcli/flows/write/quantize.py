@@ -1,4 +1,4 @@
-"""A checkpoint quantized into a new directory, tensor by tensor."""
+"""Quantization of a checkpoint into a new directory, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from mxcli.numerics.streams import stream_of
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a run wrote, all of it or its share: where, how it was laid out, every step in order with the statistics of
-    the quantized (None: not done), and how far it came."""
+    """The result of a run or its share: the directory, the arrangement, every planned tensor in order with the
+    statistics of quantized ones (None: not done), and the progress."""
 
     folder: Path
     arrangement: Arrangement
@@ -47,16 +47,16 @@ def quantize_checkpoint(
     backend: Backend,
     layout: str | None = None,
     max_shard_bytes: int | None = None,
-    manner: WriteOptions = WriteOptions(),
+    options: WriteOptions = WriteOptions(),
     command: Sequence[str] = (),
 ) -> Written:
-    """Quantize a checkpoint as planned and write it to the directory `output`: under final names all or nothing.
+    """Quantize a checkpoint as planned and write it to the directory `output`: complete under final names, or not at
+    all.
 
-    Peak memory is about the largest tensor with what is written for it (`Arrangement.need`). The bytes depend on
-    source, plan, layout and the size of files only: on no backend, and not on how often the run was cut short and
-    resumed. Raises RefusedError where the layout or the directory will not do, and, under the policy `error`, naming
-    every tensor that is not finite; EnvironmentFailure where the disk or the backend fails: then what is finished can
-    be resumed, as after a signal.
+    Peak memory is about the largest tensor with its output (`Arrangement.need`). The bytes depend only on source, plan,
+    layout and shard size, not on the backend or on interruptions. Raises RefusedError for a layout or directory that
+    cannot be used and, under the policy `error`, with the names of all tensors that are not finite;
+    EnvironmentFailure if the disk or the backend fails, after which, as after a signal, the run can be resumed.
     """
     arrangement = arrange(checkpoint, plan, layout, max_shard_bytes=max_shard_bytes)
     run = _Run(checkpoint, arrangement, backend)
@@ -67,26 +67,25 @@ def quantize_checkpoint(
         record=planned_record(checkpoint, plan, arrangement, command),
         finish=lambda record: with_statistics(record, run.stats),
     )
-    outcome = write_checkpoint(checkpoint, Path(output), work, manner)
-    mine = arrangement if manner.share is None else share_of(checkpoint, arrangement, manner.share)
-    layers = tuple((task.step, run.stats_of(task)) for task in mine.tasks)
+    outcome = write_checkpoint(checkpoint, Path(output), work, options)
+    mine = arrangement if options.share is None else share_of(checkpoint, arrangement, options.share)
+    layers = tuple((task.planned, run.stats_of(task)) for task in mine.tasks)
     return Written(Path(output), mine, layers, outcome)
 
 
 def report_from_stats(
     source: str, checkpoint: Checkpoint, plan: Plan, arrangement: Arrangement, layers: TensorStats = ()
 ) -> Report:
-    """Return the report on a plan as its layout lets it be carried out, with the statistics gathered on the way."""
-    steps = tuple(task.step for task in arrangement.tasks)
-    tally = Tally(source, checkpoint, replace(plan, tensors=steps, notes=arrangement.notes))
-    for step, stats in layers:
+    """Return the report on a plan as arranged, with the statistics gathered while writing."""
+    tally = Tally(source, checkpoint, replace(plan, tensors=arrangement.tensors, notes=arrangement.notes))
+    for planned, stats in layers:
         if stats is not None:
-            tally.add(step, stats)
+            tally.add(planned, stats)
     return tally.report()
 
 
 def share_of(checkpoint: Checkpoint, arrangement: Arrangement, share: Share) -> Arrangement:
-    """Return the shards that one of several machines writes, with the tasks that have no part in others."""
+    """Return the shards that one of several machines writes, with the tasks entirely in them."""
     jobs = list(_Run(checkpoint, arrangement, Cpu()).jobs())
     names = shards_of_share(arrangement.shards, jobs, share)
     shards = tuple(shard for shard in arrangement.shards if shard.name in names)
@@ -96,7 +95,7 @@ def share_of(checkpoint: Checkpoint, arrangement: Arrangement, share: Share) -> 
 
 
 class _Run:
-    """The computing side of one run: its statistics so far, and tensor scales that sets of weights share."""
+    """The computation of a run: its statistics so far, and the amaxes that sets of weights share."""
 
     def __init__(self, checkpoint: Checkpoint, arrangement: Arrangement, backend: Backend) -> None:
         self._checkpoint = checkpoint
@@ -115,8 +114,8 @@ class _Run:
         self._counted = Counter[str]()
 
     def jobs(self) -> Iterator[WriteJob]:
-        """Yield a job for every task that writes something; for one in pieces one for each of them, or, where reading
-        the tensor decodes all of it, for those of each shard."""
+        """Yield a job for every task with output: one per piece, or, if reading the tensor decodes all of it, one for
+        the pieces of each shard."""
         for task in self._tasks:
             if task.pieces:
                 yield from (self._quantizing(task, part) for part in self._parts(task))
@@ -126,12 +125,12 @@ class _Run:
             yield WriteJob(name, 0, (name,), partial(iter, [(name, array)]))
 
     def stats_of(self, task: Task) -> Stats | None:
-        """Return the statistics of a tensor of which every piece was counted; None without."""
-        name = task.step.tensor.name
+        """Return the statistics of a tensor; None unless all its pieces are counted."""
+        name = task.planned.tensor.name
         return self.stats.get(name) if self._counted[name] == len(task.pieces) else None
 
     def not_finite_from(self, first: Task) -> list[str]:
-        """Return a refusal for every tensor to be quantized, from this one on, that holds NaN or infinities."""
+        """Return a refusal for every tensor to quantize, from this task on, that holds NaN or infinities."""
         return [
             refusal
             for task in self._tasks[self._tasks.index(first) :]
@@ -139,14 +138,14 @@ class _Run:
         ]
 
     def _parts(self, task: Task) -> list[slice]:
-        """Return the pieces of a tensor that are worked on together."""
+        """Return the pieces of a tensor that one job quantizes."""
         shards = [self._shard_of[piece.entries[0].name] for piece in task.pieces]
-        keys = shards if task.step.tensor.offset == IN_MEMORY else range(len(task.pieces))
-        runs = [len(list(run)) for _, run in groupby(keys)]
-        return [slice(sum(runs[:at]), sum(runs[: at + 1])) for at in range(len(runs))]
+        keys = shards if task.planned.tensor.offset == IN_MEMORY else range(len(task.pieces))
+        lengths = [len(list(run)) for _, run in groupby(keys)]
+        return [slice(sum(lengths[:at]), sum(lengths[: at + 1])) for at in range(len(lengths))]
 
     def _copying(self, task: Task) -> WriteJob:
-        info, target = task.step.tensor, task.target
+        info, target = task.planned.tensor, task.target
         assert target is not None
 
         def make() -> Iterator[tuple[str, Array]]:
@@ -155,14 +154,14 @@ class _Run:
         return WriteJob(info.name, info.nbytes, (target.name,), make, (info,))
 
     def _quantizing(self, task: Task, part: slice) -> WriteJob:
-        """Yield the job for some pieces of a tensor; what it remembers is their statistics, so that those of the tensor
-        add up in the order of its pieces whoever counted them."""
-        info, pieces, counted = task.step.tensor, task.pieces[part], list[Stats]()
+        """Return the job of some pieces of a tensor; it remembers their statistics, so that those of the tensor add up
+        in the order of its pieces after interruptions too."""
+        info, pieces, counted = task.planned.tensor, task.pieces[part], list[Stats]()
 
         def make() -> Iterator[tuple[str, Array]]:
             x = read(self._checkpoint, info)
             for piece in pieces:
-                plain = piece.of(x, task.step.axis)
+                plain = piece.of(x, task.planned.axis)
                 quantized = self._backend.quantize(
                     plain,
                     info.dtype,
@@ -184,7 +183,7 @@ class _Run:
             return counted_record(info.name, part.start, stats)
 
         begin, end = (info.nbytes * at // len(task.pieces) for at in (part.start, part.stop))
-        # Pieces lie one after another; of a tensor that is decoded whole no part is asked for.
+        # Pieces are consecutive; a tensor that is decoded whole is read whole.
         span = info if info.offset == IN_MEMORY else replace(info, offset=info.offset + begin, nbytes=end - begin)
         return WriteJob(
             name=info.name,
@@ -201,36 +200,36 @@ class _Run:
         self._counted[tensor] += len(stats)
 
     def _check(self, task: Task, stats: Stats) -> None:
-        if task.step.scheme and task.step.scheme.nonfinite == "error" and stats.nan + stats.infinite:
+        if task.planned.scheme and task.planned.scheme.nonfinite == "error" and stats.nan + stats.infinite:
             refuse_nonfinite(self.not_finite_from(task))
 
     def _find_amax(self, weight: str) -> float:
-        """Return the largest finite magnitude of a weight that shares its tensor scale."""
+        """Return the amax of a weight that shares its tensor scale."""
         task, piece = self._shared[weight]
-        x = read(self._checkpoint, task.step.tensor)
-        plain = piece.of(x, task.step.axis)
-        value = self._backend.amax(plain, task.step.tensor.dtype, piece.weight.scheme.hadamard).value
+        x = read(self._checkpoint, task.planned.tensor)
+        plain = piece.of(x, task.planned.axis)
+        value = self._backend.amax(plain, task.planned.tensor.dtype, piece.weight.scheme.hadamard).value
         release_pages(x)
         return value
 
     def _overflows(self, task: Task, x: Array) -> bool:
         """Return whether a transform makes finite values infinite."""
-        dtype = task.step.tensor.dtype
+        dtype = task.planned.tensor.dtype
         return any(
             piece.weight.scheme.hadamard is not None
-            and self._backend.amax(piece.of(x, task.step.axis), dtype, piece.weight.scheme.hadamard).nonfinite > 0
+            and self._backend.amax(piece.of(x, task.planned.axis), dtype, piece.weight.scheme.hadamard).nonfinite > 0
             for piece in task.pieces
         )
 
     def _not_finite(self, task: Task) -> str | None:
-        info = task.step.tensor
+        info = task.planned.tensor
         x = read(self._checkpoint, info)
         found = self._backend.amax(x, info.dtype)
         overflows = not found.nonfinite and self._overflows(task, x)
         release_pages(x)
         if overflows:
             return (
-                f"{printable(info.name)}: values that overflow binary32 under the Hadamard transform. Use --exclude "
+                f"{printable(info.name)}: values overflow binary32 under the Hadamard transform. Use --exclude "
                 f"'{printable(info.name)}'."
             )
         if not found.nonfinite:

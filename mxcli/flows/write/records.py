@@ -1,4 +1,4 @@
-"""The record an output carries (`mxcli.json`): from what it was made, how, and what became of every tensor."""
+"""The record in an output (`mxcli.json`): its source, its options, and the decision on every tensor."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ END_BYTES = 1 << 16
 
 
 def fingerprint(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return per weight file, its size and the SHA-256 of its header, or of its first and last 64 KiB, under its
-    name."""
+    """Return by the name of each weight file its size and the SHA-256 of its header, or of its first and last 64
+    KiB."""
     return {file.name: _of_file(file) for file in checkpoint.files}
 
 
@@ -62,8 +62,8 @@ _LAST = ("seed", "hadamard")
 def planned_record(
     checkpoint: Checkpoint, plan: Plan, arrangement: Arrangement, command: Sequence[str]
 ) -> dict[str, object]:
-    """Return the record of a quantized checkpoint before anything is measured: no time, host or path, so that the same
-    work has the same bytes."""
+    """Return the record of a quantized checkpoint without statistics. It has no time, host or path: the same work gives
+    the same bytes."""
     return {
         "schema": QUANTIZED,
         "version": own_version(),
@@ -73,22 +73,21 @@ def planned_record(
         "requantized_from": checkpoint.restored_from,
         "layout": arrangement.layout.name,
         "notes": list(arrangement.notes),
-        "tensors": {task.step.tensor.name: _tensor(task.step) for task in arrangement.tasks},
+        "tensors": {each.tensor.name: _tensor(each) for each in arrangement.tensors},
     }
 
 
 def with_statistics(record: Mapping[str, Any], stats: Mapping[str, Stats]) -> dict[str, object]:
-    """Return the record of a quantized checkpoint from the planned one; for every quantized tensor there are
-    statistics."""
+    """Return the planned record completed with the statistics of every quantized tensor."""
     tensors = {
-        name: {**told, "statistics": _measured(told, stats[name])} if told["decision"] == "quantized" else told
-        for name, told in record["tensors"].items()
+        name: {**tensor, "statistics": _measured(tensor, stats[name])} if tensor["decision"] == "quantized" else tensor
+        for name, tensor in record["tensors"].items()
     }
     return {**record, "tensors": tensors}
 
 
 def options_record(options: Options) -> dict[str, object]:
-    """Return the options by their names, with selectors as typed."""
+    """Return the options by name, with selectors as typed."""
     rules = {name: getattr(options.rules, name) for name in RULE_NAMES}
     rules["hadamard"] = hadamard_record(options.rules.hadamard)
     return {
@@ -105,7 +104,7 @@ def options_record(options: Options) -> dict[str, object]:
 
 
 def hadamard_record(hadamard: Hadamard | None) -> dict[str, object] | None:
-    """Return a transform by its size, the seed of its signs where it has one, and these."""
+    """Return a transform as its size, the seed of its signs if it has one, and the signs."""
     if hadamard is None:
         return None
     return {"size": hadamard.size, "seed": hadamard.seed, "signs": signs_text(hadamard)}
@@ -118,32 +117,32 @@ def _override(override: Override) -> dict[str, object]:
     return {key: value for key, value in record.items() if value not in (None, False)}
 
 
-def _tensor(step: TensorPlan) -> dict[str, object]:
-    info = step.tensor
+def _tensor(planned: TensorPlan) -> dict[str, object]:
+    info = planned.tensor
     record: dict[str, object] = {
-        "decision": "quantized" if step.scheme else "tied" if step.tied_to else "kept",
-        "reason": step.reason,
+        "decision": "quantized" if planned.scheme else "tied" if planned.tied_to else "kept",
+        "reason": planned.reason,
         "role": info.role,
         "dtype": info.dtype,
         "shape": list(info.shape),
     }
-    if step.scheme is not None:
-        record |= scheme_record(step.scheme)
-        record |= {"axis": step.axis, "padded": step.padded, "shares_tensor_scale_with": step.group}
-    if step.input_scale is not None:
-        record["input_scale"] = asdict(step.input_scale)
+    if planned.scheme is not None:
+        record |= scheme_record(planned.scheme)
+        record |= {"axis": planned.axis, "padded": planned.padded, "shares_tensor_scale_with": planned.group}
+    if planned.input_scale is not None:
+        record["input_scale"] = asdict(planned.input_scale)
     return record
 
 
-def _measured(told: Mapping[str, Any], stats: Stats) -> dict[str, Value]:
-    shape = told["shape"]
-    if told["axis"] == COLUMN:
+def _measured(record: Mapping[str, Any], stats: Stats) -> dict[str, Value]:
+    shape = record["shape"]
+    if record["axis"] == COLUMN:
         shape = (*shape[:-2], shape[-1], shape[-2])
-    return measured(stats, find_format(told["format"]), tuple(shape))
+    return measured(stats, find_format(record["format"]), tuple(shape))
 
 
 def scheme_record(scheme: Scheme) -> dict[str, object]:
-    """Return a recipe by the names that mean it."""
+    """Return a scheme by its names."""
     return {
         "format": scheme.format.name,
         "scale_rounding": scheme.scale_rule.name,
@@ -158,24 +157,23 @@ Counted = dict[str, object]
 
 
 def counted_record(tensor: str, first: int, stats: Sequence[Stats]) -> Counted:
-    """Return what is remembered of pieces of a tensor, from the `first` on."""
+    """Return the remembered statistics of pieces of a tensor, from the `first` on."""
     return {"tensor": tensor, "first_piece": first, "stats": [stats_record(each) for each in stats]}
 
 
 def counted_of(memo: Mapping[str, Any]) -> list[Stats]:
-    """Return the statistics that were remembered."""
+    """Return remembered statistics."""
     return [stats_of(record) for record in memo["stats"]]
 
 
 def add_counted(total: dict[str, Stats], tensor: str, stats: Iterable[Stats]) -> None:
-    """Count the next pieces of a tensor in."""
+    """Add the next pieces of a tensor."""
     for each in stats:
         total[tensor] = total[tensor] + each if tensor in total else each
 
 
 def gathered(memos: Iterable[Any]) -> dict[str, Stats]:
-    """Return the statistics of all tensors from what several runs remembered, in any order; what is no record is left
-    out."""
+    """Return the statistics of all tensors from the memos of several runs, in any order; empty memos are skipped."""
     parts = [(memo["first_piece"], memo["tensor"], counted_of(memo)) for memo in memos if memo is not None]
     total: dict[str, Stats] = {}
     for _, tensor, stats in sorted(parts, key=itemgetter(0)):
@@ -186,12 +184,12 @@ def gathered(memos: Iterable[Any]) -> dict[str, Stats]:
 FINISHING: Mapping[str, Callable[[dict[str, Any], Sequence[str]], dict[str, object]]] = {
     QUANTIZED: lambda record, memos: with_statistics(record, gathered(map(json.loads, memos))),
 }
-"""How the record of a kind of output is completed from what was remembered of its tensors; others are complete."""
+"""Functions that complete the record of a kind of output from the memos of its tensors; others are complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was merged: where, from how many shares, and the files there are now."""
+    """The result of a merge: the directory, the number of shares, and its files."""
 
     folder: Path
     shares: int
@@ -199,11 +197,11 @@ class Merged:
 
 
 def merge_shares(folder: str | Path, *, force: bool = False) -> Merged:
-    """Complete the output of which all shares are in a directory.
+    """Complete the output whose shares are all in a directory.
 
-    With `force` it replaces an earlier output there. Raises InputError for what is no directory, RefusedError naming
-    every share that is missing, unfinished, or of another output than the first, and EnvironmentFailure where the disk
-    fails; then it can be done again.
+    `force` replaces an earlier output there. Raises InputError unless it is a directory, RefusedError with every share
+    that is missing, unfinished, or of another output than the first, and EnvironmentFailure if the disk fails, after
+    which the merge can be repeated.
     """
     with Merging(Path(folder), force=force) as merging:
         finish = FINISHING.get(merging.record["schema"])

@@ -1,4 +1,4 @@
-"""A quantized checkpoint seen as the plain one it stands for: every weight scaled back when it is read."""
+"""The plain view of a quantized checkpoint: weights are dequantized when they are read."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale",
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A quantized weight and the tensors it lies in."""
+    """A quantized weight and the tensors that store it."""
 
     weight: Weight
     contents: tuple[Content, ...]
 
     @property
     def plain(self) -> Entry:
-        """The tensor it stands for."""
+        """The dequantized tensor."""
         shape = self.weight.shape
         if self.weight.axis == COLUMN:
             shape = (*shape[:-2], shape[-1], shape[-2])
@@ -50,20 +50,20 @@ class StoredWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it occupies in the source."""
+        """Its size in the source in bytes."""
         return sum(content.entry.nbytes for content in self.contents)
 
     @property
     def working_bytes(self) -> int:
-        """Memory that scaling it back takes: what is read, the result, and a copy of it where it is turned."""
+        """Memory of dequantization: the stored tensors, the result, and a copy if it is transposed."""
         return self.nbytes + (2 if self.weight.axis == COLUMN else 1) * self.plain.nbytes
 
 
 @dataclass(frozen=True, slots=True)
-class Restoring:
-    """How a source is seen as plain: its layout, its weights by plain name, and all plain tensors in order.
+class PlainView:
+    """The plain view of a source: its layout, its weights by plain name, and all plain tensors in order.
 
-    `unused` are tensors that say nothing of the weights (scales of activations), `foreign` weights in codes of others.
+    `unused` are tensors without a plain equivalent (scales of activations), `foreign` are weights in third-party codes.
     """
 
     source: Checkpoint
@@ -75,27 +75,27 @@ class Restoring:
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtype of every plain weight by name."""
+        """The dtypes of the dequantized weights by name."""
         ours = {name: stored.weight.dtype for name, stored in self.weights.items()}
         return ours | {name: weight.plain.dtype for name, weight in self.foreign.items()}
 
     def read(self, info: TensorInfo) -> Array:
-        """Return a plain tensor that is no weight in a format of ours, one in codes of others among them."""
+        """Return a plain tensor, or a dequantized `foreign` weight, but not one of `weights`."""
         if info.name in self.foreign:
             return self.foreign[info.name].values(read(self.source, self.source.tensors[info.name]), info.dtype)
         return read(self.source, info)
 
     def working_bytes(self, info: TensorInfo) -> int:
-        """Return memory that reading a plain tensor takes."""
+        """Return the memory of reading a plain tensor."""
         if info.name in self.weights:
             return self.weights[info.name].working_bytes
         if info.name in self.foreign:
-            # Decoded in binary32 before it is in its dtype.
+            # Decoded to binary32, then converted to its dtype.
             return self.source.tensors[info.name].nbytes + byte_count("F32", info.shape) + info.nbytes
         return info.nbytes
 
     def checkpoint(self, backend: Backend) -> Checkpoint:
-        """Return the plain checkpoint; reading one of its weights takes `working_bytes`."""
+        """Return the plain checkpoint; reading a tensor takes `working_bytes`."""
 
         def decode(info: TensorInfo) -> Array:
             stored = self.weights.get(info.name)
@@ -106,66 +106,68 @@ class Restoring:
         return replace(
             self.source,
             tensors=self.tensors,
-            metadata={file: self._plain_metadata(said) for file, said in self.source.metadata.items()},
+            metadata={file: self._plain_metadata(entries) for file, entries in self.source.metadata.items()},
             config=None if self.source.config is None else without_quantization(self.source.config),
             dialect=None,
             decoders={**self.source.decoders, **decoders},
             restored_from=self.layout.name,
         )
 
-    def _plain_metadata(self, said: Mapping[str, str]) -> dict[str, str]:
+    def _plain_metadata(self, entries: Mapping[str, str]) -> dict[str, str]:
         weights = [stored.weight for stored in self.weights.values()]
         of_layout = self.layout.metadata(weights, list(self.tensors)).keys()
-        return {key: text for key, text in said.items() if key not in of_layout}
+        return {key: text for key, text in entries.items() if key not in of_layout}
 
 
 def open_floats(source: str | Path, *, requantize: bool = False) -> Checkpoint:
-    """Return a source to be quantized or measured; with `requantize` one that is quantized is seen as the plain one.
+    """Open a source to quantize or measure; with `requantize` a quantized one is opened as its plain view.
 
-    What its own quantization lost cannot be known from it: errors are those against the values it stands for.
+    Errors are then relative to its dequantized values: the loss of its first quantization is unknown.
     """
     checkpoint = open_checkpoint(source)
     if checkpoint.dialect is None or not requantize:
         return checkpoint
-    return restoring(checkpoint).checkpoint(Cpu())
+    return plain_view(checkpoint).checkpoint(Cpu())
 
 
-def restoring(checkpoint: Checkpoint, dtype: str | None = None) -> Restoring:
-    """Return how a quantized source is seen as plain, weights as `dtype` (None: the dtype that each had as far as that
-    is recorded, else the model's, else BF16).
+def plain_view(checkpoint: Checkpoint, dtype: str | None = None) -> PlainView:
+    """Return the plain view of a quantized source, with weights as `dtype` (None: the recorded dtype of each, else the
+    model's, else BF16).
 
-    Raises RefusedError for a source in no layout that is read back, InputError where tensors do not fit their
-    configuration.
+    Raises RefusedError for a layout that cannot be read back, InputError if tensors do not fit their configuration.
     """
     layout = reading_layout(checkpoint)
-    seen = restored_as(checkpoint, layout, layout.weights(on_disk(checkpoint)), dtype)
-    if not seen.weights and not seen.foreign:
+    view = view_of_weights(checkpoint, layout, layout.weights(on_disk(checkpoint)), dtype)
+    if not view.weights and not view.foreign:
         raise RefusedError(f"{printable(checkpoint.root)}: holds no quantized weights.")
-    alone = [_without_partner(info) for info in seen.tensors.values() if _needs_partner(info)]
+    alone = [_without_partner(info) for info in view.tensors.values() if _needs_partner(info)]
     if alone:
         raise together(InputError, printable(checkpoint.where), alone)
-    return seen
+    return view
 
 
 def _needs_partner(info: TensorInfo) -> bool:
-    """Return whether a tensor that no weight was found for is a part of one: taken for plain numbers it would be
-    garbage."""
+    """Return whether a tensor without a weight is a part of one: read as plain numbers it would be garbage."""
     if info.offset == IN_MEMORY:
         return False
-    # Other scales, of inputs and of the cache of keys and values, mean something by themselves.
+    # Other scales, of inputs and of the KV cache, are valid alone.
     return info.role == "codes" or (info.role == "scale" and "weight" in info.name.rpartition(".")[2])
 
 
 def _without_partner(info: TensorInfo) -> str:
-    what, lacks = ("holds codes", "scales") if info.role == "codes" else ("is a part of a quantized weight", "others")
+    what, lacks = (
+        ("holds codes", "scales") if info.role == "codes" else ("is part of a quantized weight", "other parts")
+    )
     return (
-        f"{printable(info.name)} ({info.dtype} {list(info.shape)}): {what}, and the {lacks} that go with it are "
-        "missing or do not fit; `mxcli verify` tells more."
+        f"{printable(info.name)} ({info.dtype} {list(info.shape)}): {what}, but its {lacks} are missing or do "
+        "not fit; see `mxcli verify`."
     )
 
 
-def restored_as(checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight], dtype: str | None = None) -> Restoring:
-    """Return how a source is seen with these weights in it, all other tensors as they are."""
+def view_of_weights(
+    checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight], dtype: str | None = None
+) -> PlainView:
+    """Return the plain view of a source with these weights and all other tensors unchanged."""
     recorded = _recorded_dtypes(checkpoint.root / RECORD)
     weights = {}
     for weight in found:
@@ -175,24 +177,24 @@ def restored_as(checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight],
     for other in layout.foreign(on_disk(checkpoint)):
         entry = replace(other.plain, dtype=dtype or recorded.get(other.plain.name, other.plain.dtype))
         foreign[entry.name] = replace(other, plain=entry)
-    return Restoring(checkpoint, layout, weights, *_tensors(checkpoint, weights, foreign), foreign)
+    return PlainView(checkpoint, layout, weights, *_tensors(checkpoint, weights, foreign), foreign)
 
 
 def on_disk(checkpoint: Checkpoint) -> OnDisk:
-    """Return what a layout is told of a source."""
-    metadata = {key: text for said in checkpoint.metadata.values() for key, text in said.items()}
+    """Return the parts of a source that layouts read."""
+    metadata = {key: text for entries in checkpoint.metadata.values() for key, text in entries.items()}
     return OnDisk(checkpoint.tensors, checkpoint.config or {}, checkpoint.producer_config or {}, metadata)
 
 
 def values_of(checkpoint: Checkpoint, stored: StoredWeight, backend: Backend) -> Array:
-    """Return a weight scaled back, in the dtype of `stored.plain`: binary32, or rounded from it once."""
+    """Return a dequantized weight in the dtype of `stored.plain`: binary32, or rounded from it once."""
     arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
     values = backend.dequantize(quantized_from(stored.weight, arrays), stored.weight.dtype)
     return np.ascontiguousarray(np.swapaxes(values, -1, -2)) if stored.weight.axis == COLUMN else values
 
 
 def without_quantization(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a configuration without quantization, in its parts neither."""
+    """Return a configuration without quantization settings, nested ones included."""
     return {
         key: without_quantization(part) if isinstance(part, Mapping) else part
         for key, part in config.items()
@@ -201,18 +203,18 @@ def without_quantization(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def reading_layout(checkpoint: Checkpoint) -> Layout:
-    """Return the layout that reads a source. Raises RefusedError for a plain source and for one in no layout that is
-    read back, InputError where a configuration is needed and missing."""
+    """Return the layout that reads a source. Raises RefusedError for a plain source and for a layout that cannot be
+    read back, InputError if a required configuration is missing."""
     found = layout_of_dialect(checkpoint.dialect)
     if found is not None:
         if found.needs_config and not (on_disk(checkpoint).settings or checkpoint.producer_config):
             raise InputError(
                 f"{printable(checkpoint.where)}: holds quantized weights ({checkpoint.dialect}) without a config.json "
-                "with a quantization_config beside it to say what they mean: put the checkpoint's own there."
+                "whose quantization_config describes them: put the checkpoint's own next to it."
             )
         return found
     if checkpoint.dialect is None:
-        raise RefusedError(f"{printable(checkpoint.root)}: not quantized; there is nothing to scale back.")
+        raise RefusedError(f"{printable(checkpoint.root)}: not quantized; there is nothing to dequantize.")
     raise RefusedError(
         f"{printable(checkpoint.root)}: quantized by {printable(checkpoint.dialect)}; only {', '.join(LAYOUTS)} are "
         "read back."
@@ -220,19 +222,19 @@ def reading_layout(checkpoint: Checkpoint) -> Layout:
 
 
 def _recorded_dtypes(record: Path) -> dict[str, str]:
-    """Return the dtype of each plain tensor where the record of our own output tells it."""
+    """Return the dtype of each plain tensor in the record of an output of mxcli."""
     tensors = read_json_object(record).get("tensors") if record.is_file() else None
     if not isinstance(tensors, Mapping):
         return {}
-    dtypes = {name: told.get("dtype") for name, told in tensors.items() if isinstance(told, Mapping)}
+    dtypes = {name: entry.get("dtype") for name, entry in tensors.items() if isinstance(entry, Mapping)}
     return {name: dtype for name, dtype in dtypes.items() if isinstance(dtype, str)}
 
 
 def _tensors(
     checkpoint: Checkpoint, weights: Mapping[str, StoredWeight], foreign: Mapping[str, ForeignWeight]
 ) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
-    """Return every plain tensor in the order of the source, each weight at the place of its codes; and what says
-    nothing."""
+    """Return all plain tensors in the order of the source, each weight at the place of its codes, and the names of the
+    unused ones."""
     first = {stored.contents[0].entry.name: stored.plain for stored in weights.values()}
     first |= {name: weight.plain for name, weight in foreign.items()}
     consumed = {content.entry.name for stored in weights.values() for content in stored.contents}
@@ -253,9 +255,9 @@ def _tensors(
     return with_roles(plain, checkpoint.captures), tuple(unused)
 
 
-def restoring_notes(restored: Restoring) -> Sequence[str]:
-    """Return what of the source is left out."""
-    if not restored.unused:
+def omission_notes(view: PlainView) -> Sequence[str]:
+    """Return a note on the tensors of the source that are omitted."""
+    if not view.unused:
         return []
-    first = printable(restored.unused[0])
-    return [f"{len(restored.unused):,} scales of activations ('{first}', …) are left out."]
+    first = printable(view.unused[0])
+    return [f"{len(view.unused):,} activation scales ('{first}', …) are omitted."]

@@ -1,4 +1,4 @@
-"""Which file of the output holds what: the sharding of the source is kept unless files are to have another size."""
+"""The files of an output: the sharding of the source, unless another size is requested."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ Unit = tuple[Entry, ...]
 def shards_of(
     checkpoint: Checkpoint, units: Mapping[Path, Sequence[Unit]], max_bytes: int | None = None
 ) -> tuple[Shard, ...]:
-    """Return a shard for every file of the source that has something to write, with the metadata of that file; with
-    `max_bytes` as many as it takes to hold no more bytes of tensors each, filled in order: only a unit that is larger
-    by itself has a file that is.
+    """Return a shard for every file of the source with output, with the metadata of that file; with `max_bytes` shards
+    filled in order up to that many bytes of tensors, which only a single larger unit exceeds.
 
-    What a capture says of its tensors is left out: their names and values are no longer those it describes.
-    Raises RefusedError naming every tensor that would occur twice.
+    The metadata of captures is dropped: names and values are no longer those it describes. Raises RefusedError with
+    every tensor that would occur twice.
     """
     counts = Counter(entry.name for of_file in units.values() for unit in of_file for entry in unit)
     problems = [
@@ -50,7 +49,7 @@ def shards_of(
 
 
 def is_indexed(shards: Sequence[Shard]) -> bool:
-    """Return whether there is an index: for all but the one file that is the whole model by its name."""
+    """Return whether shards need an index: always, except for the single file with the name of a whole model."""
     return [shard.name for shard in shards] not in [[name] for name in SOLE.values()]
 
 
@@ -85,13 +84,14 @@ def _filled(checkpoint: Checkpoint, units: Sequence[tuple[Path, Unit]], max_byte
 
 
 def _metadata(checkpoint: Checkpoint, files: Sequence[Path]) -> dict[str, str]:
-    """Return what all the files say of themselves."""
-    said = [set(checkpoint.metadata.get(file, {}).items()) for file in files]
-    return {key: text for key, text in sorted(set.intersection(*said)) if key != CAPTURE_KEY}
+    """Return the metadata that all files have in common."""
+    metadata = [set(checkpoint.metadata.get(file, {}).items()) for file in files]
+    return {key: text for key, text in sorted(set.intersection(*metadata)) if key != CAPTURE_KEY}
 
 
 def _names(files: Sequence[Path], *, indexed: bool) -> list[str]:
-    """Name of the source's files as safetensors files; a single file without index is the sole model file."""
+    """Return the names of the source's files as safetensors files; a single file without index is the sole model
+    file."""
     if len(files) == 1 and not indexed:
         return [SOLE[SAFETENSORS]]
     names = [f"{file.stem.replace('pytorch_model', 'model')}.safetensors" for file in files]

@@ -110,7 +110,7 @@ def test_a_rule_that_searches_is_no_other_rule(tmp_path: Path) -> None:
     assert explanation.best is not None
 
 
-def test_signs_of_zeros_and_single_steps_are_told_apart(tmp_path: Path) -> None:
+def test_signs_of_zeros_and_single_steps_are_counted_apart(tmp_path: Path) -> None:
     folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("mxfp4"))
 
     def change(tensors: Tensors) -> None:
@@ -132,7 +132,7 @@ def test_signs_of_zeros_and_single_steps_are_told_apart(tmp_path: Path) -> None:
     assert result.counts == {"equal": 11, "codes": 1}
 
 
-def test_tensor_scales_that_one_side_shares_are_told(tmp_path: Path) -> None:
+def test_tensor_scales_that_one_side_shares_are_counted(tmp_path: Path) -> None:
     folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("nvfp4"))
 
     def doubled(tensors: Tensors) -> None:
@@ -189,8 +189,8 @@ SIGNS = ("+" * 16 + "-" * 16, "+-" * 16)
 def test_the_same_codes_after_another_transform_are_other_weights(
     tmp_path: Path, change: dict[str, object], differs: int
 ) -> None:
-    way = Options("nvfp4", Rules(hadamard=hadamard_of(SIGNS[0]), nonfinite="error"), layout="mxcli")
-    folder = quantized(source(tmp_path / "m"), tmp_path / "q", way)
+    options = Options("nvfp4", Rules(hadamard=hadamard_of(SIGNS[0]), nonfinite="error"), layout="mxcli")
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", options)
     result = diff(folder, changed(folder, tmp_path / "b", untouched, **change))
     assert result.counts == {"equal": 12 - differs, "transform": differs}
     up = named(result, UP)
@@ -202,8 +202,10 @@ def test_the_same_codes_after_another_transform_are_other_weights(
 
 
 def test_axes_and_transforms_are_named(tmp_path: Path) -> None:
-    turned = Options("mxfp8", Rules(hadamard=hadamard_of(SIGNS[0]), nonfinite="error"), layout="mxcli", axis="column")
-    result = both(tmp_path, Options("mxfp8", layout="mxcli"), turned)
+    by_column = Options(
+        "mxfp8", Rules(hadamard=hadamard_of(SIGNS[0]), nonfinite="error"), layout="mxcli", axis="column"
+    )
+    result = both(tmp_path, Options("mxfp8", layout="mxcli"), by_column)
     assert result.counts == {"equal": 5, "axis": WEIGHTS, "transform": WEIGHTS}
     assert conclusion(result)[0].startswith(
         "Axis: blocks along rows in A and along columns in B, of 7 weights: codes and scales are not compared; values "
@@ -212,7 +214,7 @@ def test_axes_and_transforms_are_named(tmp_path: Path) -> None:
     assert conclusion(result)[1].startswith("Transform: none in A and hadamard-32 in B, of 7 weights: codes and scales")
 
 
-def test_formats_shapes_dtypes_and_missing_tensors_are_told(tmp_path: Path) -> None:
+def test_formats_shapes_dtypes_and_missing_tensors_are_reported(tmp_path: Path) -> None:
     a = quantized(source(tmp_path / "m"), tmp_path / "a", Options("mxfp8"))
     tensors = llama()
     tensors[GATE] = noise(64, 64)

@@ -88,15 +88,15 @@ MADE_BY = {
 @pytest.mark.parametrize("folder", MADE_BY)
 def test_the_rule_that_made_the_bytes_is_found(folder: str) -> None:
     result = verified(sample(folder), sample_source(folder))
-    origins = [weight.origin for weight in result.weights]
-    assert {(each.scheme.scale_rule.name, each.scheme.dialect.name, each.exact) for each in origins if each} == {
+    found_schemes = [weight.provenance for weight in result.weights]
+    assert {(each.scheme.scale_rule.name, each.scheme.dialect.name, each.exact) for each in found_schemes if each} == {
         (*MADE_BY[folder], True)
     }
 
 
 # A scale of one source's statistics, blocks of another's: no rule has all of it, and 12 of 384 blocks differ.
-def test_bytes_of_no_rule_are_told_by_the_nearest() -> None:
-    first = verified(sample("ct-nvfp4"), sample_source("ct-nvfp4")).weights[0].origin
+def test_bytes_of_no_rule_report_the_nearest() -> None:
+    first = verified(sample("ct-nvfp4"), sample_source("ct-nvfp4")).weights[0].provenance
     assert first is not None
     assert (first.scheme.scale_rule.name, first.exact, first.equal_blocks, first.blocks) == ("ct", False, 372, 384)
 
@@ -126,26 +126,26 @@ def test_our_own_output_is_sound_and_its_errors_are_those_of_the_report(
     assert {each.name for each in result.weights} == expected.keys()
     for each in result.weights:
         assert each.distance is not None
-        assert each.origin is not None
+        assert each.provenance is not None
         assert each.distance.sqnr_db == pytest.approx(expected[each.name]["sqnr_db"], abs=1e-6)
         assert each.distance.relative_error == pytest.approx(expected[each.name]["relative_error"], rel=1e-6)
         assert each.distance.max_abs_error == pytest.approx(expected[each.name]["max_abs_error"], rel=1e-6)
-        assert (each.origin.exact, each.origin.scheme.scale_rule.name) == (True, rule)
+        assert (each.provenance.exact, each.provenance.scheme.scale_rule.name) == (True, rule)
 
 
-@pytest.mark.parametrize("row", FORMATS)
-def test_the_rule_of_every_format_is_found(tmp_path: Path, row: str) -> None:
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_rule_of_every_format_is_found(tmp_path: Path, format: str) -> None:
     model = write_model(tmp_path / "m", {UP: noise(32, 256, seed=4)}, LLAMA)
-    folder = quantized(model, tmp_path / "q", Options(row, layout="mxcli", on_indivisible="pad"))
+    folder = quantized(model, tmp_path / "q", Options(format, layout="mxcli", on_indivisible="pad"))
     (weight,) = verified(folder, model).weights
-    assert weight.origin is not None
-    assert (weight.origin.exact, weight.origin.scheme.rounding.name) == (True, "nearest-even")
+    assert weight.provenance is not None
+    assert (weight.provenance.exact, weight.provenance.scheme.rounding.name) == (True, "nearest-even")
     (folder / RECORD).unlink()
-    assert verified(folder, model).weights[0].origin == weight.origin
+    assert verified(folder, model).weights[0].provenance == weight.provenance
 
 
 @pytest.mark.parametrize(
-    ("options", "recipe"),
+    ("options", "scheme"),
     [
         (Options("mxfp4", Rules(rounding="stochastic", seed=3, nonfinite="error")), ("rceil", "stochastic", 3, None)),
         (
@@ -167,13 +167,13 @@ def test_the_rule_of_every_format_is_found(tmp_path: Path, row: str) -> None:
     ],
 )
 def test_what_the_record_says_of_the_rule_is_tried(
-    tmp_path: Path, options: Options, recipe: tuple[str, str, int, Hadamard | None]
+    tmp_path: Path, options: Options, scheme: tuple[str, str, int, Hadamard | None]
 ) -> None:
     model = source(tmp_path / "m")
     result = verified(quantized(model, tmp_path / "q", options), model)
     assert found(result) == {}
-    made = [each.origin.scheme for each in result.weights if each.origin is not None and each.origin.exact]
-    assert [(each.scale_rule.name, each.rounding.name, each.seed, each.hadamard) for each in made] == [recipe] * 7
+    made = [each.provenance.scheme for each in result.weights if each.provenance is not None and each.provenance.exact]
+    assert [(each.scale_rule.name, each.rounding.name, each.seed, each.hadamard) for each in made] == [scheme] * 7
 
 
 def test_a_transform_is_known_without_the_record_and_draws_are_not(tmp_path: Path) -> None:
@@ -210,11 +210,11 @@ def test_a_transform_is_known_without_the_record_and_draws_are_not(tmp_path: Pat
         ({"format": "mxfp6_e3m2"}, "format mxfp6_e3m2", "format mxfp6_e2m3"),
     ],
 )
-def test_the_configuration_is_held_against_the_record(
+def test_the_configuration_is_compared_with_the_record(
     tmp_path: Path, change: dict[str, object], value: str, recorded: str
 ) -> None:
-    way = Options("mxfp6", Rules(hadamard=SIGNS, nonfinite="error"), axis="column", layout="mxcli")
-    folder = quantized(write_model(tmp_path / "m", {UP: noise(64, 64)}, LLAMA), tmp_path / "q", way)
+    options = Options("mxfp6", Rules(hadamard=SIGNS, nonfinite="error"), axis="column", layout="mxcli")
+    folder = quantized(write_model(tmp_path / "m", {UP: noise(64, 64)}, LLAMA), tmp_path / "q", options)
     assert found(verified(folder)) == {}
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -235,7 +235,7 @@ def test_a_source_that_is_quantized_stands_for_its_values(tmp_path: Path) -> Non
     assert "The source is quantized itself" in result.notes[-1]
 
 
-def test_experts_are_held_against_the_stack_they_came_from(tmp_path: Path) -> None:
+def test_experts_are_compared_with_the_stack_they_came_from(tmp_path: Path) -> None:
     stacks = {
         "model.layers.0.mlp.experts.gate_up_proj": noise(2, 96, 32, seed=1),
         "model.layers.0.mlp.experts.down_proj": noise(2, 32, 48, seed=2),
@@ -245,7 +245,7 @@ def test_experts_are_held_against_the_stack_they_came_from(tmp_path: Path) -> No
     model = source(tmp_path / "m", stacks, config)
     result = verified(quantized(model, tmp_path / "q", Options("nvfp4", layout="ct")), model)
     assert found(result) == {}
-    assert [(each.name, each.origin is not None and each.origin.exact) for each in result.weights] == [
+    assert [(each.name, each.provenance is not None and each.provenance.exact) for each in result.weights] == [
         (f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight", True)
         for stack in (("gate", "up"), ("down",))
         for expert in (0, 1)
@@ -340,7 +340,7 @@ PLANTED: dict[str, tuple[Callable[[Tensors], object], dict[str, list[str]], str]
         {"misfit": ["model.layers.0.mlp.up_proj"]},
         "model.layers.0.mlp.up_proj.weight_scale is F8_E4M3 [64, 8]; nvfp4-pack-quantized needs F8_E4M3 [128, 4]",
     ),
-    "plain beside quantized": (
+    "plain next to quantized": (
         lambda tensors: tensors.update({UP: noise(128, 64)}),
         {"stored_twice": [UP]},
         f"stored plain and as {UP}_global_scale, {UP}_packed, {UP}_scale",
@@ -387,13 +387,13 @@ def test_a_tensor_scale_the_wrong_way_round_is_found(tmp_path: Path, nvfp4: tupl
 
 @pytest.mark.parametrize("layout", ["modelopt", "mxcli"])
 def test_the_direction_is_known_of_every_layout(tmp_path: Path, nvfp4: tuple[Path, Path], layout: str) -> None:
-    def turned(tensors: Tensors) -> None:
+    def inverse(tensors: Tensors) -> None:
         for name, (_, array) in tensors.items():
             if name.endswith("scale_2"):
                 array[...] = 1 / array
 
     folder = quantized(nvfp4[0], tmp_path / "q", Options("nvfp4", layout=layout))
-    assert "scale_direction" in found(verified(changed(folder, tmp_path / "turned", turned)))
+    assert "scale_direction" in found(verified(changed(folder, tmp_path / "turned", inverse)))
 
 
 def test_fp8_scales_the_wrong_way_round_are_found(tmp_path: Path) -> None:
@@ -401,12 +401,12 @@ def test_fp8_scales_the_wrong_way_round_are_found(tmp_path: Path) -> None:
         source(tmp_path / "m"), tmp_path / "q", Options("fp8_e4m3_channel", Rules(dialect="mxcli", nonfinite="error"))
     )
 
-    def turned(tensors: Tensors) -> None:
+    def inverse(tensors: Tensors) -> None:
         for name, (_, array) in tensors.items():
             if name.endswith("_scale"):
                 array[...] = 1 / array
 
-    assert found(verified(changed(folder, tmp_path / "turned", turned))).keys() == {"scale_direction"}
+    assert found(verified(changed(folder, tmp_path / "turned", inverse))).keys() == {"scale_direction"}
 
 
 # E8M0 scales copied by value into integers.
@@ -445,7 +445,7 @@ def noise_values(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def test_tensors_are_held_against_those_of_the_source(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
+def test_tensors_are_compared_with_those_of_the_source(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
     tensors = llama()
     tensors["model.layers.1.input_layernorm.weight"] = noise(64)
     tensors[UP] = noise(64, 64)
@@ -478,7 +478,7 @@ LISTS: dict[str, tuple[dict[str, object], dict[str, list[str]]]] = {
         {"ignore": ["lm_head", "re:.*o_proj"]},
         {"ignored_but_quantized": ["model.layers.0.self_attn.o_proj"]},
     ),
-    "a glob, which is none here": (
+    "a glob, which is not a pattern here": (
         {"ignore": ["*lm_head"]},
         {"not_ignored": ["lm_head"], "ignore_nothing": ["*lm_head"]},
     ),
@@ -565,7 +565,7 @@ def test_codes_that_are_nan_are_found(tmp_path: Path) -> None:
     assert values(result, "nan_code") == ["1 of 8192 codes NaN or infinite".replace("8192", "8,192")]
 
 
-# Rules whose smallest scale is 0 leave only zeros and largest codes in a block that is tiny beside the tensor.
+# Rules whose smallest scale is 0 leave only zeros and largest codes in a block that is tiny compared with the tensor.
 def test_a_scale_that_underflowed_is_no_lost_one(tmp_path: Path) -> None:
     x = np.full((4, 64), 1e-7, np.float32)
     x[0, :16] = np.linspace(1, 100, 16)
@@ -610,7 +610,7 @@ def indexed(folder: Path, output: Path, **total: object) -> Path:
     return output
 
 
-def test_the_index_is_held_against_the_shards(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
+def test_the_index_is_compared_with_the_shards(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
     assert found(verified(indexed(nvfp4[1], tmp_path / "right"))) == {}
     result = verified(indexed(nvfp4[1], tmp_path / "wrong", total_size=1))
     assert found(result) == {"total_size": ["model.safetensors.index.json"]}

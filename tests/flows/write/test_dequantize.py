@@ -97,8 +97,8 @@ def test_layers_stored_in_out_come_back_as_they_were(tmp_path: Path) -> None:
     assert quantized(source, tmp_path / "q", options).arrangement.layout.name == "mxcli"
     assert read_raw(tmp_path / "q" / "model.safetensors")["h.0.attn.c_attn.weight_packed"][1] == [96, 16]
     raw = restored(tmp_path / "q", tmp_path / "d", dtype="F32")
-    turned = np.ascontiguousarray(tensors["h.0.attn.c_attn.weight"][1].T)
-    values = np.frombuffer(expected(turned, "BF16", options, "F32"), np.float32).reshape(96, 32)
+    transposed = np.ascontiguousarray(tensors["h.0.attn.c_attn.weight"][1].T)
+    values = np.frombuffer(expected(transposed, "BF16", options, "F32"), np.float32).reshape(96, 32)
     np.testing.assert_array_equal(floats(raw["h.0.attn.c_attn.weight"]), values.T)
 
 
@@ -208,7 +208,7 @@ def test_weights_come_back_in_the_type_they_had(tmp_path: Path, dtype: str, stor
 
 def test_what_is_not_quantized_or_not_known_is_refused(tmp_path: Path) -> None:
     plain = write_model(tmp_path / "plain", {"a.weight": bf16(np.ones((4, 32)))})
-    with pytest.raises(RefusedError, match="not quantized; there is nothing to scale back"):
+    with pytest.raises(RefusedError, match="not quantized; there is nothing to dequantize"):
         restored(plain, tmp_path / "d")
     with pytest.raises(UsageError, match="BF16, F16, F32, F64 can be written"):
         restored(plain, tmp_path / "d", dtype="I8")
@@ -243,15 +243,15 @@ def test_weights_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     for name in "ac":
         tensors[f"{name}.weight_scale"].view(torch.uint8)[0, 0] = 0x7F
     save_file(tensors, path)
-    told = (
-        "2 of 3 weights hold NaN or infinities, 32 values in all ('a.weight', …): `mxcli verify` tells which scales or "
-        "codes are to blame."
+    note = (
+        "2 of 3 weights hold NaN or infinities, 32 values in all ('a.weight', …): `mxcli verify` finds the scales or "
+        "codes responsible."
     )
     for dtype in ("BF16", "F16", "F32", "F64"):
         out = tmp_path / dtype
         found = dequantize_checkpoint(open_checkpoint(tmp_path / "q"), out, backend=Cpu(), dtype=dtype)
-        assert found.notes == (told,)
-        assert json.loads((out / "mxcli.json").read_text())["notes"] == [told]
+        assert found.notes == (note,)
+        assert json.loads((out / "mxcli.json").read_text())["notes"] == [note]
 
 
 def test_requantizing_what_came_back_changes_nothing(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_requantizing_what_came_back_changes_nothing(tmp_path: Path) -> None:
         assert once.keys() == twice.keys()
 
 
-def test_a_quantized_source_is_taken_for_the_values_it_stands_for_when_asked(tmp_path: Path) -> None:
+def test_a_quantized_source_is_dequantized_on_request(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", llama(), LLAMA)
     quantized(source, tmp_path / "q", Options("mxfp8"))
     restored(tmp_path / "q", tmp_path / "d")
@@ -275,7 +275,7 @@ def test_a_quantized_source_is_taken_for_the_values_it_stands_for_when_asked(tmp
         make_plan(open_floats(tmp_path / "q"), Options("nvfp4"))
     checkpoint = open_floats(tmp_path / "q", requantize=True)
     plan = make_plan(checkpoint, Options("nvfp4"))
-    assert any("errors are measured against the values its codes stand for" in note for note in plan.notes)
+    assert any("errors are measured against its dequantized values" in note for note in plan.notes)
     quantize_checkpoint(checkpoint, plan, tmp_path / "again", backend=Cpu())
     quantized(tmp_path / "d", tmp_path / "through floats", Options("nvfp4"))
     file = "model.safetensors"
@@ -287,14 +287,14 @@ def test_a_quantized_source_is_taken_for_the_values_it_stands_for_when_asked(tmp
 @pytest.mark.parametrize(
     ("layout", "format", "lost", "words"),
     [
-        ("compressed-tensors", "mxfp8", "weight_scale", "holds codes, and the scales that go with it are missing"),
-        ("modelopt", "nvfp4", "weight_scale", "holds codes, and the scales that go with it are missing"),
-        ("mxcli", "mxfp8", "weight_scale", "holds codes, and the scales that go with it are missing"),
+        ("compressed-tensors", "mxfp8", "weight_scale", "holds codes, but its scales are missing"),
+        ("modelopt", "nvfp4", "weight_scale", "holds codes, but its scales are missing"),
+        ("mxcli", "mxfp8", "weight_scale", "holds codes, but its scales are missing"),
         (
             "mxcli",
             "nvfp4",
             "weight_packed",
-            "a part of a quantized weight, and the others that go with it are missing",
+            "is part of a quantized weight, but its other parts are missing",
         ),
         ("torchao", "mxfp8", "_weight_qdata", "missing"),
         ("fp8", "fp8_e4m3_128x128", "weight_scale_inv", "missing"),

@@ -26,7 +26,7 @@ from mxcli.flows.write.arrange import arrange
 from mxcli.flows.write.dequantize import dequantize_checkpoint
 from mxcli.flows.write.pipeline import WriteOptions
 from mxcli.flows.write.quantize import Written, quantize_checkpoint
-from mxcli.flows.write.restore import open_floats, restoring
+from mxcli.flows.write.restore import open_floats, plain_view
 from mxcli.numerics.scheme import Rules, resolve
 from mxcli.output.difference import failure_sentence
 
@@ -51,7 +51,7 @@ def quantized(source: Path, output: Path, format: str, rules: Rules = Rules(nonf
 
 
 def values(source: Path, dtype: str = "F32") -> dict[str, np.ndarray]:
-    plain = restoring(open_checkpoint(source), dtype).checkpoint(Cpu())
+    plain = plain_view(open_checkpoint(source), dtype).checkpoint(Cpu())
     return {name: read(plain, info) for name, info in plain.tensors.items()}
 
 
@@ -67,12 +67,12 @@ def test_that_names_are_not_matched_with_other_sources_is_said(tmp_path: Path) -
     content = load_file(DATA / "gguf-nvfp4" / "model.safetensors")["fc2.weight"].tobytes()
     (tmp_path / "a.gguf").write_bytes(gguf_bytes([("blk.0.ffn_up.weight", (128, 64), NVFP4, content)]))
     made_from = open_checkpoint(write_model(tmp_path / "m", llama(), LLAMA))
-    told = "Names of GGUF files, which are llama.cpp's, are not matched with those of other sources."
+    hint = "Names of GGUF files, which are llama.cpp's, are not matched with those of other sources."
     with pytest.raises(UsageError) as refused:
         checked_originals(made_from, subject_of(open_checkpoint(tmp_path / "a.gguf")))
-    assert str(refused.value).endswith(f"give the checkpoint that it was made from. {told}")
+    assert str(refused.value).endswith(f"give the checkpoint that it was made from. {hint}")
     result = diff_sides(side_of("a", open_checkpoint(tmp_path / "a.gguf")), side_of("m", made_from), backend=Cpu())
-    assert failure_sentence(result) == f"{told} a and m differ in 13 of 13 tensors: only in A 1, only in B 12"
+    assert failure_sentence(result) == f"{hint} a and m differ in 13 of 13 tensors: only in A 1, only in B 12"
 
 
 def test_nvfp4_decodes_bit_for_bit_with_and_without_its_tensor_scale(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_types_that_the_package_does_not_decode_are_named(tmp_path: Path) -> Non
     kind = gguf.GGMLQuantizationType.Q8_1
     (tmp_path / "m.gguf").write_bytes(gguf_bytes([("a.weight", (1, 32), int(kind), bytes(40))]))
     with pytest.raises(InputError, match=r"a\.weight: the installed package gguf does not decode Q8_1"):
-        restoring(open_checkpoint(tmp_path / "m.gguf"))
+        plain_view(open_checkpoint(tmp_path / "m.gguf"))
 
 
 def test_a_scale_for_each_expert_is_refused(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_scale_for_each_expert_is_refused(tmp_path: Path) -> None:
     scales = ("blk.0.ffn_up_exps.scale", (2,), F32, bytes(8))
     (tmp_path / "m.gguf").write_bytes(gguf_bytes([experts, scales]))
     with pytest.raises(InputError, match=r"blk\.0\.ffn_up_exps\.scale is F32 \[2\]; NVFP4 needs F32 \[1\]"):
-        restoring(open_checkpoint(tmp_path / "m.gguf"))
+        plain_view(open_checkpoint(tmp_path / "m.gguf"))
 
 
 def test_stacks_of_experts_are_read_whole(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_one_file_is_as_large_as_it_is(tmp_path: Path) -> None:
     source = open_checkpoint(write_model(tmp_path / "m", llama(), {**LLAMA, **SIZES}))
     plan = make_plan(source, Options("mxfp4", Rules(nonfinite="error"), layout="gguf"))
     with pytest.raises(
-        RefusedError, match=r"the layout gguf writes one file, here of .* --max-shard-size allows 1,000"
+        RefusedError, match=r"the layout gguf writes one file, here with .* --max-shard-size allows 1,000"
     ):
         arrange(source, plan, max_shard_bytes=1000)
 
@@ -223,10 +223,10 @@ def test_a_run_cut_short_ends_with_the_same_bytes(tmp_path: Path) -> None:
     checkpoint, done = open_checkpoint(source), list[str]()
     plan = make_plan(checkpoint, Options("nvfp4", Rules(nonfinite="error"), layout="gguf"))
     stopping = WriteOptions(stop=lambda: len(done) == 5, on_progress=lambda *progress: done.append(progress[2]))
-    cut = quantize_checkpoint(checkpoint, plan, tmp_path / "q", backend=Cpu(), manner=stopping)
+    cut = quantize_checkpoint(checkpoint, plan, tmp_path / "q", backend=Cpu(), options=stopping)
     assert not cut.outcome.complete
     assert not (tmp_path / "q" / "model.gguf").exists()
-    gone_on = quantize_checkpoint(checkpoint, plan, tmp_path / "q", backend=Cpu(), manner=WriteOptions(resume=True))
+    gone_on = quantize_checkpoint(checkpoint, plan, tmp_path / "q", backend=Cpu(), options=WriteOptions(resume=True))
     assert gone_on.outcome.complete
     assert gone_on.outcome.kept > 0
     assert tree(tmp_path / "q") == tree(tmp_path / "whole")
@@ -294,6 +294,6 @@ def test_layouts_of_other_loaders_are_refused_for_a_gguf_source(layout: str) -> 
     file = Path(__file__).parents[2] / "data" / "layouts" / "gguf-mxfp4" / "model.gguf"
     checkpoint = open_floats(file, requantize=True)
     plan = make_plan(checkpoint, Options("fp8_e4m3_128x128", layout=layout))
-    with pytest.raises(RefusedError, match=r"a GGUF file names its tensors for llama\.cpp"):
+    with pytest.raises(RefusedError, match=r"a GGUF file has the tensor names and the q and k row order of llama\.cpp"):
         arrange(checkpoint, plan)
     assert arrange(checkpoint, make_plan(checkpoint, Options("mxfp8"))).layout.name == "mxcli"

@@ -122,7 +122,7 @@ def test_the_largest_of_several_steps_counts_and_is_said(tmp_path: Path, source:
     plan = planned(source, tmp_path / "steps", Options("nvfp4"))
     once = planned(source, captured(tmp_path, INPUTS), Options("nvfp4"))
     assert [step.input_scale for step in plan.tensors] == [step.input_scale for step in once.tensors]
-    assert plan.notes[-1].endswith("larger than those saturate. They fit the largest of 3 steps (0 to 20).")
+    assert plan.notes[-1].endswith("larger inputs saturate. They fit the largest of 3 steps (0 to 20).")
 
 
 def test_compressed_tensors_says_that_inputs_are_nvfp4_too(tmp_path: Path, source: Path) -> None:
@@ -193,12 +193,11 @@ def test_weights_are_those_without_captures(tmp_path: Path, source: Path) -> Non
     assert read_raw(files[0]) == read_raw(files[1])
 
 
-def test_the_record_and_the_notes_tell_of_it(tmp_path: Path, source: Path) -> None:
+def test_the_record_and_the_notes_report_it(tmp_path: Path, source: Path) -> None:
     captures = captured(tmp_path, INPUTS)
     plan = planned(source, captures, Options("nvfp4"))
     assert plan.notes[-1] == (
-        "Loaders quantize the inputs of 7 layers too, with scales from captures.safetensors: inputs larger than those "
-        "saturate."
+        "Loaders quantize the inputs of 7 layers too, with scales from captures.safetensors: larger inputs saturate."
     )
     written(source, captures, tmp_path / "q", Options("nvfp4"))
     tensors = json.loads((tmp_path / "q" / "mxcli.json").read_text())["tensors"]
@@ -210,12 +209,12 @@ def test_every_layer_without_captures_is_named(tmp_path: Path, source: Path) -> 
     captures = captured(tmp_path, {f"{MLP}.gate_proj": 1.0, f"{MLP}.up_proj": 1.0, f"{MLP}.down_proj": 1.0})
     with pytest.raises(RefusedError) as caught:
         planned(source, captures, Options("nvfp4"))
-    assert caught.value.message == f"Inputs that {captures} lacks: 4 problems."
+    assert caught.value.message == f"Inputs missing in {captures}: 4 problems."
     assert [line.split(":")[0] for line in caught.value.details] == [
         f"{ATTENTION}.{name}_proj.weight" for name in "qkvo"
     ]
     assert caught.value.details[0].endswith(
-        "Capture them, --exclude the layer, or leave --captures out to quantize weights alone."
+        "Capture them, --exclude the layer, or omit --captures to quantize only weights."
     )
 
 

@@ -134,8 +134,8 @@ def test_transformers_loads_stacks_of_gpt_oss(tmp_path: Path) -> None:
 
 def test_transformers_loads_what_was_recommended(tmp_path: Path, source: Path) -> None:
     checkpoint = open_checkpoint(source)
-    asked = Options("mxfp4", on_indivisible="keep")
-    candidates = plan_candidates(checkpoint, ["mxfp4", "mxfp8", "nvfp4"], asked, Target(BITS, 9.0))
+    options = Options("mxfp4", on_indivisible="keep")
+    candidates = plan_candidates(checkpoint, ["mxfp4", "mxfp8", "nvfp4"], options, Target(BITS, 9.0))
     result = recommend("x", checkpoint, candidates, backend=Cpu())
     assert {choice.option.name for choice in result.choices} > {"mxfp8_e4m3"}
     quantized(source, tmp_path / "q", result.recipe)

@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> Path:
 def quantized(source: Path, output: Path, format: str = "mxfp4", backend: Backend | None = None, **manner: Any) -> None:
     checkpoint = open_checkpoint(source)
     plan = make_plan(checkpoint, Options(format))
-    quantize_checkpoint(checkpoint, plan, output, backend=backend or Cpu(), manner=WriteOptions(**manner))
+    quantize_checkpoint(checkpoint, plan, output, backend=backend or Cpu(), options=WriteOptions(**manner))
 
 
 @pytest.mark.parametrize("where", ["source", "source/out", "link", "link/out"])
@@ -182,7 +182,7 @@ def test_what_a_device_that_fails_had_done_is_kept_and_another_goes_on(tmp_path:
     with pytest.raises(EnvironmentFailure, match="cuda:0 is out of memory"):
         dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "back", backend=FailingBackend())
     dequantize_checkpoint(
-        open_checkpoint(tmp_path / "q"), tmp_path / "back", backend=Cpu(), manner=WriteOptions(resume=True)
+        open_checkpoint(tmp_path / "q"), tmp_path / "back", backend=Cpu(), options=WriteOptions(resume=True)
     )
     dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "whole", backend=Cpu())
     assert tree(tmp_path / "back") == tree(tmp_path / "whole")
@@ -253,7 +253,7 @@ def test_a_killed_run_leaves_partial_names_only_and_can_be_repeated(tmp_path: Pa
         checkpoint = open_checkpoint({str(source)!r})
         plan = make_plan(checkpoint, Options("mxfp4"))
         manner = WriteOptions(on_progress=kill)
-        quantize_checkpoint(checkpoint, plan, {str(tmp_path / "out")!r}, backend=Cpu(), manner=manner)
+        quantize_checkpoint(checkpoint, plan, {str(tmp_path / "out")!r}, backend=Cpu(), options=manner)
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=environment, check=False)
@@ -293,6 +293,6 @@ def test_dequantizing_obeys_the_same_rules(tmp_path: Path) -> None:
     for where in ("out", "out/plain"):
         with pytest.raises(RefusedError):
             dequantize_checkpoint(
-                open_checkpoint(tmp_path / "out"), tmp_path / where, backend=Cpu(), manner=WriteOptions(force=True)
+                open_checkpoint(tmp_path / "out"), tmp_path / where, backend=Cpu(), options=WriteOptions(force=True)
             )
     assert tree(tmp_path / "out") == before

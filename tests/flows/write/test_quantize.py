@@ -25,7 +25,7 @@ from mxcli.numerics.scheme import Rules
 SAMPLES = Path(__file__).parents[2] / "data" / "layouts"
 
 
-def quantized(source: Path, output: Path, options: Options, **more: Any) -> Written:
+def quantized(source: Path, output: Path, options: Options, /, **more: Any) -> Written:
     checkpoint = open_checkpoint(source)
     return quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output, **({"backend": Cpu()} | more))
 
@@ -453,7 +453,7 @@ def test_progress_counts_bytes_of_the_source(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", {"a.weight": noise(2, 32), "norm.weight": noise(4)})
     seen: list[tuple[int, int, str]] = []
     quantized(
-        source, tmp_path / "out", Options("mxfp4"), manner=WriteOptions(on_progress=lambda *call: seen.append(call))
+        source, tmp_path / "out", Options("mxfp4"), options=WriteOptions(on_progress=lambda *call: seen.append(call))
     )
     assert seen == [(128, 136, "a.weight"), (136, 136, "norm.weight")]
 
@@ -506,6 +506,6 @@ def test_quantizing_reads_no_more_memory_than_was_said(tmp_path: Path) -> None:
     resident()
     plan = make_plan(checkpoint, Options("mxfp4"))
     manner = WriteOptions(on_progress=resident)
-    written = quantize_checkpoint(checkpoint, plan, tmp_path / "out", backend=Cpu(), manner=manner)
+    written = quantize_checkpoint(checkpoint, plan, tmp_path / "out", backend=Cpu(), options=manner)
     assert max(peaks) - peaks[0] < written.arrangement.need.peak_bytes
     assert max(peaks) - peaks[0] < 6 * rows[1].nbytes

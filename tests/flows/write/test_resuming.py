@@ -66,13 +66,13 @@ def quantized(
         output,
         backend=Cpu(1),
         max_shard_bytes=size,
-        manner=WriteOptions(**manner),
+        options=WriteOptions(**manner),
         command=command.split(),
     )
 
 
 def dequantized(source: Path, output: Path, **manner: Any) -> None:
-    dequantize_checkpoint(open_checkpoint(source), output, backend=Cpu(1), manner=WriteOptions(**manner))
+    dequantize_checkpoint(open_checkpoint(source), output, backend=Cpu(1), options=WriteOptions(**manner))
 
 
 class Killed(BaseException):
@@ -184,7 +184,7 @@ def test_a_resumed_run_does_the_rest_only_and_reports_all(tmp_path: Path, source
         plan,
         tmp_path / "out",
         backend=first,
-        manner=WriteOptions(stop=lambda: next(stops)),
+        options=WriteOptions(stop=lambda: next(stops)),
         command=["first"],
     )
     assert not stopped.outcome.complete
@@ -197,7 +197,7 @@ def test_a_resumed_run_does_the_rest_only_and_reports_all(tmp_path: Path, source
         plan,
         tmp_path / "out",
         backend=second,
-        manner=WriteOptions(resume=True, on_progress=lambda done, total, name: seen.append((done, total))),
+        options=WriteOptions(resume=True, on_progress=lambda done, total, name: seen.append((done, total))),
         command=["second"],
     )
     whole = quantized(source, tmp_path / "whole", command="first")

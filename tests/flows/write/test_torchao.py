@@ -16,7 +16,7 @@ from mxcli.files.layouts import LAYOUTS
 from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.flows.write.quantize import quantize_checkpoint
-from mxcli.flows.write.restore import restoring
+from mxcli.flows.write.restore import plain_view
 from mxcli.numerics.scheme import Rules
 
 FOLDERS = Path(__file__).parents[2] / "data" / "layouts"
@@ -46,7 +46,7 @@ def quantized(source: Path, output: Path, options: Options) -> Path:
 
 
 def plain(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
-    checkpoint = restoring(open_checkpoint(folder)).checkpoint(Cpu())
+    checkpoint = plain_view(open_checkpoint(folder)).checkpoint(Cpu())
     infos = checkpoint.tensors.values()
     return {info.name: (info.dtype, list(info.shape), read(checkpoint, info).tobytes()) for info in infos}
 
@@ -133,8 +133,8 @@ def test_transformers_loads_it(
     tmp_path: Path, source: Path, torch: Any, transformers: Any, layout: str, format: str
 ) -> None:
     kind = {"mx": "MXTensor", "fp": "Float8Tensor"}.get(format[:2], "NVFP4Tensor")
-    asked = Options(format, layout=layout, on_indivisible="keep")
-    assert_loads_as_we_decode(quantized(source, tmp_path / "q", asked), torch, transformers, kind)
+    options = Options(format, layout=layout, on_indivisible="keep")
+    assert_loads_as_we_decode(quantized(source, tmp_path / "q", options), torch, transformers, kind)
 
 
 def test_transformers_loads_mixed_formats_and_kept_layers(
