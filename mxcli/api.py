@@ -18,7 +18,7 @@ from mxcli.flows.capture.capture import capture as capture
 from mxcli.flows.measure.nonfinite import nonfinite_values
 from mxcli.numerics.blocks import BOTH, COLUMN, ROW, Quantized, axes_of, divides
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.reencodings import find_reencoding
 from mxcli.numerics.scheme import RuleOptions, Scheme, resolve, rules_from

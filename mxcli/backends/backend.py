@@ -42,7 +42,7 @@ class Backend(Protocol):
 
         `tensor_amax` is the largest finite magnitude of the set of tensors that share a tensor scale (None: of `x`);
         where one block is the whole tensor, what its scale is made for instead: elements above it saturate. `stream` is
-        the random stream of the tensor (`draws.stream_of`), used by stochastic rounding only.
+        the random stream of the tensor (`streams.stream_of`), used by stochastic rounding only.
         Without `codes`, `packed` and `scales` are empty. `reuse` gives up the arrays of an earlier result of the same
         shape and format, which saves the cost of fresh memory.
         """

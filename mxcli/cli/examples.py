@@ -9,7 +9,7 @@ from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.floats import E8M0
 from mxcli.numerics.formats import FORMATS, BlockFormat
 from mxcli.numerics.hadamard import Transform, find_hadamard
-from mxcli.numerics.measures import Measurement
+from mxcli.numerics.metric_formulas import Measurement
 from mxcli.numerics.metrics import Metric
 from mxcli.numerics.scale_rules import (
     ELEMENT_ROUNDINGS,

@@ -1,1 +1,1 @@
-"""One module per thing a user wants done; knows no terminal."""
+"""The verbs' work, in wings: a module or package per thing that a user wants done."""

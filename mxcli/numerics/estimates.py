@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import ESTIMATED, KNOWN, METRICS, OF_SAMPLE, Metric, measured
 from mxcli.numerics.samples import Sample, half_width
 from mxcli.numerics.stats import Stats

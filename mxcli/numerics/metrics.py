@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mxcli.numerics import measures
+from mxcli.numerics import metric_formulas as formulas
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.measures import Measurement, Value
+from mxcli.numerics.metric_formulas import Measurement, Value
 from mxcli.numerics.stats import Stats
 
 KNOWN, ESTIMATED, OF_SAMPLE = "known", "estimated", "of the sample"
@@ -52,7 +52,7 @@ METRICS: dict[str, Metric] = {
             "bits",
             "stored bits of an element, scales included",
             "code bits + (blocks * scale bits + tensor scale bits) / elements",
-            measures.bits_per_element,
+            formulas.bits_per_element,
             "low",
             sampled=KNOWN,
         ),
@@ -70,7 +70,7 @@ METRICS: dict[str, Metric] = {
             "% of elements",
             "share of saturated elements",
             "100 * saturated / elements",
-            lambda m: measures.percent(m.stats.saturated, m.stats.elements),
+            lambda m: formulas.percent(m.stats.saturated, m.stats.elements),
             "low",
             sampled=ESTIMATED,
         ),
@@ -87,7 +87,7 @@ METRICS: dict[str, Metric] = {
             "% of blocks",
             "share of blocks with a saturated element",
             "100 * saturated_blocks / blocks",
-            lambda m: measures.percent(m.stats.saturated_blocks, m.stats.blocks),
+            lambda m: formulas.percent(m.stats.saturated_blocks, m.stats.blocks),
             "low",
             sampled=ESTIMATED,
         ),
@@ -104,7 +104,7 @@ METRICS: dict[str, Metric] = {
             "% of elements",
             "share of underflowed elements",
             "100 * underflowed / elements",
-            lambda m: measures.percent(m.stats.underflowed, m.stats.elements),
+            lambda m: formulas.percent(m.stats.underflowed, m.stats.elements),
             "low",
             sampled=ESTIMATED,
         ),
@@ -121,7 +121,7 @@ METRICS: dict[str, Metric] = {
             "% of elements",
             "share of elements on the element format's subnormals (none in integer formats)",
             "100 * count(0 < |code value| < smallest normal) / elements",
-            measures.subnormal_percent,
+            formulas.subnormal_percent,
             "low",
             sampled=ESTIMATED,
         ),
@@ -137,13 +137,13 @@ METRICS: dict[str, Metric] = {
             "nan_blocks", "blocks", "blocks that became NaN", "count(scale is NaN)", lambda m: m.stats.nan_blocks, "low"
         ),
         Metric("zero_blocks", "blocks", "blocks of zeros only", "count(amax = 0)", lambda m: m.stats.zero_blocks),
-        Metric("mse", "", "mean squared error", "mean((y - x)^2)", measures.mse, "low", sampled=ESTIMATED),
+        Metric("mse", "", "mean squared error", "mean((y - x)^2)", formulas.mse, "low", sampled=ESTIMATED),
         Metric(
             "rmse",
             "",
             "root of the mean squared error",
             "sqrt(mse)",
-            lambda m: measures.root(measures.mse(m)),
+            lambda m: formulas.root(formulas.mse(m)),
             "low",
             sampled=ESTIMATED,
         ),
@@ -152,7 +152,7 @@ METRICS: dict[str, Metric] = {
             "dB",
             "signal to quantization noise; absent when there is no noise (exact) or no signal",
             "10 log10(sum x^2 / sum (y - x)^2)",
-            measures.sqnr_db,
+            formulas.sqnr_db,
             "high",
             exact=math.inf,
             sampled=ESTIMATED,
@@ -162,7 +162,7 @@ METRICS: dict[str, Metric] = {
             "",
             "error norm over signal norm",
             "||y - x|| / ||x||",
-            measures.relative_error,
+            formulas.relative_error,
             "low",
             exact=0.0,
             sampled=ESTIMATED,
@@ -172,7 +172,7 @@ METRICS: dict[str, Metric] = {
             "",
             "cosine between input and output",
             "x . y / (||x|| ||y||)",
-            measures.cosine,
+            formulas.cosine,
             "high",
             exact=1.0,
             sampled=ESTIMATED,
@@ -202,7 +202,7 @@ METRICS: dict[str, Metric] = {
             "how much shorter the output is along the input: a bias that the mean error, in which signs cancel, hides; "
             "rounding to the nearest shortens, stochastic rounding does not, and what saturates does under either",
             "-100 * sum x (y - x) / sum x^2",
-            lambda m: measures.percent(0.0 - m.stats.cross, m.stats.signal),
+            lambda m: formulas.percent(0.0 - m.stats.cross, m.stats.signal),
             exact=0.0,
             sampled=ESTIMATED,
         ),
@@ -221,7 +221,7 @@ METRICS: dict[str, Metric] = {
             "binades the chosen scales leave reachable: from the largest code of a block down to the smallest positive "
             "value, averaged over blocks that have a nonzero code",
             "mean over blocks of log2(value of the largest code / smallest positive)",
-            measures.binades_used,
+            formulas.binades_used,
             "high",
             _B4,
             sampled=ESTIMATED,
@@ -231,21 +231,21 @@ METRICS: dict[str, Metric] = {
             "exponent",
             "smallest exponent of the block scales in use (zero scales left out)",
             "min floor(log2 scale)",
-            measures.extreme_exponent(min),
+            formulas.extreme_exponent(min),
         ),
         Metric(
             "scale_exponent_max",
             "exponent",
             "largest exponent of the block scales in use",
             "max floor(log2 scale)",
-            measures.extreme_exponent(max),
+            formulas.extreme_exponent(max),
         ),
         Metric(
             "scale_exponent_histogram",
             "blocks",
             "blocks by exponent of their scale",
             "count by floor(log2 scale)",
-            measures.scale_exponent_histogram,
+            formulas.scale_exponent_histogram,
             number=False,
         ),
         Metric(
@@ -253,7 +253,7 @@ METRICS: dict[str, Metric] = {
             "elements",
             "elements by binade of their code's value",
             "count by floor(log2 |code value|)",
-            measures.element_exponent_histogram,
+            formulas.element_exponent_histogram,
             number=False,
         ),
         Metric(
@@ -261,7 +261,7 @@ METRICS: dict[str, Metric] = {
             "% of codes",
             "share of the format's finite codes that occur",
             "100 * distinct codes / finite codes",
-            measures.code_use_percent,
+            formulas.code_use_percent,
             "high",
         ),
         Metric(
@@ -269,7 +269,7 @@ METRICS: dict[str, Metric] = {
             "dB",
             "quantiles over blocks of a block's SQNR, to within 0.13 dB (p0 exactly); absent: exact",
             "quantiles of 10 log10(sum x^2 / sum (y - x)^2)",
-            measures.block_sqnr_db,
+            formulas.block_sqnr_db,
             "high",
             number=False,
         ),
@@ -278,7 +278,7 @@ METRICS: dict[str, Metric] = {
             "blocks",
             "blocks that are not zero by their SQNR in whole dB, to within 0.13 dB; `exact`: without noise",
             "count by floor(10 log10(sum x^2 / sum (y - x)^2))",
-            measures.block_sqnr_histogram,
+            formulas.block_sqnr_histogram,
             number=False,
         ),
         Metric(
@@ -286,7 +286,7 @@ METRICS: dict[str, Metric] = {
             "binades",
             "quantiles over blocks of largest over smallest nonzero magnitude, to within 0.17 binades (p0 exactly)",
             "quantiles of log2(amax / smallest nonzero)",
-            measures.block_dynamic_range,
+            formulas.block_dynamic_range,
             number=False,
         ),
         Metric(
@@ -294,7 +294,7 @@ METRICS: dict[str, Metric] = {
             "",
             "the blocks with most error: batch index, first row and column, sum of squared errors, share of the total",
             "largest sum (y - x)^2",
-            measures.worst_blocks,
+            formulas.worst_blocks,
             number=False,
         ),
     )

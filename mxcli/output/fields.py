@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 from mxcli.errors import printable
 from mxcli.numerics.estimates import SAMPLED, is_estimated, uncertainty_key
 from mxcli.numerics.hadamard import Hadamard, signs_text
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import METRICS, Metric
 from mxcli.numerics.samples import CONFIDENCE_PERCENT
 from mxcli.numerics.scheme import Scheme

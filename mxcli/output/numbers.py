@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from mxcli.numerics.estimates import uncertainty_of
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import number_of
 
 ABSENT = "-"

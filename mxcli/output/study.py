@@ -12,7 +12,7 @@ from mxcli.flows.measure.findings import best_of
 from mxcli.flows.measure.inspect import Total
 from mxcli.flows.measure.totals import TrainingStepTotal, totals_over_steps
 from mxcli.flows.measure.worst_blocks import WorstBlock
-from mxcli.numerics.measures import Value, percent
+from mxcli.numerics.metric_formulas import Value, percent
 from mxcli.numerics.metrics import METRICS
 from mxcli.output.comparison import rule_lines, titles
 from mxcli.output.conclusion import sentences

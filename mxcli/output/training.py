@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mxcli.flows.products.shapes import DY, OPERANDS, PASSES, W, X
-from mxcli.numerics.measures import percent
+from mxcli.numerics.metric_formulas import percent
 from mxcli.numerics.training import Operand, TrainingRecipe, rules_of
 from mxcli.output import products
 from mxcli.output.export import csv_text, json_text

@@ -31,9 +31,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_no_fraction(mxcli: Callable[..., Any], verb: list[str], fraction: str) -> None:
     code, out, err = mxcli(*verb, SAMPLE, "--sample", fraction)
     assert (code, out) == (2, "")
-    assert err == (
-        f"error: --sample '{fraction}' must be a fraction of a tensor: above 0, at most 1, such as 0.01.\n"
-    )
+    assert err == (f"error: --sample '{fraction}' must be a fraction of a tensor: above 0, at most 1, such as 0.01.\n")
 
 
 def test_options_that_go_together_and_those_that_do_not(mxcli: Callable[..., Any], tmp_path: Path) -> None:

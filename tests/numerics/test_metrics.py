@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import METRICS, measured
 from mxcli.numerics.stats import CODE_BINS, RANGE_BINS, SCALE_BINS, SQNR_BINS, SQNR_BINS_PER_OCTAVE, Histogram, Stats
 

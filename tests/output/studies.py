@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from mxcli.flows.measure.inspect import Total
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import METRICS
 from mxcli.output.study import PageSource, Study, Tensor
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from mxcli.flows.measure.standings import Change, Effect, Standing, Winner
-from mxcli.flows.measure.standings import conclusion as found
+from mxcli.flows.measure.comparison_findings import Change, Effect, Standing, Winner
+from mxcli.flows.measure.comparison_findings import conclusion as found
 from mxcli.output.conclusion import sentences
 
 FLOOR = Standing("mxfp8_e4m3", "floor", 8.25, 3.1, 0.0, 30.0, (30.0, 31.0, 32.0))

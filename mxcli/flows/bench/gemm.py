@@ -14,7 +14,7 @@ from mxcli.flows.bench.gemm_kernels import BASELINE, GEMM_KERNELS, GemmKernel, P
 from mxcli.flows.bench.gemm_operands import Engine, Values
 from mxcli.flows.bench.quantize import Timing, timing_of
 from mxcli.flows.products.shapes import Shape
-from mxcli.numerics.measures import decibels
+from mxcli.numerics.metric_formulas import decibels
 
 if TYPE_CHECKING:
     from torch import Tensor

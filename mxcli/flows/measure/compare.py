@@ -12,6 +12,7 @@ from operator import add
 from mxcli.backends.backend import Backend
 from mxcli.errors import RefusedError, together
 from mxcli.files.checkpoint import Checkpoint
+from mxcli.flows.measure.comparison_findings import comparison_conclusion, comparison_findings
 from mxcli.flows.measure.findings import ComparedSeries, Finding, best_of, compared_series
 from mxcli.flows.measure.inspect import Total, totals_by
 from mxcli.flows.measure.measure import (
@@ -25,13 +26,12 @@ from mxcli.flows.measure.measure import (
 from mxcli.flows.measure.nonfinite import nonfinite_refusals, refuse_nonfinite
 from mxcli.flows.measure.report import KEPT, PADDED, QUANTIZED, TIED, Decided, Result, decision_counts, decision_of
 from mxcli.flows.measure.sampled import measure_samples, sample_notes, taken
-from mxcli.flows.measure.standings import comparison_conclusion, comparison_findings
 from mxcli.flows.measure.totals import TotalsByTrainingStep, TrainingStepTotal, labels
 from mxcli.flows.plan.plan import Options, Plan, TensorPlan, make_plan
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.combinations import Combinations
 from mxcli.numerics.estimates import Counted, metrics_of
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import NUMBERS
 from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.streams import Sampling

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mxcli.errors import LimitError, UsageError, did_you_mean, printable
 from mxcli.numerics.estimates import is_of_part, uncertainty_of
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import ESTIMATED, METRICS, NUMBERS, OF_SAMPLE, judged_number
 
 Metrics = Mapping[str, Value]

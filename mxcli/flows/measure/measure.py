@@ -19,7 +19,7 @@ from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.numerics.blocks import COLUMN, Quantized, grid_shape
 from mxcli.numerics.estimates import Counted, metrics_of, uncertainty_key
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.streams import stream_of
 
 PER_BLOCK = {"amax": "F32", "decode": "F32", "saturated": "I32", "underflowed": "I32", "noise": "F64"}

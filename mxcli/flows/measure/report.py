@@ -29,7 +29,7 @@ from mxcli.flows.measure.totals import Totals, TotalsByRole, TotalsByTrainingSte
 from mxcli.flows.plan.plan import Options, Plan, TensorPlan
 from mxcli.numerics.blocks import grid_shape
 from mxcli.numerics.estimates import Counted, metrics_of
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import Stats
 from mxcli.numerics.streams import Sampling

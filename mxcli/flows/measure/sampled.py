@@ -22,7 +22,7 @@ from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.numerics.blocks import folded, grid_shape
 from mxcli.numerics.estimates import is_of_part
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.samples import Sample, combined, read_whole, sample_of
 from mxcli.numerics.scheme import Scheme
 from mxcli.numerics.stats import WORST_BLOCKS, Stats

@@ -15,7 +15,7 @@ from mxcli.flows.measure.measure import pooled_over_formats
 from mxcli.flows.plan.plan import TensorPlan
 from mxcli.numerics.estimates import Counted
 from mxcli.numerics.formats import BlockFormat
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import METRICS
 
 Metrics = Mapping[str, Value]

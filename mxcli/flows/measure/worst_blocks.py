@@ -16,8 +16,8 @@ from mxcli.files.tensors import Array
 from mxcli.flows.measure.amax import SharedAmax, oriented
 from mxcli.flows.measure.report import LayerReport
 from mxcli.flows.plan.plan import Plan, TensorPlan
-from mxcli.numerics.measures import Measurement, Value, decibels
-from mxcli.numerics.measures import worst_blocks as worst_places
+from mxcli.numerics.metric_formulas import Measurement, Value, decibels
+from mxcli.numerics.metric_formulas import worst_blocks as worst_places
 from mxcli.numerics.metrics import number_of
 from mxcli.numerics.scheme import Scheme
 

@@ -19,7 +19,7 @@ from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.products.output_error import binary64, nonfinite_operand
 from mxcli.flows.products.shapes import DY, W, X
 from mxcli.numerics.blocks import Quantized
-from mxcli.numerics.measures import cosine_between, decibels, relative
+from mxcli.numerics.metric_formulas import cosine_between, decibels, relative
 from mxcli.numerics.streams import stream_of
 from mxcli.numerics.training import TRAINING_RECIPES
 

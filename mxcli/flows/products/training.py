@@ -28,7 +28,7 @@ from mxcli.flows.products.operands import (
 from mxcli.flows.products.shapes import OPERANDS, PASSES, W
 from mxcli.flows.products.trained_layers import TrainedLayer, TrainedModel, high_notes, shown
 from mxcli.numerics.formats import find_format
-from mxcli.numerics.measures import decibels, percent
+from mxcli.numerics.metric_formulas import decibels, percent
 from mxcli.numerics.stats import Stats
 from mxcli.numerics.training import Operand, Pair, TrainingRecipe, delayed_amax, rules_of
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mxcli.files.reading import as_floats
 from mxcli.files.tensors import Array
-from mxcli.numerics.measures import decibels, relative
+from mxcli.numerics.metric_formulas import decibels, relative
 
 PIECE = 1 << 20
 """Elements converted to binary64 at a time."""

@@ -21,7 +21,7 @@ from mxcli.flows.plan.plan import Options, Plan, TensorPlan
 from mxcli.flows.write.arrange import Arrangement
 from mxcli.numerics.formats import find_format
 from mxcli.numerics.hadamard import Hadamard, signs_text
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.scheme import RULE_NAMES, Scheme, tensor_rules
 from mxcli.numerics.stats import Stats, stats_of, stats_record

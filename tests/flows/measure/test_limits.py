@@ -7,7 +7,7 @@ import pytest
 from mxcli.errors import UsageError
 from mxcli.flows.measure.limits import Limits, check_limits, fails, limit_error, parse_condition
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.measures import Value
+from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import NUMBERS, measured
 from mxcli.numerics.stats import Stats
 
