@@ -11,7 +11,7 @@ from mxcli.output.numbers import EXACT, counted, significant, trimmed
 from mxcli.output.screen import Screen, bold, folded_lines
 
 if TYPE_CHECKING:
-    from mxcli.flows.measure import findings, standings
+    from mxcli.flows.measure import comparison_findings, findings
 
 NAMED = 3
 """Outliers that a sentence names."""
@@ -133,7 +133,7 @@ def _step_wins(finding: findings.StepWins) -> str:
     return f"{finding.role}: of {counted(finding.steps, 'step')} best is {listed}."
 
 
-def _effect(finding: standings.Effect) -> str:
+def _effect(finding: comparison_findings.Effect) -> str:
     context = f"{finding.format}: against" if finding.format else "Against"
     clauses = [*_bits(finding.bits), *_changes(finding), *(_decibels(finding) or [_unchanged(finding)])]
     return f"{context} {finding.baseline}, {finding.other} {_joined(clauses)}{_stochastic(finding)}."
@@ -145,7 +145,7 @@ def _bits(bits: float | None) -> Iterator[str]:
         yield f"takes {amount} per element"
 
 
-def _changes(finding: standings.Effect) -> Iterator[str]:
+def _changes(finding: comparison_findings.Effect) -> Iterator[str]:
     saturated, underflowed = finding.saturated_blocks, finding.underflowed
     if saturated is not None and not saturated.after:
         yield f"removes all saturation ({trimmed(saturated.before)} % of blocks)"
@@ -157,12 +157,12 @@ def _changes(finding: standings.Effect) -> Iterator[str]:
         yield f"{_moves(underflowed, 'underflow')} of elements"
 
 
-def _moves(change: standings.Change, noun: str) -> str:
+def _moves(change: comparison_findings.Change, noun: str) -> str:
     verb = "lowers" if change.after < change.before else "raises"
     return f"{verb} {noun} from {trimmed(change.before)} % to {trimmed(change.after)} %"
 
 
-def _decibels(finding: standings.Effect) -> list[str]:
+def _decibels(finding: comparison_findings.Effect) -> list[str]:
     """Return the gains and costs with their numbers of tensors; nothing where no change is worth reporting."""
     clauses = [(verb, found) for verb, found in (("gains", finding.gains_db), ("costs", finding.costs_db)) if found]
     tensors = len(finding.changes_db)
@@ -172,7 +172,7 @@ def _decibels(finding: standings.Effect) -> list[str]:
     ]
 
 
-def _unchanged(finding: standings.Effect) -> str:
+def _unchanged(finding: comparison_findings.Effect) -> str:
     changes = finding.changes_db
     if not changes:
         return "has no SQNR to compare"
@@ -181,7 +181,7 @@ def _unchanged(finding: standings.Effect) -> str:
     return f"changes the SQNR of no tensor by {finding.equal_db:g} dB"
 
 
-def _stochastic(finding: standings.Effect) -> str:
+def _stochastic(finding: comparison_findings.Effect) -> str:
     """Return what an SQNR does not show where only one of two combinations rounds stochastically."""
     if not finding.stochastic:
         return ""
@@ -192,7 +192,7 @@ def _stochastic(finding: standings.Effect) -> str:
     )
 
 
-def _winner(finding: standings.Winner) -> str:
+def _winner(finding: comparison_findings.Winner) -> str:
     equals = f", with {_joined(finding.equals)} as good" if finding.equals else ""
     listed = "".join(f", {name} on {won:,}" for name, won in finding.others)
     on = _of_all(finding.wins, finding.tensors, last=True) if finding.wins else "none"
@@ -205,7 +205,7 @@ def _in_brackets(sqnr_db: float | None) -> str:
     return f" ({EXACT})" if math.isinf(sqnr_db) else f" ({significant(sqnr_db)} dB)"
 
 
-def _biases(finding: standings.Biases) -> str:
+def _biases(finding: comparison_findings.Biases) -> str:
     changes = (
         f"of {change.name} against {change.baseline}: "
         + ", ".join(f"{label} {_bias(own)} against {_bias(other)}" for label, own, other in change.groups)
@@ -215,7 +215,7 @@ def _biases(finding: standings.Biases) -> str:
     return f"{measured} {'; '.join(changes)}."
 
 
-def _bias(bias: standings.Bias) -> str:
+def _bias(bias: comparison_findings.Bias) -> str:
     return f"{significant(bias.mean)} ({bias.standard_errors:.1f})"
 
 

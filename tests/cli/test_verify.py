@@ -73,8 +73,8 @@ def test_problems_are_grouped_told_and_counted(mxcli: Mxcli, broken: Path) -> No
         f"  model.layers.0.mlp.up_proj: {entry}",
         f"  model.layers.1.mlp.up_proj: {entry}",
         "  and 2 more",
-        "  needed: a list that matches the weights: loaders read a module by its path, or by a regular expression after "
-        "re: that matches its beginning. Remove 're:.*mlp.up_proj', or name the intended modules in full.",
+        "  needed: a list that matches the weights: loaders read a module by its path, or by a regular expression "
+        "after re: that matches its beginning. Remove 're:.*mlp.up_proj', or name the intended modules in full.",
     ]
     assert lines[-1].startswith(f"{broken} is not sound: 5 problems (ignored_but_quantized 4, not_ignored 1); ")
 
