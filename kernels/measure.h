@@ -351,7 +351,7 @@ MX_FN void mx_finish_block(const MxBlock& b, MxRatio ratio, MxScheme r, mx_i64 i
   tally.underflowed += b.underflowed;
   tally.saturated_blocks += b.saturated > 0;
   tally.amax = mx_max_u32(tally.amax, b.largest);
-  if (b.scale.is_clipped) atomicAdd(&counts.lost, 1u);
+  if (b.scale.is_lost) atomicAdd(&counts.lost, 1u);
   atomicAdd(&counts.block_code[b.top_code * MX_COPIES + copy], 1u);
   if (b.least == 0u) {
     if (b.amax == 0u) atomicAdd(&counts.zero_blocks, 1u);

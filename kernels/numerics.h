@@ -196,11 +196,11 @@ struct MxTensorScale {
 // A block's scale, chosen from its amax; F is a float or a SIMD register of floats, U the bits of F.
 template <class F, class U>
 struct MxScale {
-  U stored;      // scale code, or binary32 bits
-  F factor;      // scaled element = x * factor, or x / factor if the element step divides
-  F decode;      // dequantized value = element value * decode
-  U is_nan;      // 1: the block becomes NaN
-  U is_clipped;  // 1: the scale itself underflowed to zero or saturated at the scale format's maximum
+  U stored;   // scale code, or binary32 bits
+  F factor;   // scaled element = x * factor, or x / factor if the element step divides
+  F decode;   // dequantized value = element value * decode
+  U is_nan;   // 1: the block becomes NaN
+  U is_lost;  // 1: the scale itself underflowed to zero or saturated at the scale format's maximum
 };
 
 template <class F, class U>
@@ -523,7 +523,7 @@ MX_FN auto mx_power_of_two_scale(U exponent, MxScheme r) {
   s.stored = r.scale_stored_bits == 8 ? exponent + 127u : mx_bits(value);
   s.factor = mx_scale_value(0u - (exponent + 127u == 0u ? byte0 : exponent));
   s.is_nan = zero;
-  s.is_clipped = zero;
+  s.is_lost = zero;
   return s;
 }
 
@@ -584,19 +584,19 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxScheme r) {
   F S = v;
   if (r.scale_kind == MX_BINARY32) {
     s.stored = mx_bits(S);
-    s.is_clipped = underflows ? one : zero;
+    s.is_lost = underflows ? one : zero;
   } else {
     auto code = mx_encode_nearest_even(v, r.scale.mantissa_bits, r.scale.emin, r.scale.max);
     // Above max + ulp / 2 a format with larger exponents rounds to a value above max.
     float limit = r.scale.max + mx_power_of_two(r.scale.emax - r.scale.mantissa_bits - 1);
     U substitute = zero + (mx_u32)r.zero_code;
     s.stored = code.code == 0u ? substitute : code.code;
-    s.is_clipped = s.stored == 0u ? one : zero;
-    s.is_clipped = v > limit ? one : s.is_clipped;
+    s.is_lost = s.stored == 0u ? one : zero;
+    s.is_lost = v > limit ? one : s.is_lost;
     F substituted = mx_broadcast(v, mx_decode((mx_u32)r.zero_code, r.scale));
     S = code.code == 0u ? substituted : code.value;
   }
-  s.is_clipped = amax_bits == 0u ? zero : s.is_clipped;
+  s.is_lost = amax_bits == 0u ? zero : s.is_lost;
   mx_element_factor(S, t, r.element_step, &s.factor, &s.decode);
   return s;
 }

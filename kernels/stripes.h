@@ -86,7 +86,7 @@ struct Loops {
       std::memcpy(b.factor + i, &s.factor, sizeof s.factor);
       std::memcpy(b.decode + i, &s.decode, sizeof s.decode);
       std::memcpy(b.is_nan + i, &s.is_nan, sizeof s.is_nan);
-      std::memcpy(b.is_clipped + i, &s.is_clipped, sizeof s.is_clipped);
+      std::memcpy(b.is_lost + i, &s.is_lost, sizeof s.is_lost);
     }
   }
 

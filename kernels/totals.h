@@ -52,7 +52,7 @@ inline uint32_t total(const MxLaneBits* groups) {
 
 // The blocks of a stripe as a structure of arrays, so that per-block work is vectorized over blocks.
 struct Blocks {
-  alignas(64) uint32_t amax[kStripe], stored[kStripe], is_nan[kStripe], is_clipped[kStripe];
+  alignas(64) uint32_t amax[kStripe], stored[kStripe], is_nan[kStripe], is_lost[kStripe];
   alignas(64) float factor[kStripe], decode[kStripe];
   alignas(64) uint32_t top_code[kStripe], saturates[kStripe];  // of the block's amax
   alignas(64) uint32_t largest[kStripe];                       // bits of the largest finite magnitude
@@ -279,7 +279,7 @@ struct Counts {
       sums.of(first + i) += {b.signal[i], b.noise[i], b.cross[i], b.error[i]};
       stats.saturated += b.saturated[i];
       stats.saturated_blocks += b.saturated[i] > 0;
-      stats.scale_underflowed_blocks += b.is_clipped[i];
+      stats.scale_underflowed_blocks += b.is_lost[i];
       ++stats.block_code_bins[b.top_code[i]];
       amax = std::max(amax, b.largest[i]);
       if (b.least[i] == kAllZero) {

@@ -72,7 +72,7 @@ class EnvironmentFailure(MxcliError):  # noqa: N818
 
 
 def together(kind: type[MxcliError], headline: str, problems: Sequence[str]) -> MxcliError:
-    """Return one error for all problems: one speaks for itself, several get the headline and their count."""
+    """Return one error for all problems: a single one as it is, several under the headline with their count."""
     if len(problems) == 1:
         return kind(problems[0])
     return kind(f"{headline}: {len(problems):,} problems.", problems)

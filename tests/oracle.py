@@ -560,7 +560,7 @@ def statistics(x: npt.NDArray[Any], result: OracleResult) -> dict[str, Any]:
 
     ``scale_underflowed_blocks`` (0 for E8M0): blocks with amax > 0 whose stored scale is zero (FP32: would
     be, before it becomes 1) or, for E4M3, whose scale before clamp and cast exceeds 464, from where on the
-    nearest value would lie above 448. Inf counts as the largest float32.
+    nearest value would be above 448. Inf counts as the largest float32.
     """
     fmt = result.element
     split = functools.partial(_split, tile=result.block)
@@ -663,7 +663,7 @@ def _scale_underflows(blocks: F64, scales: F64, result: OracleResult) -> int:
 
 
 def _exponent_histogram(scales: F64) -> dict[int, int]:
-    """How many scales lie in [2^e, 2^(e+1)), by e."""
+    """The number of scales in [2^e, 2^(e+1)), by e."""
     exponents = np.frexp(scales[scales > 0])[1] - 1
     values, counts = np.unique(exponents, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))

@@ -23,7 +23,7 @@ FORMATS = {"nvfp4_noglobal": "e2m1:e4m3:1x16", "nvfp4_2d16": "nvfp4_2d", "nvfp4"
 
 
 def format_and_options(stem: str) -> tuple[str, dict[str, Any]]:
-    """What a golden file's name asks for."""
+    """The options that a golden file's name states."""
     name, rule = stem.split("__")
     if name.startswith("fp8_"):
         return name if rule == "tensor" else f"{name}_{rule}", {}
@@ -217,7 +217,7 @@ def test_the_names_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize("name", list(mxcli.formats))
 def test_columns_are_the_rows_of_the_transpose(name: str) -> None:
-    """Bit for bit, whatever the format and the rounding; values and codes come back in the input's shape."""
+    """Bit for bit, for every format and rounding; values and codes come back in the input's shape."""
     x = torch.randn(3, 64, 160, generator=torch.Generator().manual_seed(1))
     for options in ({}, {"rounding": "stochastic", "seed": 3}, {"hadamard": 32}):
         column = mxcli.quantize(x, name, axis="column", **options)
@@ -278,7 +278,7 @@ def test_a_transform_is_undone_by_dequantizing() -> None:
         mxcli.quantize(x, "mxfp8", hadamard=8)
 
 
-def test_what_is_no_seed_and_what_cannot_be_reencoded() -> None:
+def test_invalid_seeds_and_what_cannot_be_reencoded() -> None:
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(5))
     for seed in (1.5, -1, "3", 2**32):
         with pytest.raises(UsageError, match="a seed is an integer from 0 to 4294967295"):

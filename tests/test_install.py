@@ -28,7 +28,7 @@ MODULES = {
     for path in (ROOT / "mxcli").rglob("*")
     if path.is_file() and not BUILT & set(path.parts[len(ROOT.parts) :])
 }
-"""The modules, and what lies beside them to be read."""
+"""The modules, and the data files next to them."""
 KERNEL = "libmxcli_cpu.dylib" if sys.platform == "darwin" else "libmxcli_cpu.so"
 MANYLINUX = "manylinux_2_27_x86_64"
 COMPILERS = (os.environ.get("CXX", "c++"), "c++", "g++", "clang++")
@@ -175,7 +175,7 @@ def test_without_a_compiler_the_build_ends_with_one_sentence(content: str | None
 class TestKernelFolder:
     @pytest.fixture
     def checkout(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """Modules that lie where no kernel was built."""
+        """Modules in a folder where no kernel was built."""
         monkeypatch.setattr(mxcli, "__path__", [str(tmp_path / "checkout" / "mxcli")])
         return tmp_path / "checkout" / "mxcli"
 
@@ -184,7 +184,7 @@ class TestKernelFolder:
         (folder / KERNEL).touch()
         return folder
 
-    def test_beside_the_modules(self, checkout: Path) -> None:
+    def test_next_to_the_modules(self, checkout: Path) -> None:
         folder = self.kernel_in(checkout / "kernels")
         assert library.kernel_folder() == folder
 

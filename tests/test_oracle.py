@@ -133,7 +133,7 @@ def test_golden_hadamard(kind: str) -> None:
     assert (np.abs(difference) <= tolerance).all()
 
 
-def test_golden_stochastic_rounding_points_lie_between_neighbours() -> None:
+def test_golden_stochastic_rounding_points_are_between_neighbours() -> None:
     for row in json.loads((GOLDEN / "stochastic_rounding.json").read_text())["rows"]:
         grid = oracle.element_format(row["fmt"]).magnitudes
         below = grid[grid <= row["x"]][-1]
@@ -515,7 +515,7 @@ def test_binades_used_when_the_two_largest_values_are_out_of_reach() -> None:
     assert stats["binades_available"] == pytest.approx(math.log2(6 / 0.5))
 
 
-def test_scale_underflow_is_told_apart() -> None:
+def test_scale_underflow_is_distinguished() -> None:
     x = np.ones((1, 48), dtype=np.float32)
     x[0, 16:32], x[0, 33:] = 1e-7, 1e-4
     stats = oracle.statistics(x, nvfp4(x))

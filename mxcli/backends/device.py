@@ -46,7 +46,7 @@ class Queue(Protocol):
         """Return memory for this queue's work, kept at least until `finish`."""
 
     def upload(self, array: Any) -> Buffer:
-        """Return memory that will hold a copy of a contiguous array, which may be changed once this returns."""
+        """Return device memory for a copy of a contiguous array, which may be changed once this returns."""
 
     def fill(self, buffer: Buffer, byte: int, begin: int, end: int) -> None:
         """Set bytes begin to end."""
@@ -77,7 +77,7 @@ class Device(Protocol):
         """MX_HARDWARE of `kernels/device.h`: the formats it converts to by itself."""
 
     def free_bytes(self) -> int:
-        """Return memory that could be had now."""
+        """Return the bytes of memory free now."""
 
     def queues(self, count: int) -> Sequence[Queue]:
         """Return that many queues, the same ones on every call."""
@@ -90,8 +90,7 @@ class TimedQueue(Queue, Protocol):
         """Copy the first bytes of a buffer to another, `offset` bytes from its beginning."""
 
     def seconds(self, work: Callable[[], None], before: Callable[[], None]) -> float:
-        """Return how long the device takes for what `work` puts into the queue, once it is through with what `before`
-        does."""
+        """Return the device time of the work that `work` queues, after the work that `before` queues is done."""
 
 
 class TimedDevice(Device, Protocol):
@@ -105,7 +104,7 @@ class TimedDevice(Device, Protocol):
         """Return its name, memory, driver and compiler."""
 
     def clocks(self) -> str:
-        """Return its clocks and power now, as its driver reports them, or that they are unknown."""
+        """Return its current clocks and power as its driver reports them, or that they are unknown."""
 
     def queues(self, count: int) -> Sequence[TimedQueue]:
         """Return queues as `Device.queues` does."""

@@ -90,7 +90,7 @@ class GpuState:
 
 
 def has_driver(load: Load = ctypes.CDLL) -> bool:
-    """Return whether the library of the NVIDIA driver is there; where it is not, that is all that is looked for."""
+    """Return whether the library of the NVIDIA driver is present; without it nothing else is searched for."""
     return _library(load) is not None
 
 
@@ -221,7 +221,7 @@ def _nvrtc() -> Version | str:
 
 
 def _package_problems(driver: Version | None, cupy: Mapping[str, str], nvrtc: Version | str) -> Iterator[str]:
-    """Yield what is wrong with the packages; none of it where the driver is missing is the driver's fault."""
+    """Yield what is wrong with the packages, except for faults of a missing driver."""
     install = _install(driver)
     if not cupy:
         yield f"CuPy is not installed: {install}"

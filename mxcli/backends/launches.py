@@ -100,8 +100,8 @@ class KernelJob:
         return unit // down * self.rows + unit % down * self.block_rows
 
     def pieces(self, most_bytes: int) -> Iterator[Piece]:
-        """Yield the tensor in whole chunks, as many of them at a time as need no more than the given bytes of input;
-        undivided where it is a block whose scale is tried on all of it."""
+        """Yield the tensor in runs of whole chunks, each of at most the given bytes of input; undivided where one block
+        spans the tensor and its scale is tried on all of it."""
         per_chunk = self.cut.per_chunk
         row_bytes = max(1, self.columns * self.item_bytes)
         step = max(1, most_bytes // (row_bytes * self.cut.unit_rows * per_chunk)) * per_chunk
@@ -160,8 +160,8 @@ class KernelJob:
         return served and (self.scheme.hadamard is None or self.scheme.hadamard.size <= (width or 0))
 
     def quantize_both(self, row: Addresses, column: Addresses, processors: int, conversions: int) -> Launch:
-        """Return codes and scales of the whole tensor along rows, and along columns those of it with the last two
-        dimensions exchanged; what was found of either way is at its address."""
+        """Return codes and scales of the whole tensor along rows and along columns (the last two dimensions exchanged);
+        the amaxes of both are at their addresses."""
         kernel = self._kernel(
             "quantize_both.cu",
             "mx_quantize_both",
@@ -176,7 +176,8 @@ class KernelJob:
         return Launch(kernel, min(tiles, 8 * processors), THREADS, (*arguments, *map(_pointer, ways)))
 
     def _elements_per_thread(self) -> int:
-        """Return how many neighbours a thread of `quantize_rows.cu` takes; 0 where that kernel does not serve."""
+        """Return the number of neighbours that a thread of `quantize_rows.cu` takes; 0 if that kernel does not
+        apply."""
         tries = bool(self._numbers.candidate_count)
         # A thread reads 16 bytes or more and writes 8 or more: fewer were slower on an H100.
         least = 8 if self.scheme.format.element.stored_bits == 8 else 32

@@ -118,8 +118,8 @@ def build(
 
 
 def cache_folder() -> Path:
-    """Return where machine code is kept; it need not exist. RuntimeError where no variable names it and nobody has a
-    home."""
+    """Return the folder of cached machine code; it need not exist. Raises RuntimeError if no variable names it and
+    there is no home."""
     if chosen := os.environ.get("MXCLI_CACHE_DIR"):
         return Path(chosen) / "cubins"
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -160,8 +160,8 @@ def _version(nvrtc: ctypes.CDLL) -> tuple[int, int]:
 
 
 def _options(architecture: str, definitions: Mapping[str, str]) -> list[str]:
-    """Return what every kernel is compiled with: results are compared bit for bit, so nothing is contracted or
-    flushed."""
+    """Return the options that every kernel is compiled with: no contraction, no flushing, since results are compared
+    bit for bit."""
     return [
         f"--gpu-architecture={architecture}",
         "--std=c++17",
@@ -219,7 +219,7 @@ def _strings(texts: Iterable[str]) -> ctypes.Array[c_char_p]:
 
 
 def _output(program: c_void_p, kind: str) -> bytes:
-    """Return what nvrtcGet`kind` writes."""
+    """Return the text that nvrtcGet`kind` writes."""
     size = c_size_t()
     getattr(library(), f"nvrtcGet{kind}Size")(program, byref(size))
     buffer = ctypes.create_string_buffer(size.value)
@@ -242,8 +242,8 @@ def _key(name: str, source: str, headers: Mapping[str, str], architecture: str, 
 
 
 def _digest(key: str, code: bytes) -> bytes:
-    """Return what stands in front of the code; with the key in it, a file copied from another name does not count
-    either."""
+    """Return the digest stored before the code; it covers the key, so that a file copied from another name is
+    invalid."""
     return hashlib.sha256(key.encode() + code).digest()
 
 

@@ -38,7 +38,7 @@ LEAST = (len(_COUNTED), len(_COUNTED) + len(_LEAST))
 
 
 def merged(totals: Iterable[Array]) -> Array:
-    """Return totals of parts of a tensor as those of all of it."""
+    """Return the totals of a tensor from those of its parts."""
     each = np.stack(list(totals))
     all_of_it: Array = each.sum(0, dtype=np.uint64)
     all_of_it[slice(*LEAST)] = each[:, slice(*LEAST)].min(0)
@@ -145,7 +145,7 @@ class Pipeline:
     # ----------------------------------------------------------------------------------------------------- passes
 
     def find_amax(self, pieces: Iterable[Piece], room: int) -> Any:
-        """Yield the tensor's largest magnitudes, an element of type FOUND; pieces stay there while `room` bytes
+        """Return the amaxes of the tensor, an element of type FOUND; pieces stay on the device while `room` bytes
         last."""
 
         def parts() -> Iterator[tuple[Callable[[Queue], Buffer], int]]:
@@ -311,8 +311,8 @@ def look_at(
     parts: Iterable[tuple[Callable[[Queue], Buffer], int]],
     hadamard: Hadamard | None = None,
 ) -> Any:
-    """Return largest magnitudes, an element of type FOUND, of elements in parts, each by its source and how many it
-    has; of a transform, whose groups parts do not cut, if one is given."""
+    """Return the amaxes (an element of type FOUND) of parts, each given by its source and number of elements; those
+    after a transform, if one is given, whose groups no part splits."""
     nothing = np.zeros(1, FOUND)
     nothing["first"] = ~np.uint64(0)
     found, base = [queue.upload(nothing) for queue in queues], 0

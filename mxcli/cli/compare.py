@@ -26,8 +26,6 @@ from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import Requested, requested_options
 from mxcli.cli.streams import INTERRUPTED, Messages, deliver
 from mxcli.errors import UsageError, printable
-from mxcli.numerics.blocks import axes_of
-from mxcli.numerics.streams import check_seed, stated_sampling
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -96,7 +94,7 @@ class CompareOptions(Measuring, _Combined):
 
 
 _RULES = vary(
-    only=("recipe", "dialect", "axis", "nonfinite", "on_indivisible", "seed"),
+    without=("format", "layout", "scale_rounding", "rounding", "hadamard", "hadamard_seed", "fuse"),
     help={"seed": "Seed of stochastic rounding and of --sample.  [default: 0]"},
 )
 
@@ -132,6 +130,8 @@ def compare(
       mxcli compare samples/tiny-llama-captures.safetensors --formats nvfp4 --roundings nearest-even,stochastic
       mxcli compare samples/tiny-llama --formats nvfp4 --scale-roundings te,ct --json | jq -r '.conclusion[]'
     """
+    from mxcli.numerics.streams import check_seed, stated_sampling
+
     results.check_dry_run(compared.dry_run)
     results.check([source, scheme.recipe])
     limits = stated_limits(compared.fail_on, dry_run=compared.dry_run)
@@ -165,25 +165,22 @@ def compare(
 
 
 def _combinations(names: Sequence[str], compared: CompareOptions, requested: Requested) -> Combinations:
-    """Return what to compare; a recipe's rules and transform stand for those that are not named."""
+    """Return the combinations to compare; a recipe's rules and transform replace those that are not named."""
+    from mxcli.numerics.blocks import axes_of
     from mxcli.numerics.combinations import combine
 
     if compared.hadamard_seed is not None and compared.hadamards is None:
         raise UsageError(
             f"--hadamard-seed {compared.hadamard_seed} has no effect without a transform: add --hadamards none,16."
         )
-    rules = requested.rules
-    default = rules.hadamard if compared.hadamards is None else None
     return combine(
         names,
-        listed(compared.scale_roundings or rules.scale_rounding, "--scale-roundings"),
-        listed(compared.roundings or rules.rounding, "--roundings"),
-        listed(compared.hadamards, "--hadamards") if default is None else [str(default.size)],
+        listed(compared.scale_roundings, "--scale-roundings"),
+        listed(compared.roundings, "--roundings"),
+        listed(compared.hadamards, "--hadamards"),
         axes=axes_of(requested["axis"]),
-        dialect=rules.dialect,
-        nonfinite=rules.nonfinite,
-        seed=rules.seed or 0,
-        hadamard_seed=compared.hadamard_seed if default is None else default.seed,
+        rules=requested.rules,
+        hadamard_seed=compared.hadamard_seed,
     )
 
 

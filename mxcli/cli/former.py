@@ -17,9 +17,7 @@ from mxcli.cli.training import TrainingOptions, training
 from mxcli.errors import UsageError
 
 _MEASURING = ("sample", "fail_on", "per_block", "dry_run", "jsonl", "markdown", "html", "plots")
-_RULES = ("scale_rounding", "rounding", "dialect", "axis", "nonfinite", "on_indivisible", "hadamard", "hadamard_seed")
 _REFUSED_WITH_PRODUCTS = frozenset(("axis", *_MEASURING))
-_REFUSED_WITH_TRAINING = frozenset(("format", "recipe", "activation_format", "gradient_format", *_RULES, *_MEASURING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ def ran_as_other_verb(
     if former.products is None and (former.activation_format or former.gradient_format):
         raise UsageError("--activation-format and --gradient-format need --products CAPTURES.")
     if former.training is not None:
-        _refuse(context, _REFUSED_WITH_TRAINING, "--training", "training recipes set all formats and rules")
+        _refuse(context, _refused_with_training(), "--training", "training recipes set all formats and rules")
         _announce("training", messages)
         options = TrainingOptions(former.products, former.training, former.draws or 1, scheme.seed)
         training(context=context, source=source, options=options, **shared)
@@ -82,6 +80,14 @@ def ran_as_other_verb(
         products(context=context, model=source, captures=former.products, scheme=formats, **shared)
         return True
     return False
+
+
+def _refused_with_training() -> frozenset[str]:
+    """Return the options of formats and rules except the seed, and those of measuring."""
+    from mxcli.numerics.scheme import RuleOptions
+
+    rules = {"axis", "on_indivisible", *RuleOptions.__annotations__} - {"seed"}
+    return frozenset(("format", "recipe", "activation_format", "gradient_format", *rules, *_MEASURING))
 
 
 def _refuse(context: typer.Context, names: frozenset[str], flag: str, why: str) -> None:

@@ -127,7 +127,7 @@ class SchemeOptions:
             "--rounding",
             metavar="RULE",
             autocompletion=completes(ROUNDING_NAMES),
-            help="Rounding of elements: nearest-even, half-away, half-toward-zero, toward-zero or stochastic.  "
+            help="Rounding of elements, one that `mxcli explain` lists.  "
             "[default: the dialect's, usually nearest-even]",
         ),
     ] = None
@@ -239,8 +239,9 @@ class Measuring:
         typer.Option(
             "--sample",
             metavar="FRACTION",
-            help="Read about this fraction of each tensor, such as 0.01: means and ratios are estimates with half of a "
-            "95 % interval, other metrics describe the sample. At least 1 MiB of a tensor is read; below 2 MiB, all.",
+            help="Read about this fraction of each tensor, such as 0.01: means and ratios are estimates with ± 95 % "
+            "confidence; other metrics are of the sample. At least 1 MiB of a tensor is read; tensors under 2 MiB are "
+            "read whole.",
         ),
     ] = None
     fail_on: Annotated[

@@ -14,7 +14,6 @@ from mxcli.cli.outputs import Results, deliver_forms, deliver_pages
 from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import report_decisions, requested_options
 from mxcli.cli.streams import Messages
-from mxcli.numerics.streams import check_seed
 
 if TYPE_CHECKING:
     from mxcli.files.tensors import TensorInfo
@@ -108,6 +107,7 @@ def products(
     from mxcli.flows.plan.plan import is_stochastic, make_plans
     from mxcli.flows.products.report import plan_products
     from mxcli.flows.write.restore import open_floats
+    from mxcli.numerics.streams import check_seed
 
     checkpoint = open_floats(model, requantize=selection.requantize)
     requested.check_selectors(checkpoint)

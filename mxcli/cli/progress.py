@@ -11,7 +11,6 @@ from typing import Protocol
 
 from mxcli.cli.streams import Messages, say
 from mxcli.errors import printable
-from mxcli.output.numbers import byte_size, duration
 from mxcli.output.screen import shortened
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -68,6 +67,8 @@ def _lines(what: str) -> Progress:
 
 def progress_words(done: int, total: int, seconds: float) -> str:
     """Return bytes done of the total, the rate, and from 1 % on the time that is left."""
+    from mxcli.output.numbers import byte_size, duration
+
     rate = done / seconds if seconds > 0 else 0.0
     left = f", {duration((total - done) / rate)} left" if done * 100 > total else ""
     return f"{byte_size(done)} of {byte_size(total)}, {byte_size(rate)}/s{left}"

@@ -17,7 +17,6 @@ from mxcli.cli.recipes import requested_options, save_recipe
 from mxcli.cli.streams import INTERRUPTED, Messages
 from mxcli.cli.writing import Writing, report_unfinished, resumed_notes, write_options
 from mxcli.errors import UsageError, printable
-from mxcli.numerics.streams import check_seed
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -83,6 +82,7 @@ def quantize(
     from mxcli.flows.plan.plan import is_stochastic
     from mxcli.flows.write.arrange import arrange
     from mxcli.flows.write.restore import open_floats
+    from mxcli.numerics.streams import check_seed
 
     checkpoint = open_floats(source, requantize=selection.requantize)
     requested.check_selectors(checkpoint)

@@ -74,7 +74,7 @@ class Requested:
 
 
 def requested_options(context: typer.Context, scheme: SchemeOptions, formats: Sequence[str] = ()) -> Requested:
-    """Return what the command line and its recipe request; `formats` replace the recipe's format.
+    """Return the options of the command line and its recipe; `formats` replace the recipe's format.
 
     Nothing heavy is imported without a recipe. Raises UsageError for a missing format, for an unknown format or rule
     on the command line, and for a recipe that has a format for single tensors where several are tried.

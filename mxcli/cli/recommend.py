@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -67,7 +67,7 @@ class RecommendOptions:
 
 _TARGET = vary(help={"captures": "Captured inputs of the layers: harm is then the error of the layers' outputs."})
 _SCHEME = vary(
-    only=("recipe", "layout", "scale_rounding", "rounding", "dialect", "nonfinite", "on_indivisible"),
+    without=("format", "axis", "hadamard", "hadamard_seed", "seed", "fuse"),
     nonfinite="error",
     on_indivisible="keep",
 )
@@ -138,10 +138,9 @@ def recommend(
 
 def _target(names: Sequence[str], wanted: RecommendOptions, requested: Requested) -> Target:
     """Return the target, with the names of formats and rules checked."""
-    from mxcli.numerics.scheme import Rules, resolve_all
+    from mxcli.numerics.scheme import resolve_all
 
-    rules = requested.rules
-    resolve_all(names, Rules(rounding=rules.rounding, dialect=rules.dialect, nonfinite=rules.nonfinite))
+    resolve_all(names, replace(requested.rules, scale_rounding=None))
     from mxcli.flows.plan.recipe_text import spelled_format
     from mxcli.flows.recommend.candidates import stated_target
 

@@ -26,7 +26,6 @@ from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import report_decisions, requested_options
 from mxcli.cli.streams import INTERRUPTED, Messages
 from mxcli.errors import UsageError, printable
-from mxcli.numerics.streams import check_seed, stated_sampling
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -96,6 +95,7 @@ def report(
     options = requested.options(selection.selectors, analysis=True)
     from mxcli.flows.plan.plan import is_stochastic, make_plans
     from mxcli.flows.write.restore import open_floats
+    from mxcli.numerics.streams import check_seed
 
     checkpoint = open_floats(source, requantize=selection.requantize)
     requested.check_selectors(checkpoint)
@@ -145,6 +145,8 @@ class _Work:
 
 
 def _sampling(measuring: ReportOptions, seed: int | None) -> Sampling | None:
+    from mxcli.numerics.streams import stated_sampling
+
     sampling = stated_sampling(measuring.sample, seed)
     if sampling is not None and measuring.per_block is not None:
         raise UsageError("--per-block stores every block, but --sample reads only some: leave one of them out.")

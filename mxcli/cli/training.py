@@ -15,7 +15,6 @@ from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import selection_rules
 from mxcli.cli.streams import Messages
 from mxcli.errors import UsageError, printable
-from mxcli.numerics.streams import check_draws
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -91,6 +90,7 @@ def training(
       mxcli training samples/tiny-llama --captures samples/tiny-llama-captures.safetensors --html training.html
       mxcli explain training
     """
+    from mxcli.numerics.streams import check_draws
     from mxcli.numerics.training import find_training
 
     recipes = tuple(find_training(options.recipes))

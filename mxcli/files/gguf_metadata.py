@@ -82,7 +82,7 @@ def rope(config: Config) -> Config:
 
 
 def rope_kind(config: Config) -> str:
-    """Return how the rotary embedding is scaled."""
+    """Return the kind of scaling of the rotary embedding."""
     settings = rope(config)
     return str(settings.get("rope_type", settings.get("type", "default")))
 

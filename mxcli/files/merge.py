@@ -134,7 +134,7 @@ def _common_header(folder: Path, records: Sequence[ProgressRecord]) -> JsonLine:
 
 
 def _damages(header: JsonLine, partials: Partials) -> Iterator[str]:
-    """Yield what is not on disk as the progress logs state it."""
+    """Yield the outputs that the progress logs state and the disk lacks."""
     for name, (nbytes, header_bytes, digest) in header[SHARDS].items():
         file = partials.reopen(name)
         if file is None:

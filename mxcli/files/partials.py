@@ -176,7 +176,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def json_bytes(content: object) -> bytes:
-    """Return JSON text as all our files have it: sorted keys, two spaces, a final newline."""
+    """Return JSON text as all files of mxcli have it: sorted keys, two spaces, a final newline."""
     return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 

@@ -304,8 +304,9 @@ def names_in(header: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def differences(earlier: JsonLine, later: JsonLine, *, moment: bool = True) -> list[str]:
-    """Return how two headers differ in what decides the bytes of an output: first in options and source, and only if
-    these agree in what follows from them. With `moment`, modification times of the source are compared too."""
+    """Return the differences of two headers that decide the bytes of an output: first those in options and source, and
+    only if these agree those in what follows from them. With `moment`, modification times of the source are compared
+    too."""
     one, other = dict(earlier[RECORDED]), dict(later[RECORDED])
     for key in UNCOMPARED:
         one.pop(key, None), other.pop(key, None)

@@ -43,7 +43,7 @@ GENERATES = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditiona
 def tied_by_config(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, object] | None
 ) -> tuple[dict[str, str], list[str]]:
-    """Return absent name to stored name of every tie, and notes.
+    """Return the stored name of every absent tied tensor, and notes.
 
     A head that is absent is tied if the configuration states tie_word_embeddings, or does not state it and its
     architecture generates text. Nothing is tied if a head is stored, or the architecture has none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
@@ -53,64 +53,49 @@ def combine(
     hadamards: Sequence[str] = (),
     *,
     axes: Sequence[str | None] = (None,),
-    dialect: str | None = None,
-    nonfinite: str = "saturate",
-    seed: int = 0,
+    rules: Rules = Rules(),
     hadamard_seed: int | None = None,
 ) -> Combinations:
     """Return every format under every rule that serves it, every rounding and transform, along every axis, in the order
-    named. `hadamards` are sizes, or NO_TRANSFORM.
+    named. `hadamards` are sizes, or NO_TRANSFORM. What no list names is that of `rules`.
 
-    Without `scale_roundings` a format is compared under the dialect's rule for it; where that would leave one
+    Without a scale rule a format is compared under the dialect's rule for it; where that would leave one
     combination only, under the common rules, or the rules for its kind of scale. A format that no named rule
     serves has the dialect's rule too. Raises UsageError for unknown names, all of them at once, for rules that serve
     no named format, and for fewer than two combinations.
     """
     notes, problems = list[str](), list[str]()
     rows = _meant(formats, find_format, problems)
-    rules = _meant(scale_roundings, lambda name: _rule_name(name, rows), problems)
-    named = _meant(roundings, lambda name: find_rounding(name).name, problems)
+    scale_names = _meant(scale_roundings or _one(rules.scale_rounding), lambda name: _rule_name(name, rows), problems)
+    named = _meant(roundings or _one(rules.rounding), lambda name: find_rounding(name).name, problems)
     transforms = _meant(hadamards, lambda name: _transform(name, hadamard_seed), problems)
-    _meant([] if dialect is None else [dialect], find_dialect, problems)
+    _meant(_one(rules.dialect), find_dialect, problems)
     if problems:
         raise together(UsageError, "Names that mean nothing", problems)
     rows = _distinct("--formats", rows, lambda row: row.name, notes)
-    rules = _distinct("--scale-roundings", rules, str, notes)
+    scale_names = _distinct("--scale-roundings", scale_names, str, notes)
     chosen: list[str | None] = [*_distinct("--roundings", named, str, notes)] or [None]
-    applied = _distinct("--hadamards", transforms, _transform_name, notes) or [None]
-    alone = len(rows) == len(chosen) == len(applied) == len(axes) == 1 and not rules
-    _refuse_rules_without_format(rules, rows)
+    applied = _distinct("--hadamards", transforms, _transform_name, notes) or [rules.hadamard]
+    alone = len(rows) == len(chosen) == len(applied) == len(axes) == 1 and not scale_names
+    _refuse_rules_without_format(scale_names, rows)
     found, left_out = list[tuple[Scheme, str | None]](), []
     for row in rows:
-        wanted = _usual(row) if alone else rules
-        if not wanted and (unserved := _unserved(row, dialect)):
+        wanted = _usual(row) if alone else scale_names
+        if not wanted and (unserved := _unserved(row, rules.dialect)):
             problems.append(unserved)
             continue
         serving = [rule for rule in wanted if rule in scale_rules(row)]
         if serving:
             left_out += [f"{row.name} {rule}" for rule in wanted if rule not in serving]
         elif wanted:
-            own = resolve(row, Rules(dialect=dialect)).scale_rule.name
-            notes.append(f"{row.name} takes none of {', '.join(rules)}: it is compared under {own}, its own.")
+            own = resolve(row, Rules(dialect=rules.dialect)).scale_rule.name
+            notes.append(f"{row.name} takes none of {', '.join(scale_names)}: it is compared under {own}, its own.")
         found += [
-            (
-                resolve(
-                    row,
-                    Rules(
-                        scale_rounding=rule,
-                        rounding=rounding,
-                        dialect=dialect,
-                        nonfinite=nonfinite,
-                        seed=seed,
-                        hadamard=hadamard,
-                    ),
-                ),
-                axis,
-            )
+            (resolve(row, replace(rules, scale_rounding=rule, rounding=rounding, hadamard=hadamard)), axis)
             for rule, rounding, hadamard, axis in product(serving or (None,), chosen, applied, axes)
         ]
     if problems:
-        raise together(UsageError, f"Formats that --as {dialect} has no rule for", problems)
+        raise together(UsageError, f"Formats that --as {rules.dialect} has no rule for", problems)
     if left_out:
         notes.append(f"Left out, since the rule does not serve the format: {', '.join(left_out)}.")
     if len(found) < 2:
@@ -127,8 +112,12 @@ def _usual(row: BlockFormat) -> list[str]:
     return [scheme.name for scheme in MANTISSA_SCALE_RULES.values() if scheme.scale == scale_kind(row)]
 
 
+def _one(name: str | None) -> list[str]:
+    return [] if name is None else [name]
+
+
 def _meant(names: Iterable[str], find: Callable[[str], T], problems: list[str]) -> list[T]:
-    """Return what the names stand for, and add unknown names to `problems`."""
+    """Return the rows that the names select, and add unknown names to `problems`."""
     found = list[T]()
     for name in names:
         try:
@@ -139,7 +128,7 @@ def _meant(names: Iterable[str], find: Callable[[str], T], problems: list[str]) 
 
 
 def _distinct(option: str, things: Iterable[T], called: Callable[[T], str], notes: list[str]) -> list[T]:
-    """Return each of the things once, with a note for what was named twice."""
+    """Return each value once, with a note on those named twice."""
     found: dict[str, T] = {}
     for thing in things:
         if called(thing) in found:
@@ -174,7 +163,7 @@ def _transform_name(hadamard: Hadamard | None) -> str:
 
 
 def _unserved(row: BlockFormat, dialect: str | None) -> str | None:
-    """Return why a dialect cannot quantize to a format for which no rule is named, if it cannot."""
+    """Return why a dialect cannot quantize to a format for which no rule is named, or None."""
     try:
         resolve(row, Rules(dialect=dialect))
     except UsageError as error:

@@ -73,6 +73,11 @@ def signs_text(hadamard: Hadamard) -> str:
     return "".join("+" if sign > 0 else "-" for sign in hadamard.signs)
 
 
+def hadamard_record(hadamard: Hadamard) -> dict[str, object]:
+    """Return a transform for JSON: its size, the seed of its signs (None: not drawn by one), and the signs."""
+    return {"size": hadamard.size, "seed": hadamard.seed, "signs": signs_text(hadamard)}
+
+
 def hadamard_of(signs: str | None) -> Hadamard | None:
     """Return the transform with signs written as + and - (None for None); raises UsageError for other text."""
     if signs is None:

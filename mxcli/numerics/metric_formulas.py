@@ -100,7 +100,7 @@ def cosine(m: Measurement) -> float | None:
 
 
 def bits_per_element(m: Measurement) -> float | None:
-    """Return stored bits of an element with its share of all scales, one of them per tensor."""
+    """Return the stored bits per element, including its share of all scales, the tensor scale among them."""
     s, row = m.stats, m.format
     if not s.elements:
         return None
@@ -110,7 +110,7 @@ def bits_per_element(m: Measurement) -> float | None:
 
 @cache
 def _exponents(element: FloatFormat) -> tuple[float | None, ...]:
-    """Return by code the exponent of its value, -inf for zero; None where the value is not finite."""
+    """Return the exponent of the value of each code: -inf for zero, None if the value is not finite."""
     values = (element.value(code & ((1 << element.bits) - 1)) for code in range(CODE_BINS))
     return tuple(
         (math.frexp(value)[1] - 1 if value else -math.inf) if math.isfinite(value) else None for value in values
@@ -180,7 +180,7 @@ def _quantiles(bins: Histogram, value: Callable[[int], float | None]) -> dict[st
 
 
 def _rising(quantiles: dict[str, float | None]) -> dict[str, float | None]:
-    """Return none below an exact p0, which the middle of its own bin may be."""
+    """Raise quantiles below the exact p0 to it (the middle of a bin can be lower)."""
     least = quantiles["p0"]
     if least is None:
         return quantiles
@@ -189,7 +189,7 @@ def _rising(quantiles: dict[str, float | None]) -> dict[str, float | None]:
 
 @cache
 def _bin_middle(at: int, per_octave: int, lowest_exponent: int) -> float:
-    """Return log2 of the middle of a bin whose octave is cut into equal linear parts."""
+    """Return log2 of the middle of a bin; an octave is cut into equal linear parts."""
     octave, part = divmod(at, per_octave)
     return octave + lowest_exponent + math.log2(1.0 + (part + 0.5) / per_octave)
 

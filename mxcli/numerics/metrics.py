@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mxcli.numerics import metric_formulas as formulas
 from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.metric_columns import PageColumn, TextColumn
 from mxcli.numerics.metric_formulas import Measurement, Value
 from mxcli.numerics.stats import Stats
 
@@ -23,7 +24,8 @@ class Metric:
     `of` returns None where the value does not exist (no elements, no signal, an exact result). `number`: it is one
     number, by which tensors can be ordered, compared and limited, not a histogram or list. `exact` is its limit as the
     error vanishes, if it does not exist without error. `sampled` is its kind where only a sample of the tensor was
-    read: KNOWN, ESTIMATED or OF_SAMPLE.
+    read: KNOWN, ESTIMATED or OF_SAMPLE. `text` and `page` are its columns there, if any; `noise`: its cells say `exact`
+    where there is no error.
     """
 
     name: str
@@ -36,6 +38,9 @@ class Metric:
     number: bool = True
     exact: float | None = None
     sampled: str = OF_SAMPLE
+    text: TextColumn | None = None
+    page: PageColumn | None = None
+    noise: bool = False
 
 
 _B4 = "Pretraining Large Language Models with NVFP4, appendix B.4"
@@ -55,8 +60,9 @@ METRICS: dict[str, Metric] = {
             formulas.bits_per_element,
             "low",
             sampled=KNOWN,
+            text=TextColumn("bits per\nelement"),
         ),
-        Metric("amax", "", "largest finite magnitude", "max |x|", lambda m: m.stats.amax),
+        Metric("amax", "", "largest finite magnitude", "max |x|", lambda m: m.stats.amax, text=TextColumn("amax")),
         Metric(
             "saturated",
             "elements",
@@ -73,6 +79,8 @@ METRICS: dict[str, Metric] = {
             lambda m: formulas.percent(m.stats.saturated, m.stats.elements),
             "low",
             sampled=ESTIMATED,
+            text=TextColumn("saturated\n% of elements", place=3, drop=1),
+            page=PageColumn(4, "saturated", "elements", "%", compared="saturated"),
         ),
         Metric(
             "saturated_blocks",
@@ -90,6 +98,8 @@ METRICS: dict[str, Metric] = {
             lambda m: formulas.percent(m.stats.saturated_blocks, m.stats.blocks),
             "low",
             sampled=ESTIMATED,
+            text=TextColumn("saturated\n% of blocks"),
+            page=PageColumn(5, "saturated", "blocks", "%"),
         ),
         Metric(
             "underflowed",
@@ -107,6 +117,8 @@ METRICS: dict[str, Metric] = {
             lambda m: formulas.percent(m.stats.underflowed, m.stats.elements),
             "low",
             sampled=ESTIMATED,
+            text=TextColumn("underflowed\n% of elements", place=4, drop=3),
+            page=PageColumn(6, "underflowed", "elements", "%", compared="underflowed"),
         ),
         Metric(
             "scale_underflowed_blocks",
@@ -156,6 +168,9 @@ METRICS: dict[str, Metric] = {
             "high",
             exact=math.inf,
             sampled=ESTIMATED,
+            text=TextColumn("SQNR\ndB", place=1),
+            page=PageColumn(1, "error", "SQNR", "dB", compared="SQNR"),
+            noise=True,
         ),
         Metric(
             "relative_error",
@@ -166,6 +181,9 @@ METRICS: dict[str, Metric] = {
             "low",
             exact=0.0,
             sampled=ESTIMATED,
+            text=TextColumn("relative\nerror", place=2, drop=2),
+            page=PageColumn(3, "error", "relative"),
+            noise=True,
         ),
         Metric(
             "cosine",
@@ -195,16 +213,19 @@ METRICS: dict[str, Metric] = {
             "mean(y - x)",
             lambda m: m.stats.error / m.stats.measured if m.stats.measured else None,
             sampled=ESTIMATED,
+            text=TextColumn("bias"),
         ),
         Metric(
             "shrunk_percent",
             "% of length",
-            "how much shorter the output is along the input: a bias that the mean error, in which signs cancel, hides; "
-            "rounding to the nearest shortens, stochastic rounding does not, and what saturates does under either",
+            "relative shrinkage of the output along the input: a bias that the mean error, in which signs cancel, "
+            "hides; rounding to the nearest shortens, stochastic rounding does not, and what saturates does under "
+            "either",
             "-100 * sum x (y - x) / sum x^2",
             lambda m: formulas.percent(0.0 - m.stats.cross, m.stats.signal),
             exact=0.0,
             sampled=ESTIMATED,
+            text=TextColumn("shrunk\n%"),
         ),
         Metric(
             "binades_available",
@@ -225,6 +246,8 @@ METRICS: dict[str, Metric] = {
             "high",
             _B4,
             sampled=ESTIMATED,
+            text=TextColumn("binades\nused"),
+            page=PageColumn(9, "binades", "used"),
         ),
         Metric(
             "scale_exponent_min",
@@ -232,6 +255,7 @@ METRICS: dict[str, Metric] = {
             "smallest exponent of the block scales in use (zero scales left out)",
             "min floor(log2 scale)",
             formulas.extreme_exponent(min),
+            page=PageColumn(7, "scale exponent", "least"),
         ),
         Metric(
             "scale_exponent_max",
@@ -239,6 +263,7 @@ METRICS: dict[str, Metric] = {
             "largest exponent of the block scales in use",
             "max floor(log2 scale)",
             formulas.extreme_exponent(max),
+            page=PageColumn(8, "scale exponent", "most"),
         ),
         Metric(
             "scale_exponent_histogram",
@@ -272,6 +297,8 @@ METRICS: dict[str, Metric] = {
             formulas.block_sqnr_db,
             "high",
             number=False,
+            page=PageColumn(2, "error", "worst block", "dB", meaning="SQNR of the worst block"),
+            noise=True,
         ),
         Metric(
             "block_sqnr_histogram",

@@ -97,8 +97,8 @@ def combined(terms: Sequence[Term]) -> Stats:
 
 
 def half_width(values: Sequence[float]) -> float | None:
-    """Return half of the interval that holds the truth with CONFIDENCE_PERCENT, from a value `without_each` group in
-    turn (a jackknife); None where the groups do not differ, so that nothing is known of the rest."""
+    """Return half of the CONFIDENCE_PERCENT interval, from the values `without_each` group in turn (a jackknife); None
+    if the groups do not differ, so that nothing is known of the rest."""
     mean = math.fsum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values)
     half = _QUANTILE * math.sqrt((len(values) - 1) / len(values) * squares)

@@ -34,7 +34,7 @@ class Histogram(Sequence[int]):
 
     @classmethod
     def of(cls, raw: bytes) -> Histogram:
-        """Return from native 64-bit integers, one per bin."""
+        """Return the histogram stored as native 64-bit integers, one per bin."""
         begin, end, size = 0, len(raw), array("q").itemsize
         # Of a small tensor nearly all are zero: runs of them are skipped before single bytes are looked at.
         while raw.startswith(_ZEROS, begin):

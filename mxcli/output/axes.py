@@ -38,7 +38,7 @@ def sparse(names: Sequence[str], width: float, turned: bool = False) -> int:
 
 
 def is_drawable(value: float) -> bool:
-    """Return whether a value has a place in a chart."""
+    """Return whether a value can be drawn."""
     return abs(value) < DRAWABLE
 
 

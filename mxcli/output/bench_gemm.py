@@ -68,8 +68,8 @@ def gemm_text(report: GemmReport, screen: Screen) -> str:
     head = [
         f"{report.device}: {report.description}",
         f"operands: {report.data}; {report.own_data}",
-        f"each product was first compared with that of its own operands; medians of {report.rounds} rounds in random "
-        "order after a warm-up, caches overwritten before each call",
+        f"each result was first checked against an exact product of the same quantized operands; medians of "
+        f"{report.rounds} rounds in random order after a warm-up, caches overwritten before each call",
     ]
     head += [f"peak: {report.peaks}"] if report.peaks else []
     head += [f"clocks before: {report.clocks[0]}; after: {report.clocks[1]}"] if report.clocks else []

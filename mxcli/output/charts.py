@@ -62,7 +62,7 @@ class LineChart(Chart):
 
     @property
     def places(self) -> list[int]:
-        """Return each x that has a value."""
+        """Return the x of each point that has a value."""
         return sorted({x for line in (*self.lines, *self.others) for x, y in line.points if y is not None})
 
     @property

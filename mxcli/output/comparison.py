@@ -36,6 +36,7 @@ from mxcli.output.fields import (
 )
 from mxcli.output.numbers import ABSENT, counted, noise_cell, number_cell, shape_text, significant
 from mxcli.output.report import (
+    COMBINED,
     CONCLUSION,
     DECIDED,
     NOTES,
@@ -71,7 +72,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A tensor, in CSV under the combination `at` a place (None: it is not compared, or all combinations)."""
+    """A tensor. `at`: index of the combination; None for a kept tensor, or in JSON."""
 
     layer: Compared
     combinations: Combinations
@@ -275,8 +276,7 @@ def shared_options(options: Options) -> dict[str, object]:
     """Return the options that all combinations have in common."""
     from mxcli.flows.write.records import options_record
 
-    apart = {"format", "scale_rounding", "rounding", "hadamard", "layout"}
-    return {name: value for name, value in options_record(options).items() if name not in apart}
+    return {name: value for name, value in options_record(options).items() if name not in COMBINED}
 
 
 def rule_lines(combinations: Combinations) -> list[str]:

@@ -81,8 +81,8 @@ def _scale_underflow(finding: findings.ScaleUnderflow) -> str:
 
 def _scale_range(finding: findings.ScaleRange) -> str:
     return (
-        f"Scales leave {finding.binades_used:.1f} of {finding.binades_available:.1f} binades of the element format in "
-        f"use on average; their exponents run from {finding.exponent_min} to {finding.exponent_max}."
+        f"On average blocks use {finding.binades_used:.1f} of the {finding.binades_available:.1f} binades of the "
+        f"element format; scale exponents run from {finding.exponent_min} to {finding.exponent_max}."
     )
 
 
@@ -182,7 +182,7 @@ def _unchanged(finding: comparison_findings.Effect) -> str:
 
 
 def _stochastic(finding: comparison_findings.Effect) -> str:
-    """Return what an SQNR does not show where only one of two combinations rounds stochastically."""
+    """Return the caveat for an SQNR where only one of two combinations rounds stochastically."""
     if not finding.stochastic:
         return ""
     clipped = " except from saturation" if finding.stochastic_saturates else ""

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from mxcli.errors import printable
 from mxcli.numerics.estimates import SAMPLED, is_estimated, uncertainty_key
-from mxcli.numerics.hadamard import Hadamard, signs_text
+from mxcli.numerics.hadamard import hadamard_record
 from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import METRICS, Metric
 from mxcli.numerics.samples import CONFIDENCE_PERCENT
@@ -62,6 +62,10 @@ def object_of(properties: Schema, optional: Iterable[str] = ()) -> Schema:
     """Return the schema of an object with these keys."""
     required = [key for key in properties if key not in set(optional)]
     return {"type": "object", "properties": properties, "required": required}
+
+
+HADAMARD: Final = object_of({"size": POSITIVE, "seed": or_null(COUNT), "signs": TEXT})
+"""Schema of `hadamard_record`."""
 
 
 class Nothing(Enum):
@@ -250,23 +254,6 @@ def cell_text(value: object) -> str:
     return ", ".join(map(printable, value)) if isinstance(value, (list, tuple)) else printable(value)
 
 
-_HEADINGS = {
-    "sqnr_db": "SQNR\ndB",
-    "relative_error": "relative\nerror",
-    "saturated_percent": "saturated\n% of elements",
-    "saturated_blocks_percent": "saturated\n% of blocks",
-    "underflowed_percent": "underflowed\n% of elements",
-    "bits_per_element": "bits per\nelement",
-    "binades_used": "binades\nused",
-    "shrunk_percent": "shrunk\n%",
-    "bias": "bias",
-    "amax": "amax",
-}
-"""Headings of the metrics that stand in tables."""
-_EXACT_CELLS = ("sqnr_db", "relative_error")
-"""Metrics of which a table says `exact` where there is no error."""
-
-
 def metric_fields(metrics: Mapping[str, Metric] = METRICS, *, sampled: bool = True) -> Fields[Metrics]:
     """Return a field per metric; with `sampled` also the keys that only metrics of a sample have, as optional."""
     parts: list[Field[Metrics]] = []
@@ -284,8 +271,9 @@ def _metric(row: Metric) -> Field[Metrics]:
     unit = f" [{row.unit}]" if row.unit else ""
     schema = NUMBER if row.number else {"type": ["object", "array", "null"]}
     field = _metric_field(row.name, schema, f"{row.meaning}{unit}: {row.formula}")
-    cell = noise_cell if row.name in _EXACT_CELLS else number_cell
-    return field.at(title=_HEADINGS.get(row.name), cell=lambda metrics: cell(metrics, row.name))
+    cell = noise_cell if row.noise else number_cell
+    title = None if row.text is None else row.text.heading
+    return field.at(title=title, cell=lambda metrics: cell(metrics, row.name))
 
 
 def _metric_field(key: str, schema: Schema, meaning: str, *, optional: bool = False) -> Field[Metrics]:
@@ -305,7 +293,12 @@ SCHEME: Final[Fields[Scheme]] = Fields(
 """Names of the rules of a scheme."""
 SCHEME_OPTIONS: Final[Fields[Scheme]] = Fields(
     Field("seed", lambda scheme: scheme.seed if scheme.rounding.is_random else NOTHING, COUNT, optional=True),
-    Field("hadamard", lambda scheme: _hadamard(scheme.hadamard), {"type": "object"}, optional=True),
+    Field(
+        "hadamard",
+        lambda scheme: NOTHING if scheme.hadamard is None else hadamard_record(scheme.hadamard),
+        HADAMARD,
+        optional=True,
+    ),
 )
 """What only some schemes have: the seed of stochastic rounding, and a transform."""
 TENSORS: Final[Field[Metrics]] = Field("tensors", lambda metrics: metrics["tensors"], COUNT)
@@ -319,9 +312,3 @@ SOURCE: Final[Fields[Any]] = Fields(
     records_by_name("by_dtype", lambda result: result.by_dtype, TOTAL),
 )
 """A result by its source: `source`, `total` and `by_dtype`."""
-
-
-def _hadamard(hadamard: Hadamard | None) -> object:
-    if hadamard is None:
-        return NOTHING
-    return {"size": hadamard.size, "seed": hadamard.seed, "signs": signs_text(hadamard)}

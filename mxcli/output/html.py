@@ -270,8 +270,8 @@ def _encoded(column: Column, rows: Sequence[object]) -> object:
 
 
 def _shared_beginnings(texts: Iterable[str]) -> dict[str, list[object]]:
-    """Return how many characters (UTF-16 units, as scripts count) each text shares with the one before, and its
-    rest."""
+    """Return for each text the length of the prefix it shares with the one before (in UTF-16 units, as scripts count),
+    and its rest."""
     shared, rest, before = list[object](), list[object](), ""
     for text in texts:
         pairs = enumerate(zip(before, text, strict=False))

@@ -10,6 +10,7 @@ from typing import Any
 from mxcli.errors import printable
 from mxcli.flows.measure.worst_blocks import COMPARED
 from mxcli.flows.products.shapes import DY, W, X
+from mxcli.numerics.metric_columns import PageColumn
 from mxcli.numerics.metrics import METRICS, number_of
 from mxcli.output.axes import signed
 from mxcli.output.charts import Chart
@@ -53,7 +54,7 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Table of totals: groups of rows, each row with its name (`rows` heads that column; empty: none) and cells.
-    `first_is_all`: the first group is that of all."""
+    `first_is_all`: the first group is the grand total."""
 
     groups: str
     rows: str
@@ -64,8 +65,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Column of the table: its kind, the heading below that of its group, the unit, the meaning, and which of high and
-    low is better."""
+    """Column of the table: its kind, the heading below that of its group, the unit, the meaning, and whether
+    higher or lower is better."""
 
     key: str
     kind: str
@@ -201,11 +202,15 @@ def _tensor_table(study: Study) -> Table:
     ]
     if study.compares:
         best = Column("best", WORD, "best", lambda tensor: "" if tensor.best is None else study.schemes[tensor.best])
-        names = ("sqnr_db", "saturated_percent", "underflowed_percent")
-        metrics = [_tensor_metric(name, at, scheme) for at, scheme in enumerate(study.schemes) for name in names]
+        compared = {name: page for name, page in _METRICS.items() if page.compared}
+        metrics = [
+            _tensor_metric(name, page, at, scheme)
+            for at, scheme in enumerate(study.schemes)
+            for name, page in compared.items()
+        ]
         columns = [*first, best, *metrics, *last]
     else:
-        metrics = [_tensor_metric(name, 0, group) for group, names in _GROUPS.items() for name in names]
+        metrics = [_tensor_metric(name, page, 0) for name, page in _METRICS.items()]
         columns = [*first, *metrics, *last]
     filters = {
         "role": sorted({tensor.role for tensor in tensors}),
@@ -214,36 +219,14 @@ def _tensor_table(study: Study) -> Table:
     return Table("tensor", "Name", columns, tensors, filters)
 
 
-_GROUPS = {
-    "error": ("sqnr_db", "block_sqnr_db", "relative_error"),
-    "saturated": ("saturated_percent", "saturated_blocks_percent"),
-    "underflowed": ("underflowed_percent",),
-    "scale exponent": ("scale_exponent_min", "scale_exponent_max"),
-    "binades": ("binades_used",),
-}
-_LABELS = {
-    "sqnr_db": "SQNR",
-    "block_sqnr_db": "worst block",
-    "relative_error": "relative",
-    "saturated_percent": "elements",
-    "saturated_blocks_percent": "blocks",
-    "underflowed_percent": "elements",
-    "scale_exponent_min": "least",
-    "scale_exponent_max": "most",
-    "binades_used": "used",
-}
-_COMPARED_LABELS = {"saturated_percent": "saturated", "underflowed_percent": "underflowed"}
-_UNITS = {
-    "sqnr_db": "dB",
-    "block_sqnr_db": "dB",
-    "saturated_percent": "%",
-    "saturated_blocks_percent": "%",
-    "underflowed_percent": "%",
-}
+_COLUMNS = {name: row.page for name, row in METRICS.items() if row.page}
+_METRICS = {name: _COLUMNS[name] for name in sorted(_COLUMNS, key=lambda name: _COLUMNS[name].place)}
+"""Columns of metrics by name, in the order of their places."""
 
 
-def _tensor_metric(name: str, at: int, group: str) -> Column:
-    """Return the column of a metric under the scheme with index `at`; of quantiles over blocks it holds the least."""
+def _tensor_metric(name: str, page: PageColumn, at: int, scheme: str | None = None) -> Column:
+    """Return the column of a metric under the scheme with index `at`, and that name in a comparison; of quantiles over
+    blocks it holds the least."""
     metric = METRICS[name]
 
     def of(tensor: Tensor) -> object:
@@ -253,16 +236,14 @@ def _tensor_metric(name: str, at: int, group: str) -> Column:
         value = metrics.get(name)
         if isinstance(value, dict):
             value = value.get("p0")
-        if name in ("sqnr_db", "block_sqnr_db", "relative_error") and number_of(metrics, "mse") == 0:
-            return EXACT
-        return value
+        return EXACT if metric.noise and number_of(metrics, "mse") == 0 else value
 
-    compared = group not in _GROUPS
-    shown = _COMPARED_LABELS.get(name, _LABELS[name]) if compared else _LABELS[name]
-    meaning = metric.meaning if name != "block_sqnr_db" else "SQNR of the worst block"
-    key = f"{name} {group}" if compared else name
-    kind = WHOLE if name in ("scale_exponent_min", "scale_exponent_max") else NUMBER
-    return Column(key, kind, shown, of, group, _UNITS.get(name, ""), f"{meaning}: {metric.formula}", _better(name))
+    key, group, label = (
+        (name, page.group, page.label) if scheme is None else (f"{name} {scheme}", scheme, page.compared)
+    )
+    kind = WHOLE if metric.unit == "exponent" else NUMBER
+    meaning = f"{page.meaning or metric.meaning}: {metric.formula}"
+    return Column(key, kind, label, of, group, page.unit, meaning, _better(name))
 
 
 def _better(name: str) -> str:

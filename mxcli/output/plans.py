@@ -130,7 +130,7 @@ def _effort_record(effort: Effort) -> dict[str, object]:
 
 
 def plan_text(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, site: Site, screen: Screen) -> str:
-    """Return what `quantize` would write; `report` measured nothing yet."""
+    """Return the text of what `quantize` would write; `report` measured nothing yet."""
     files, layout = output_files(checkpoint, arrangement), arrangement.layout
     needs = [
         f"layout {layout.name}: {layout.meaning}",

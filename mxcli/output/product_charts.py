@@ -74,7 +74,7 @@ def _names(spans: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 
 def _stack(layer: str) -> str:
-    """Return what is before the first number between dots: `model.layers.`; empty if there is none."""
+    """Return the part before the first number between dots: `model.layers.`; empty if there is none."""
     parts = layer.split(".")
     number = next((at for at, part in enumerate(parts) if part.isdecimal()), 0)
     return "".join(f"{part}." for part in parts[:number])

@@ -113,7 +113,7 @@ def products_csv(report: ProductReport) -> str:
 
 
 def _ranked(products: tuple[LayerProduct, ...], sort: str) -> list[LayerProduct]:
-    """Return products with the worst first, and those without a number, which have no error, last."""
+    """Return products with the worst first and exact ones last."""
     if sort == "name":
         return sorted(products, key=lambda product: (product.layer, product.passes))
     high_is_good = sort in ("sqnr_db", "cosine")

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mxcli.numerics.metrics import METRICS, number_of
+from mxcli.numerics.metrics import METRICS, Metric, number_of
 from mxcli.numerics.samples import CONFIDENCE_PERCENT
-from mxcli.numerics.scheme import NONFINITE_POLICIES, TENSOR_RULES
+from mxcli.numerics.scheme import NONFINITE_POLICIES, RULE_NAMES, TENSOR_RULES
 from mxcli.output.conclusion import bold_lines, sentences
 from mxcli.output.export import csv_text, json_line, json_text
 from mxcli.output.fields import (
     AXIS,
     COUNT,
+    FLAG,
+    HADAMARD,
     METRIC,
     NOTHING,
     SCHEME,
@@ -32,6 +34,7 @@ from mxcli.output.fields import (
     metric_fields,
     nested,
     object_of,
+    or_null,
     record_of,
     records,
     records_by_name,
@@ -103,16 +106,26 @@ SAMPLE: Fields[Taken] = Fields(
     *attributes(array(TEXT), "tensor_scales", meaning="formats with a scale of the sample, not of the tensor"),
     Field("confidence_percent", lambda sample: CONFIDENCE_PERCENT, {"const": CONFIDENCE_PERCENT}),
 )
+COMBINED = ("format", "scale_rounding", "rounding", "hadamard", "layout")
+"""Options that a comparison lacks: those that it combines, and the layout."""
+_OVERRIDE = {"selector": TEXT, "format": TEXT, "keep": FLAG, **dict.fromkeys(TENSOR_RULES, TEXT)}
 OPTIONS = object_of(
     {
         "format": TEXT,
-        **dict.fromkeys(TENSOR_RULES, TEXT_OR_NULL),
+        **{name: TEXT_OR_NULL if name in TENSOR_RULES else {} for name in RULE_NAMES},
         "nonfinite": choice(NONFINITE_POLICIES),
         "on_indivisible": choice(("error", "pad", "keep")),
+        "selection": array(object_of({"include": TEXT, "exclude": TEXT}, optional=("include", "exclude"))),
+        "overrides": array(object_of(_OVERRIDE, optional=_OVERRIDE.keys() - {"selector"})),
+        "layout": TEXT_OR_NULL,
+        "axis": choice(("row", "column", "both", None)),
+        "fuse": TEXT_OR_NULL,
+        "seed": or_null(COUNT),
+        "hadamard": or_null(HADAMARD),
     },
-    optional=("format", "scale_rounding", "rounding"),
+    optional=COMBINED,
 )
-"""Schema of `options_record`; a comparison lacks the options that differ."""
+"""Schema of `options_record`."""
 RESULT: Fields[Any] = Fields(
     Field("counts", lambda result: dict(result.counts), mapping(COUNT)),
     Field("unfinished", lambda result: result.unfinished, COUNT, meaning="tensors left unmeasured by an interruption"),
@@ -185,16 +198,16 @@ def _binades(metrics: Metrics) -> str:
 
 
 _BARS: Field[Metrics] = column("blocks\nby them", _blocks_by_exponent, right=False, drop=5)
+_PLACED = [(row.text.place, row.name, row.text.drop) for row in METRICS.values() if row.text and row.text.place]
 _MEASURES: Fields[Metrics] = Fields(
-    METRIC["sqnr_db"],
-    METRIC["relative_error"].at(drop=2),
-    METRIC["saturated_percent"].at(drop=1),
-    METRIC["underflowed_percent"].at(drop=3),
+    *(METRIC[name].at(drop=drop) for _, name, drop in sorted(_PLACED)),
     column("scale\nexponents", _scale_exponents, drop=4),
     _BARS,
     column("binades\nused/available", _binades, drop=7),
 )
 """The columns of the table that totals have too."""
+_COMPOSED = ("scale_exponent_min", "scale_exponent_max", "binades_used", "binades_available")
+"""Metrics that are shown together with others."""
 
 
 def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: int | None = None) -> str:
@@ -206,7 +219,7 @@ def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: i
     lines = [*headlines(report, screen), ""]
     layers = ordered(report.layers, sort, lambda layer: [layer.metrics])
     shown = layers if top is None else layers[:top]
-    lines += [*_table(report, shown, screen), ""]
+    lines += [*_table(report, shown, screen, sort), ""]
     if report.by_step:
         lines += [*series_lines(report.series, screen), ""]
     lines += bold_lines(sentences(report.conclusion), screen)
@@ -218,8 +231,7 @@ def report_text(report: Report, screen: Screen, sort: str = DEFAULT_SORT, top: i
 def ending_lines(
     result: Result[Any], total: Metrics | None, screen: Screen, shown: int, sort: str, noun: str = "tensor"
 ) -> list[str]:
-    """Return the number of tensors (or what else `noun` says) shown, the decisions, counted, and the number that an
-    interruption left out."""
+    """Return the footer: rows shown, counts per decision, rows left out by an interrupt."""
     lines, layers = list[str](), len(result.layers)
     if shown < layers:
         order = "in order of name" if sort == "name" else f"worst {sort} first"
@@ -299,9 +311,14 @@ def _options_record(options: Options) -> dict[str, object]:
     return options_record(options)
 
 
-def _table(report: Report, shown: Sequence[LayerReport], screen: Screen) -> list[str]:
-    """Return the tensors, everything together, and totals by role; along each axis where there are both."""
+def _table(report: Report, shown: Sequence[LayerReport], screen: Screen, sort: str) -> list[str]:
+    """Return the tensors, everything together, and totals by role; along each axis where there are both.
+
+    A metric that the tensors are in order of has a column too.
+    """
     measures = _MEASURES if screen.unicode else _with(_MEASURES, _BARS.at(cell=lambda metrics: ""))
+    if sort in METRICS and sort not in (*(field.key for field in measures), *_COMPOSED):
+        measures = Fields(measures, METRIC[sort].at(title=_heading(METRICS[sort])))
     fields: Fields[LayerReport] = Fields(
         LAYER["name"],
         *([_AXIS] if report.by_axis else []),
@@ -319,6 +336,14 @@ def _table(report: Report, shown: Sequence[LayerReport], screen: Screen) -> list
         along = [] if axis is None else [axis]
         rows += [None, *([title, *along, "", *measures.cells(total), ""] for title, total in titled.items())]
     return aligned(fields.columns(), rows, screen)
+
+
+def _heading(row: Metric) -> str:
+    """Return the heading of a metric: that of its column, or its name on up to two lines."""
+    if row.text is not None:
+        return row.text.heading
+    first, _, last = row.name.rpartition("_")
+    return "\n".join(filter(None, (first.replace("_", " "), last)))
 
 
 def _with(fields: Fields[T], other: Field[T]) -> Fields[T]:

@@ -97,7 +97,7 @@ def folded_lines(text: str, screen: Screen, indent: str = "") -> list[str]:
 
 
 def _beyond_ascii(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Return if stream and locale have characters beyond ASCII: Python writes UTF-8 even where the locale says C."""
+    """Return whether both stream and locale can print non-ASCII: Python writes UTF-8 even where the locale says C."""
     if "utf" not in (stream.encoding or "").lower():
         return False
     if sys.platform == "win32":

@@ -61,7 +61,7 @@ _ERRORS: Fields[_Draws] = Fields(
         METRIC["bias"].at(cell=None, drop=6),
     ).through(lambda draws: draws[0].metrics),
     Field("shrunk_percent", _shrunk_percent, NUMBER, "shrunk\n%", drop=4,
-          meaning="100 * -sum of D * error / sum of D^2: how much shorter along D"),
+          meaning="100 * -sum of D * error / sum of D^2: relative shrinkage along D"),
     Field("averaged_relative_error", lambda draws: draws[1].metrics["relative_error"], NUMBER,
           meaning="of the mean of all draws"),
 )  # fmt: skip
@@ -226,7 +226,7 @@ def _layers_table(report: TrainingReport, shown: list[TrainedProduct], screen: S
 
 
 def _ranked(trained: tuple[TrainedProduct, ...], sort: str) -> list[TrainedProduct]:
-    """Return products with the worst first, and those without a number, which have no error, last."""
+    """Return products with the worst first and exact ones last."""
     if sort == "name":
         return sorted(trained, key=lambda product: product.layer)
     high_is_good, metric = sort in ("sqnr_db", "cosine"), _PRODUCT[sort]

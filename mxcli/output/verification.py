@@ -218,7 +218,7 @@ def _by_place(found: Iterable[_Found]) -> dict[str, list[_Found]]:
 
 
 def _weights(result: Verification) -> Iterator[_Place]:
-    """Yield each weight with the findings of the tensors and the module it consists of."""
+    """Yield each weight with the findings on its tensors and its module."""
     by_place = _by_place(_found(result))
     for weight in result.weights:
         yield _Place(weight.name, [each for place in weight.places for each in by_place.get(place, ())], weight)

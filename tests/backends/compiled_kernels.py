@@ -10,7 +10,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from kernel_oracle import recipe_of
+from kernel_oracle import scheme_of
 
 from mxcli.backends import nvrtc
 from mxcli.backends.device import Kernel
@@ -32,13 +32,13 @@ ONE_OF_EACH_KIND = (
 
 def codes(name: str, rule: str | None, capability: tuple[int, int]) -> Kernel:
     """Return the kernel for codes and scales of a bfloat16 matrix."""
-    job = KernelJob(SHAPE, "BF16", recipe_of(name, rule))
+    job = KernelJob(SHAPE, "BF16", scheme_of(name, rule))
     return job.quantize(job.piece(0, job.cut.units), NOWHERE, Compiler(capability).conversions).kernel
 
 
 def statistics(name: str, rule: str | None, capability: tuple[int, int], *, with_codes: bool) -> list[Kernel]:
     """Return the kernels for statistics of a bfloat16 matrix."""
-    job, conversions = KernelJob(SHAPE, "BF16", recipe_of(name, rule)), Compiler(capability).conversions
+    job, conversions = KernelJob(SHAPE, "BF16", scheme_of(name, rule)), Compiler(capability).conversions
     piece = job.piece(0, job.cut.units)
     launches = [job.measure(piece, NOWHERE, 132, conversions=conversions, codes=with_codes)]
     if job.has_shares:
@@ -48,13 +48,13 @@ def statistics(name: str, rule: str | None, capability: tuple[int, int], *, with
 
 def values(name: str, dtype: str) -> Kernel:
     """Return the kernel that dequantizes a matrix."""
-    job = KernelJob(SHAPE, dtype, recipe_of(name))
+    job = KernelJob(SHAPE, dtype, scheme_of(name))
     return job.dequantize(job.piece(0, job.cut.units), NOWHERE, 1.0, 1.0).kernel
 
 
 def reductions(dtype: str) -> list[Kernel]:
     """Return the kernels for amax and the noisiest blocks."""
-    job = KernelJob(SHAPE, dtype, recipe_of("mxfp8"))
+    job = KernelJob(SHAPE, dtype, scheme_of("mxfp8"))
     return [amax_of(dtype, 0, 1, 0, 0, 132).kernel, job.worst(0, 1, 0, 0).kernel]
 
 
@@ -64,8 +64,8 @@ def training_kernels(capability: tuple[int, int]) -> dict[str, Kernel]:
     for name in ("mxfp8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_1x128"):
         for size in (None, 16, 128) if name == "nvfp4" else (None, 16):
             hadamard = None if size is None else find_hadamard(size)
-            recipe = recipe_of(name, rounding="stochastic", hadamard=hadamard)
-            job = KernelJob(SHAPE, "BF16", recipe)
+            scheme = scheme_of(name, rounding="stochastic", hadamard=hadamard)
+            job = KernelJob(SHAPE, "BF16", scheme)
             piece = job.piece(0, job.cut.units)
             what = f"{name}, stochastic, {hadamard.name if hadamard else 'no transform'}"
             found[f"codes of {what}"] = job.quantize(piece, NOWHERE, conversions).kernel
@@ -104,7 +104,7 @@ def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
     for dtype in ("F32", "BF16", "F16", "F64"):
         found |= {f"{dtype} {kernel.name}": kernel for kernel in reductions(dtype)}
     for dtype in ("F32", "BF16", "F64"):
-        both = KernelJob(SHAPE, dtype, recipe_of("mxfp8")).quantize_both(
+        both = KernelJob(SHAPE, dtype, scheme_of("mxfp8")).quantize_both(
             NOWHERE, NOWHERE, 132, Compiler(capability).conversions
         )
         found[f"{dtype} both axes of mxfp8"] = both.kernel

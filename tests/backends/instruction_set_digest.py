@@ -10,7 +10,7 @@ import json
 import sys
 from dataclasses import fields
 
-from kernel_oracle import CHANNELS, SPELLED, Array, default_rules, format_rules, kernel, recipe_of, stats_of
+from kernel_oracle import CHANNELS, SPELLED, Array, default_rules, format_rules, kernel, scheme_of, stats_of
 from kernel_samples import SAMPLES, normal
 
 from mxcli.backends import cpu
@@ -22,9 +22,9 @@ WIDE = ("mxfp8_e4m3", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128", "e2m1:e8m0:1x1024
 """Formats also tested on a tensor of several chunks."""
 
 
-def digest_of(x: Array, recipe: Scheme) -> bytes:
+def digest_of(x: Array, scheme: Scheme) -> bytes:
     """Return a digest of codes, scales, statistics, per-block arrays and dequantized values."""
-    q = kernel(x, recipe, per_block=True)
+    q = kernel(x, scheme, per_block=True)
     assert q.per_block is not None
     counts = [getattr(stats_of(q), field.name) for field in fields(Stats)]
     numbers = [list(count.counted) if isinstance(count, Histogram) else count for count in counts]
@@ -37,11 +37,11 @@ def digests(rules: list[tuple[str, str]]) -> dict[str, str]:
     """Return a digest for each of the rules of named formats, and for each spelled format."""
     found = {}
     for name, rule in [*rules, *((name, None) for name in (*SPELLED, *CHANNELS))]:
-        recipes = [recipe_of(name, rule, rounding=rounding) for rounding in ("nearest-even", "half-away")]
+        schemes = [scheme_of(name, rule, rounding=rounding) for rounding in ("nearest-even", "half-away")]
         inputs = [*SAMPLES.values(), normal(3, 1100)]
-        parts = [digest_of(x, recipe) for recipe in recipes for x in inputs]
+        parts = [digest_of(x, scheme) for scheme in schemes for x in inputs]
         if name in WIDE:
-            parts.append(digest_of(normal(170, 777), recipes[0]))
+            parts.append(digest_of(normal(170, 777), schemes[0]))
         found[f"{name} {rule}"] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 

@@ -57,7 +57,7 @@ def format_rules(formats: Sequence[str] = (*FORMATS, *SPELLED, *CHANNELS)) -> li
 
 def default_rules() -> list[tuple[str, str]]:
     """Return the named formats with their default scale rules."""
-    return [(name, recipe_of(name).scale_rule.name) for name in FORMATS]
+    return [(name, scheme_of(name).scale_rule.name) for name in FORMATS]
 
 
 def power_of_two_rules(*rules: str) -> list[tuple[str, str]]:
@@ -69,10 +69,10 @@ def power_of_two_rules(*rules: str) -> list[tuple[str, str]]:
 # --- The kernel --------------------------------------------------------------------------------------------
 
 
-def kernel(x: Array, recipe: Scheme, **options: Any) -> Quantized:
+def kernel(x: Array, scheme: Scheme, **options: Any) -> Quantized:
     """Quantize `x`; its numpy type sets the source type."""
     dtype = next(name for name, kind in DTYPES.items() if kind == x.dtype)
-    return cpu.quantize(x.view(np.uint16) if dtype == "BF16" else x, dtype, recipe, **options)
+    return cpu.quantize(x.view(np.uint16) if dtype == "BF16" else x, dtype, scheme, **options)
 
 
 def stats_of(q: Quantized) -> Stats:
@@ -81,7 +81,7 @@ def stats_of(q: Quantized) -> Stats:
     return q.stats
 
 
-def recipe_of(name: str, rule: str | None = None, **choices: Any) -> Scheme:
+def scheme_of(name: str, rule: str | None = None, **choices: Any) -> Scheme:
     """Return the scheme of a format name and a scale rule."""
     return resolve(name, Rules(scale_rounding=rule, **choices))
 
@@ -92,18 +92,18 @@ _BYTE0 = {-127: "exact", -126: "torchao", 0: "torchao"}
 _ZEROS = {"clear_zero_code": "unsigned", "clear_zero_input": "plus-for-zero", "set_zero_input": "minus-for-zero"}
 
 
-def expected(x: Array, recipe: Scheme, tensor_amax: float | None = None) -> oracle.OracleResult:
+def expected(x: Array, scheme: Scheme, tensor_amax: float | None = None) -> oracle.OracleResult:
     """Return the oracle's result; binary64 is rounded to binary32 first, per-tensor blocks become one row."""
     with np.errstate(over="ignore", invalid="ignore"):
         source = x.astype(np.float32) if x.dtype == np.float64 else x
-        if recipe.format.block != (None, None):
-            return _expected(source, recipe, tensor_amax)
-        return _reshaped(_expected(source.reshape(1, -1), recipe, tensor_amax), x.shape)
+        if scheme.format.block != (None, None):
+            return _expected(source, scheme, tensor_amax)
+        return _reshaped(_expected(source.reshape(1, -1), scheme, tensor_amax), x.shape)
 
 
-def statistics(x: Array, recipe: Scheme, result: oracle.OracleResult) -> dict[str, Any]:
+def statistics(x: Array, scheme: Scheme, result: oracle.OracleResult) -> dict[str, Any]:
     """Return the oracle's statistics of a result of `expected`."""
-    if recipe.format.block == (None, None):
+    if scheme.format.block == (None, None):
         return oracle.statistics(x.reshape(1, -1), _reshaped(result, (1, x.size)))
     return oracle.statistics(x, result)
 
@@ -113,17 +113,17 @@ def _reshaped(result: oracle.OracleResult, shape: tuple[int, ...]) -> oracle.Ora
     return replace(result, **{name: getattr(result, name).reshape(shape) for name in names})
 
 
-def _expected(x: Array, recipe: Scheme, tensor_amax: float | None) -> oracle.OracleResult:
-    row, choice, rule = recipe.format, recipe.choice, recipe.scale_rule.name
+def _expected(x: Array, scheme: Scheme, tensor_amax: float | None) -> oracle.OracleResult:
+    row, choice, rule = scheme.format, scheme.choice, scheme.scale_rule.name
 
     def run(**options: Any) -> oracle.OracleResult:
         return oracle.quantize(
             x,
             element=row.element.name,
             block=row.block,
-            rounding=recipe.rounding.name,
-            seed=recipe.seed,
-            nonfinite="nan-block" if recipe.infinity_is_nan else "saturate",
+            rounding=scheme.rounding.name,
+            seed=scheme.seed,
+            nonfinite="nan-block" if scheme.infinity_is_nan else "saturate",
             flush_subnormal_blocks=choice.flush_subnormal_blocks,
             zeros=next((name for flag, name in _ZEROS.items() if getattr(choice, flag)), None),
             **options,
@@ -132,8 +132,8 @@ def _expected(x: Array, recipe: Scheme, tensor_amax: float | None) -> oracle.Ora
     if scale_kind(row) == "narrow":
         tensor_scale = {"tensor_scale": row.tensor_scale is not None, "tensor_amax": tensor_amax}
         return run(scale="e4m3", variant=rule, **tensor_scale)
-    if isinstance(recipe.scale_rule, MantissaScaleRule):
-        return _with_binary32_scales(x, recipe, recipe.scale_rule)
+    if isinstance(scheme.scale_rule, MantissaScaleRule):
+        return _with_binary32_scales(x, scheme, scheme.scale_rule)
     result = run(rule=rule, byte0=_BYTE0[choice.byte0_exponent.get(rule, -127)])
     if rule == "best":  # errors do not decide for blocks of zeros or with an infinity
         result = _where_no_error_decides(x, run(rule="floor"), result)
@@ -156,15 +156,15 @@ def _where_no_error_decides(x: Array, floor: oracle.OracleResult, best: oracle.O
     return replace(best, **chosen)
 
 
-def _with_binary32_scales(x: Array, recipe: Scheme, rule: MantissaScaleRule) -> oracle.OracleResult:
+def _with_binary32_scales(x: Array, scheme: Scheme, rule: MantissaScaleRule) -> oracle.OracleResult:
     """Quantize with binary32 scales and the rule's options for zero, small and bfloat16 scales."""
-    fmt = oracle.element_format(recipe.format.element.name)
+    fmt = oracle.element_format(scheme.format.element.name)
     matrix = oracle._matrix(oracle._widen(x))
-    rows, columns = recipe.format.block
+    rows, columns = scheme.format.block
     tile = (rows or max(matrix.shape[-2], 1), columns or max(matrix.shape[-1], 1))
     blocks = oracle._split(matrix, tile)
     amax = np.abs(blocks).max((-2, -1))
-    if recipe.infinity_is_nan:
+    if scheme.infinity_is_nan:
         amax = np.where(np.isinf(amax), oracle.NAN, amax)
     with np.errstate(all="ignore"):
         wanted = oracle._finite(amax) / np.float32(fmt.max)
@@ -176,8 +176,8 @@ def _with_binary32_scales(x: Array, recipe: Scheme, rule: MantissaScaleRule) -> 
             quotient = oracle._bfloat16(quotient)
         infinite = np.isinf(blocks) & ~np.isnan(factor)
         arguments = np.where(infinite, blocks, quotient).astype(np.float64)
-        drawn = oracle._split(oracle.draws(x.size, recipe.seed).reshape(matrix.shape), tile)
-        codes = oracle.encode(arguments, fmt, recipe.rounding.name, drawn)
+        drawn = oracle._split(oracle.draws(x.size, scheme.seed).reshape(matrix.shape), tile)
+        codes = oracle.encode(arguments, fmt, scheme.rounding.name, drawn)
         values = (oracle.decode(codes, fmt) * factor).astype(np.float32)
 
     def joined(tiles: Array) -> Array:
@@ -200,10 +200,10 @@ def _with_binary32_scales(x: Array, recipe: Scheme, rule: MantissaScaleRule) -> 
 # --- One compared with the other ---------------------------------------------------------------------------
 
 
-def assert_equals_oracle(x: Array, recipe: Scheme, tensor_amax: float | None = None, **options: Any) -> Quantized:
+def assert_equals_oracle(x: Array, scheme: Scheme, tensor_amax: float | None = None, **options: Any) -> Quantized:
     """Compare codes, scales, tensor scales and dequantized values, bit for bit; NaN equals NaN."""
-    q, e = kernel(x, recipe, tensor_amax=tensor_amax, **options), expected(x, recipe, tensor_amax)
-    case = f"{recipe.format.name} {recipe.scale_rule.name} {recipe.rounding.name} {x.dtype} {x.shape}"
+    q, e = kernel(x, scheme, tensor_amax=tensor_amax, **options), expected(x, scheme, tensor_amax)
+    case = f"{scheme.format.name} {scheme.scale_rule.name} {scheme.rounding.name} {x.dtype} {x.shape}"
     assert_same_bits(q.scales, e.scales, f"{case}: scales")
     assert_same_bits(cpu.unpack(q), e.codes, f"{case}: codes")
     assert_same_bits(cpu.dequantize(q), e.dequantized, f"{case}: dequantized")

@@ -35,24 +35,24 @@ def bits(x: Array) -> tuple[Array, str]:
     return (x.view(np.uint16) if dtype == "BF16" else x), dtype
 
 
-def quantize(backend: Backend, x: Array, recipe: Scheme, **options: Any) -> Quantized:
-    return backend.quantize(*bits(x), recipe, **options)
+def quantize(backend: Backend, x: Array, scheme: Scheme, **options: Any) -> Quantized:
+    return backend.quantize(*bits(x), scheme, **options)
 
 
-def assert_same(x: Array, recipe: Scheme, gpu: Backend = GPU, *, cpu: Backend = CPU, **options: Any) -> Quantized:
+def assert_same(x: Array, scheme: Scheme, gpu: Backend = GPU, *, cpu: Backend = CPU, **options: Any) -> Quantized:
     """Quantize on both backends with the same options; return the GPU's result."""
     with np.errstate(all="ignore"):
-        wanted, given = quantize(cpu, x, recipe, **options), quantize(gpu, x, recipe, **options)
-    case = f"{recipe.format.name} {recipe.scale_rule.name} {recipe.rounding.name} {recipe.dialect.name}"
+        wanted, given = quantize(cpu, x, scheme, **options), quantize(gpu, x, scheme, **options)
+    case = f"{scheme.format.name} {scheme.scale_rule.name} {scheme.rounding.name} {scheme.dialect.name}"
     found = differences(given, wanted)
     assert not found, f"{case} {x.dtype} {x.shape} {options}: {found}"
     return given
 
 
-def measure_and_quantize(x: Array, recipe: Scheme, gpu: Backend = GPU) -> None:
+def measure_and_quantize(x: Array, scheme: Scheme, gpu: Backend = GPU) -> None:
     """Compare the kernels with statistics and those without."""
-    assert_same(x, recipe, gpu, stats=False)
-    assert_same(x, recipe, gpu, per_block=True)
+    assert_same(x, scheme, gpu, stats=False)
+    assert_same(x, scheme, gpu, per_block=True)
 
 
 def differences(given: Quantized, wanted: Quantized) -> list[str]:

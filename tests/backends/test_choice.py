@@ -155,16 +155,16 @@ def test_requested_gpu_reports_everything_missing(machine: Any, word: str) -> No
 
 
 def test_cpu_backend_equals_its_functions() -> None:
-    x, recipe = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32), resolve("nvfp4")
+    x, scheme = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32), resolve("nvfp4")
     backend: Backend = Cpu(2)
-    q = backend.quantize(x, "F32", recipe, per_block=True)
-    wanted = cpu.quantize(x, "F32", recipe, per_block=True)
+    q = backend.quantize(x, "F32", scheme, per_block=True)
+    wanted = cpu.quantize(x, "F32", scheme, per_block=True)
     assert (q.packed.tobytes(), q.scales.tobytes(), q.stats) == (
         wanted.packed.tobytes(), wanted.scales.tobytes(), wanted.stats
     )  # fmt: skip
     assert q.per_block is not None
     assert backend.amax(x, "F32") == cpu.amax(x, "F32")
     assert backend.dequantize(q, "F64").tobytes() == cpu.dequantize(wanted, "F64").tobytes()
-    assert backend.quantize(x, "F32", recipe, codes=False, stats=False).packed.size == 0
-    assert backend.quantize(x, "F32", recipe, reuse=q).packed is q.packed
-    assert backend.quantize(x, "F32", recipe, tensor_amax=100.0).tensor_scale == pytest.approx(100 / 2688)
+    assert backend.quantize(x, "F32", scheme, codes=False, stats=False).packed.size == 0
+    assert backend.quantize(x, "F32", scheme, reuse=q).packed is q.packed
+    assert backend.quantize(x, "F32", scheme, tensor_amax=100.0).tensor_scale == pytest.approx(100 / 2688)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_oracle import CHANNELS, DTYPES, SPELLED, default_rules, format_rules, recipe_of
+from kernel_oracle import CHANNELS, DTYPES, SPELLED, default_rules, format_rules, scheme_of
 from kernel_samples import SAMPLES, log_uniform, nonfinite, normal
 from processor_device import ProcessorDevice
 from same_results import CPU, GPU, Array, assert_same, first_difference, measure_and_quantize, needs_cxx, same_bytes
@@ -38,13 +38,13 @@ PARTED = ("mxfp8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e5m2_channel", "fp8_e4m
 )
 def test_every_named_format_rule_and_rounding(name: str, rule: str) -> None:
     for x in SAMPLES.values():
-        measure_and_quantize(x, recipe_of(name, rule))
+        measure_and_quantize(x, scheme_of(name, rule))
     for rounding in list(ELEMENT_ROUNDINGS)[1:]:
-        recipe = recipe_of(name, rule, rounding=rounding)
+        scheme = scheme_of(name, rule, rounding=rounding)
         for x in SAMPLES.values():
-            assert_same(x, recipe, stats=False)
-        assert_same(SAMPLES["ties"], recipe)
-    assert_same(SAMPLES["nonfinite"], recipe_of(name, rule, nonfinite="nan-block"), per_block=True)
+            assert_same(x, scheme, stats=False)
+        assert_same(SAMPLES["ties"], scheme)
+    assert_same(SAMPLES["nonfinite"], scheme_of(name, rule, nonfinite="nan-block"), per_block=True)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_named_format_rule_and_rounding(name: str, rule: str) -> None:
 )
 def test_every_spelled_format(name: str) -> None:
     for sample in ("normal", "wide range", "nonfinite", "mostly zero"):
-        measure_and_quantize(SAMPLES[sample], recipe_of(name))
+        measure_and_quantize(SAMPLES[sample], scheme_of(name))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_every_spelled_format(name: str) -> None:
 def test_block_shapes(name: str, rule: str | None) -> None:
     many = name.split(":")[2] in ("8x4", "1x1", "1x3")  # more blocks than threads
     for x in (normal(9, 40 if many else 1100, seed=4), nonfinite(7, 70), SAMPLES["ties"]):
-        measure_and_quantize(x, recipe_of(name, rule))
+        measure_and_quantize(x, scheme_of(name, rule))
 
 
 @pytest.mark.parametrize("dialect", slow_except(["torchao", "modelopt", "microxcaling"], tuple(DIALECTS)))
@@ -93,13 +93,13 @@ def test_every_dialect(dialect: str) -> None:
     count = 0
     for name in FORMATS:
         try:
-            recipe = recipe_of(name, dialect=dialect)
+            scheme = scheme_of(name, dialect=dialect)
         except UsageError:  # test_kernel.py checks which and why
             continue
         for sample in ("normal", "subnormal", "nonfinite", "ties", "mostly zero"):
-            assert_same(SAMPLES[sample], recipe, stats=False)
-        measure_and_quantize(SAMPLES["rows of every size"], recipe)
-        measure_and_quantize(SAMPLES["zero"], recipe)
+            assert_same(SAMPLES[sample], scheme, stats=False)
+        measure_and_quantize(SAMPLES["rows of every size"], scheme)
+        measure_and_quantize(SAMPLES["zero"], scheme)
         count += 1
     assert count > 0
 
@@ -121,13 +121,13 @@ def test_every_dialect(dialect: str) -> None:
 def test_every_source_type(name: str, dtype: str) -> None:
     for sample in ("normal", "wide range", "rows of every size", "nonfinite"):
         with np.errstate(over="ignore"):
-            measure_and_quantize(SAMPLES[sample].astype(DTYPES[dtype]), recipe_of(name))
-    measure_and_quantize(normal(3, 71).astype(DTYPES[dtype]), recipe_of(name))
+            measure_and_quantize(SAMPLES[sample].astype(DTYPES[dtype]), scheme_of(name))
+    measure_and_quantize(normal(3, 71).astype(DTYPES[dtype]), scheme_of(name))
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
 def test_all_values_of_16_bit_types(dtype: str) -> None:
-    measure_and_quantize(np.arange(2**16, dtype=np.uint16).view(DTYPES[dtype]).reshape(-1, 32), recipe_of("mxfp8"))
+    measure_and_quantize(np.arange(2**16, dtype=np.uint16).view(DTYPES[dtype]).reshape(-1, 32), scheme_of("mxfp8"))
 
 
 SHAPES = [(), (1,), (45,), (1, 1), (3, 31), (3, 33), (2, 17, 40), (2, 1, 3, 40), (2, 130, 1), (17, 130), (300, 8)]
@@ -135,33 +135,33 @@ SHAPES = [(), (1,), (45,), (1, 1), (3, 31), (3, 33), (2, 17, 40), (2, 1, 3, 40),
 
 @pytest.mark.parametrize("name", slow_except(["mxfp6", "nvfp4", "nvfp4_2d", "fp8_e4m3"], KINDS))
 def test_every_shape(name: str) -> None:
-    recipe = recipe_of(name)
+    scheme = scheme_of(name)
     for shape in SHAPES:
-        measure_and_quantize(np.asarray(normal(*shape), np.float32).reshape(shape), recipe)
+        measure_and_quantize(np.asarray(normal(*shape), np.float32).reshape(shape), scheme)
     for shape in ((3, 1100), (3, 5000)):
         x = normal(*shape)
         x[1, shape[1] - 5], x[0, 2] = 300, -70
-        measure_and_quantize(x, recipe)
+        measure_and_quantize(x, scheme)
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "nvfp4", "fp8_e4m3", "fp8_e4m3_channel", "fp8_e4m3_128x128"])
 def test_row_longer_than_a_chunk(name: str) -> None:
     x = normal(1, 70_000)
     x[0, 69_999] = 900
-    measure_and_quantize(x, recipe_of(name))
+    measure_and_quantize(x, scheme_of(name))
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_empty_tensors(name: str) -> None:
     for shape in ((0,), (0, 32), (5, 0), (2, 0, 32)):
-        q = assert_same(np.zeros(shape, np.float32), recipe_of(name), per_block=True)
+        q = assert_same(np.zeros(shape, np.float32), scheme_of(name), per_block=True)
         assert same_bytes(GPU.dequantize(q), np.zeros(shape, np.float32))
 
 
 def test_strided_arrays() -> None:
     x = normal(64, 96)
     for view in (x.T, x[::2], x[:, ::3], x[::-1], x.reshape(-1)[1:-31].reshape(-1, 32)):
-        measure_and_quantize(view, recipe_of("mxfp4"))
+        measure_and_quantize(view, scheme_of("mxfp4"))
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_unaligned_memory(name: str, dtype: str) -> None:
     gpu = Cuda(ProcessorDevice(shift=1))
     for x in (normal(3, 64), SAMPLES["nonfinite"]):
         x = x.astype(DTYPES[dtype])
-        measure_and_quantize(x, recipe_of(name), gpu)
-        q = assert_same(x, recipe_of(name), gpu, stats=False)
+        measure_and_quantize(x, scheme_of(name), gpu)
+        q = assert_same(x, scheme_of(name), gpu, stats=False)
         assert same_bytes(gpu.dequantize(q, dtype), CPU.dequantize(q, dtype))
 
 
@@ -203,7 +203,7 @@ def test_pieces(name: str, shape: tuple[int, ...]) -> None:
     counts = set()
     for piece_bytes in (1, 300_000, 64 << 20):
         device = ProcessorDevice()
-        measure_and_quantize(x, recipe_of(name), Cuda(device, piece_bytes=piece_bytes))
+        measure_and_quantize(x, scheme_of(name), Cuda(device, piece_bytes=piece_bytes))
         counts.add(sum(launch.kernel.name.startswith("mx_quantize") for launch in device.launches))
     assert len(counts) > 1
     assert min(counts) == 1
@@ -213,13 +213,13 @@ def test_pieces(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", slow_except(["e4m3:e8m0:tensor"], ["e4m3:e8m0:tensor", "e2m1:e8m0:tensor"]))
 def test_per_tensor_scale_in_pieces(name: str, rule: str) -> None:
     """Rule `best` needs the whole tensor at once."""
-    measure_and_quantize(normal(300, 551), recipe_of(name, rule), Cuda(ProcessorDevice(), piece_bytes=1 << 16))
+    measure_and_quantize(normal(300, 551), scheme_of(name, rule), Cuda(ProcessorDevice(), piece_bytes=1 << 16))
 
 
 def test_noisiest_blocks_of_many_pieces() -> None:
     """More blocks than one thread block reduces, with ties."""
     x = np.tile(normal(1_000, 7), (5, 1))
-    q = assert_same(x, recipe_of("e4m3:e8m0:1x7"), Cuda(ProcessorDevice(), piece_bytes=1 << 14), per_block=True)
+    q = assert_same(x, scheme_of("e4m3:e8m0:1x7"), Cuda(ProcessorDevice(), piece_bytes=1 << 14), per_block=True)
     assert q.stats is not None
     noise, blocks = zip(*q.stats.worst, strict=True)
     assert len(set(noise)) == 2
@@ -239,11 +239,11 @@ def test_noisiest_blocks_of_many_pieces() -> None:
 def test_thread_order(name: str, order: str) -> None:
     gpu = Cuda(ProcessorDevice(order=order))
     for x in (SAMPLES["normal"], SAMPLES["nonfinite"], SAMPLES["mostly zero"], normal(300, 8)):
-        measure_and_quantize(x, recipe_of(name), gpu)
+        measure_and_quantize(x, scheme_of(name), gpu)
     assert gpu.amax(SAMPLES["nonfinite"], "F32") == CPU.amax(SAMPLES["nonfinite"], "F32")
     if name == "mxfp8":
-        measure_and_quantize(SAMPLES["ties"], recipe_of(name, "best"), gpu)
-        measure_and_quantize(SAMPLES["ties"], recipe_of("e4m3:e8m0:tensor", "best"), gpu)
+        measure_and_quantize(SAMPLES["ties"], scheme_of(name, "best"), gpu)
+        measure_and_quantize(SAMPLES["ties"], scheme_of("e4m3:e8m0:tensor", "best"), gpu)
 
 
 # --- Options -----------------------------------------------------------------------------------------------
@@ -252,34 +252,34 @@ def test_thread_order(name: str, order: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_statistics_without_codes(name: str) -> None:
     for x in (SAMPLES["normal"], SAMPLES["nonfinite"], normal(2, 17, 40)):
-        q = assert_same(x, recipe_of(name), codes=False, per_block=True)
+        q = assert_same(x, scheme_of(name), codes=False, per_block=True)
         assert (q.packed.size, q.scales.size) == (0, 0)
-        assert_same(x, recipe_of(name), codes=False)
+        assert_same(x, scheme_of(name), codes=False)
 
 
 def test_neither_codes_nor_statistics() -> None:
     for name in ("mxfp8", "nvfp4", "fp8_e4m3"):
-        q = assert_same(SAMPLES["normal"], recipe_of(name), codes=False, stats=False)
+        q = assert_same(SAMPLES["normal"], scheme_of(name), codes=False, stats=False)
         assert q.stats is None
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_2d"])
 def test_shared_tensor_scale(name: str) -> None:
     for amax in (0.0, 0.25, 4.0, 1000.0):
-        assert_same(SAMPLES["normal"], recipe_of(name), tensor_amax=amax, stats=False)
-        assert_same(SAMPLES["nonfinite"], recipe_of(name), tensor_amax=amax)
-    assert_same(SAMPLES["normal"], recipe_of("fp8_e4m3"), tensor_amax=1000.0)
+        assert_same(SAMPLES["normal"], scheme_of(name), tensor_amax=amax, stats=False)
+        assert_same(SAMPLES["nonfinite"], scheme_of(name), tensor_amax=amax)
+    assert_same(SAMPLES["normal"], scheme_of("fp8_e4m3"), tensor_amax=1000.0)
 
 
 def test_reused_arrays() -> None:
-    recipe, (first, second) = recipe_of("mxfp8"), (normal(3, 64), normal(3, 64, seed=5))
-    old = assert_same(first, recipe, stats=False)
-    new = GPU.quantize(second, "F32", recipe, reuse=old)
+    scheme, (first, second) = scheme_of("mxfp8"), (normal(3, 64), normal(3, 64, seed=5))
+    old = assert_same(first, scheme, stats=False)
+    new = GPU.quantize(second, "F32", scheme, reuse=old)
     assert new.packed is old.packed
     assert new.scales is old.scales
-    assert same_bytes(new.packed, CPU.quantize(second, "F32", recipe).packed)
-    other = assert_same(normal(2, 64), recipe)
-    assert GPU.quantize(first, "F32", recipe, reuse=other).packed is not other.packed
+    assert same_bytes(new.packed, CPU.quantize(second, "F32", scheme).packed)
+    other = assert_same(normal(2, 64), scheme)
+    assert GPU.quantize(first, "F32", scheme, reuse=other).packed is not other.packed
 
 
 # --- Values ------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_reused_arrays() -> None:
 def test_dequantized(name: str, dtype: str) -> None:
     x = np.concatenate([SAMPLES["normal"], SAMPLES["wide range"], SAMPLES["nonfinite"][:3], normal(6, 70) * 3e4])
     for each in (x, normal(2, 17, 41)):
-        q = CPU.quantize(each, "F32", recipe_of(name, nonfinite="nan-block"))
+        q = CPU.quantize(each, "F32", scheme_of(name, nonfinite="nan-block"))
         given, wanted = (backend.dequantize(q, dtype) for backend in (GPU, CPU))
         assert same_bytes(given, wanted), first_difference(given, wanted)
 
@@ -306,14 +306,14 @@ def test_dequantized(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_dequantized_in_pieces(name: str) -> None:
     for shape in ((300, 551), (3, 130, 200)):
-        q = CPU.quantize(normal(*shape), "F32", recipe_of(name))
+        q = CPU.quantize(normal(*shape), "F32", scheme_of(name))
         device = ProcessorDevice()
         assert same_bytes(Cuda(device, piece_bytes=70_000).dequantize(q), CPU.dequantize(q))
         assert len(device.launches) > 1
 
 
 def test_values_outside_binary16() -> None:
-    q = CPU.quantize(log_uniform(-9, 9, 8, 64), "F32", recipe_of("mxfp8"))
+    q = CPU.quantize(log_uniform(-9, 9, 8, 64), "F32", scheme_of("mxfp8"))
     y = GPU.dequantize(q, "F16")
     assert same_bytes(y, CPU.dequantize(q, "F16"))
     assert np.isinf(y).any()
@@ -366,10 +366,10 @@ def test_binary64_above_binary32_is_infinite() -> None:
 )
 def test_stochastic_rounding(name: str) -> None:
     """Whole vectors, parts of four, and rows that start between two Philox calls."""
-    recipe = recipe_of(name, rounding="stochastic", seed=7)
+    scheme = scheme_of(name, rounding="stochastic", seed=7)
     for x in (normal(9, 70), nonfinite(7, 70), SAMPLES["mostly zero"], SAMPLES["wide range"], normal(2, 3, 512)):
-        assert_same(x, recipe, stats=False, stream=3)
-        assert_same(x, recipe, per_block=True, stream=3)
+        assert_same(x, scheme, stats=False, stream=3)
+        assert_same(x, scheme, per_block=True, stream=3)
 
 
 @pytest.mark.parametrize(
@@ -386,11 +386,11 @@ def test_stochastic_rounding(name: str) -> None:
 def test_hadamard_transforms(name: str, size: int) -> None:
     """Groups larger and smaller than blocks and than a thread's elements."""
     for rounding in ("nearest-even", "stochastic"):
-        recipe = recipe_of(name, rounding=rounding, hadamard=find_hadamard(size, 5))
+        scheme = scheme_of(name, rounding=rounding, hadamard=find_hadamard(size, 5))
         x = normal(2, 3, 640) if rounding == "nearest-even" else nonfinite(7, 256)
         for each in (x, x.astype(DTYPES["BF16"])) if (name, size) == ("nvfp4", 16) else (x,):
-            q = assert_same(each, recipe, stats=False)
-            assert_same(each, recipe, per_block=True)
+            q = assert_same(each, scheme, stats=False)
+            assert_same(each, scheme, per_block=True)
             for dtype in ("F32",) if size != 16 else ("F32", "BF16"):
                 given, wanted = GPU.dequantize(q, dtype), CPU.dequantize(q, dtype)
                 assert same_bytes(given, wanted), first_difference(given, wanted)
@@ -406,5 +406,5 @@ def test_amax_of_transformed_values(size: int) -> None:
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "e4m3:e8m0:tensor"])
 def test_given_amax(name: str, amax: float) -> None:
     for x in (normal(40, 70), nonfinite(7, 128), np.zeros((3, 5), np.float32)):
-        assert_same(x, recipe_of(name), tensor_amax=amax, stats=False)
-        assert_same(x, recipe_of(name), tensor_amax=amax, per_block=True)
+        assert_same(x, scheme_of(name), tensor_amax=amax, stats=False)
+        assert_same(x, scheme_of(name), tensor_amax=amax, per_block=True)

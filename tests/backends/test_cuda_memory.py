@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_oracle import DTYPES, recipe_of
+from kernel_oracle import DTYPES, scheme_of
 from kernel_samples import normal
 from processor_device import Memory, ProcessorDevice
 from same_results import CPU, Array, assert_same, bits, needs_cxx, quantize, same_bytes
@@ -37,34 +37,34 @@ class FullOnce(ProcessorDevice):
 @pytest.mark.parametrize("name", slow_except(["nvfp4"], ["mxfp8", "nvfp4", "fp8_e4m3"]))
 def test_next_call_works_wherever_memory_ran_out(name: str) -> None:
     """A failed call frees its memory and leaves reused arrays intact."""
-    device, recipe = FullOnce(), recipe_of(name)
+    device, scheme = FullOnce(), scheme_of(name)
     gpu = Cuda(device, piece_bytes=1)
-    held, wanted = quantize(gpu, -2 * X, recipe), quantize(CPU, X, recipe)
+    held, wanted = quantize(gpu, -2 * X, scheme), quantize(CPU, X, scheme)
     buffers, device.taken = device.taken, 0
     assert buffers > 10
     for number in range(buffers):
         device.left = number
         with pytest.raises(EnvironmentFailure, match=r"^out of memory: [0-9,]+ bytes requested$"):
-            quantize(gpu, X, recipe, reuse=held)
+            quantize(gpu, X, scheme, reuse=held)
         assert device.used == 0
-        after = quantize(Cuda(device), X, recipe, stats=False, reuse=held)
+        after = quantize(Cuda(device), X, scheme, stats=False, reuse=held)
         assert after.packed is held.packed
         assert same_bytes(after.packed, wanted.packed)
         assert same_bytes(after.scales, wanted.scales)
 
 
 def test_error_reports_requested_bytes() -> None:
-    device, recipe = FullOnce(), recipe_of("mxfp8")
+    device, scheme = FullOnce(), scheme_of("mxfp8")
     gpu = Cuda(device)
     for buffers, nbytes in ((0, "24"), (2, "661,200"), (3, "165,300"), (4, "5,400")):
         device.left = buffers
         with pytest.raises(EnvironmentFailure, match=rf"^out of memory: {nbytes} bytes requested$"):
-            quantize(gpu, X, recipe, stats=False)
+            quantize(gpu, X, scheme, stats=False)
     for buffers, nbytes in ((0, "24"), (2, "661,200")):
         device.left = buffers
         with pytest.raises(EnvironmentFailure, match=rf"^out of memory: {nbytes} bytes requested$"):
             gpu.amax(X, "F32")
-    q = assert_same(X, recipe, gpu, stats=False)
+    q = assert_same(X, scheme, gpu, stats=False)
     for buffers, nbytes in ((0, "165,300"), (1, "5,400"), (2, "330,600")):
         device.left = buffers
         with pytest.raises(EnvironmentFailure, match=rf"^out of memory: {nbytes} bytes requested$"):
@@ -81,25 +81,25 @@ def test_limit_too_low() -> None:
     words = (
         r"^cuda:0: {} bytes of its memory may be used and {} are needed; end what else uses it, raise --max-memory, "
     )
-    gpu, recipe = Cuda(ProcessorDevice(), max_memory=1_000), recipe_of("mxfp8")
+    gpu, scheme = Cuda(ProcessorDevice(), max_memory=1_000), scheme_of("mxfp8")
     with pytest.raises(EnvironmentFailure, match=words.format("1,000", "2,644,800")):
-        quantize(gpu, X, recipe)
+        quantize(gpu, X, scheme)
     with pytest.raises(EnvironmentFailure, match=words.format("1,000", "1,322,400")):
         gpu.amax(X, "F32")
     with pytest.raises(EnvironmentFailure, match=words.format("1,000", "2,644,800")):
-        gpu.dequantize(quantize(CPU, X, recipe))
+        gpu.dequantize(quantize(CPU, X, scheme))
     with pytest.raises(EnvironmentFailure, match=words.format("900", "2,644,800")):
-        quantize(Cuda(ProcessorDevice(memory=1_000)), X, recipe)
-    assert_same(normal(1, 32), recipe, gpu, stats=False)
+        quantize(Cuda(ProcessorDevice(memory=1_000)), X, scheme)
+    assert_same(normal(1, 32), scheme, gpu, stats=False)
 
 
 def test_limit_just_high_enough() -> None:
-    device, recipe = ProcessorDevice(), recipe_of("mxfp8")
+    device, scheme = ProcessorDevice(), scheme_of("mxfp8")
     with pytest.raises(EnvironmentFailure, match="2,644,799 bytes of its memory may be used and 2,644,800 are needed"):
-        quantize(Cuda(device, max_memory=2_644_799), X, recipe)
+        quantize(Cuda(device, max_memory=2_644_799), X, scheme)
     gpu = Cuda(device, max_memory=2_644_800)
-    assert_same(X, recipe, gpu, per_block=True)
-    q = assert_same(X, recipe, gpu, stats=False)
+    assert_same(X, scheme, gpu, per_block=True)
+    q = assert_same(X, scheme, gpu, stats=False)
     assert same_bytes(gpu.dequantize(q), CPU.dequantize(q))
     assert gpu.amax(X, "F32") == CPU.amax(X, "F32")
     assert device.most_used <= 2_644_800
@@ -121,7 +121,7 @@ def test_tensor_larger_than_the_limit(name: str, growth: int) -> None:
     device, limit = ProcessorDevice(), growth * 2 << 20
     gpu = Cuda(device, max_memory=limit)
     many = growth > 4  # many blocks: skip statistics, which take seconds
-    assert_same(x, recipe_of(name), gpu, stats=not many, per_block=not many)
+    assert_same(x, scheme_of(name), gpu, stats=not many, per_block=not many)
     launches = [
         launch for launch in device.launches if "_rows" in launch.kernel.file or "_blocks" in launch.kernel.file
     ]
@@ -134,8 +134,8 @@ def test_tensor_larger_than_the_memory() -> None:
     for name in ("mxfp8", "nvfp4", "fp8_e5m2"):
         device = ProcessorDevice(memory=9_400_000)
         assert x.nbytes > device.memory
-        assert_same(x, recipe_of(name), Cuda(device), stats=name == "mxfp8")
-        q = quantize(CPU, x, recipe_of(name), stats=False)
+        assert_same(x, scheme_of(name), Cuda(device), stats=name == "mxfp8")
+        q = quantize(CPU, x, scheme_of(name), stats=False)
         assert same_bytes(Cuda(device).dequantize(q), CPU.dequantize(q))
         assert Cuda(device).amax(x, "F32") == CPU.amax(x, "F32")
 
@@ -145,9 +145,9 @@ def test_whole_tensor_does_not_fit() -> None:
     device = ProcessorDevice(memory=9_400_000)
     x = normal(2_500, 1_000)
     with pytest.raises(EnvironmentFailure, match=r"^out of memory: 10,000,000 bytes requested$"):
-        quantize(Cuda(device), x, recipe_of("e4m3:e8m0:tensor", "best"))
+        quantize(Cuda(device), x, scheme_of("e4m3:e8m0:tensor", "best"))
     assert device.used == 0
-    assert_same(X[:20], recipe_of("e4m3:e8m0:tensor", "best"), Cuda(device))
+    assert_same(X[:20], scheme_of("e4m3:e8m0:tensor", "best"), Cuda(device))
 
 
 # --- Types -------------------------------------------------------------------------------------------------
@@ -155,12 +155,12 @@ def test_whole_tensor_does_not_fit() -> None:
 
 @pytest.mark.parametrize("x", [np.zeros(4, np.uint8), np.zeros(0, np.uint8)])
 def test_unsupported_types(x: Array) -> None:
-    gpu, recipe = Cuda(ProcessorDevice()), recipe_of("mxfp8")
+    gpu, scheme = Cuda(ProcessorDevice()), scheme_of("mxfp8")
     for backend in (gpu, CPU):
         with pytest.raises(UsageError, match=r"^type F8_E4M3 is not one the kernel reads: F32, BF16, F16, F64$"):
-            backend.quantize(x, "F8_E4M3", recipe)
+            backend.quantize(x, "F8_E4M3", scheme)
         with pytest.raises(UsageError, match=r"^type F8_E4M3 is not one the kernel reads: F32, BF16, F16, F64$"):
             backend.amax(x, "F8_E4M3")
-        q = backend.quantize(*bits(x.astype(np.float32)), recipe)
+        q = backend.quantize(*bits(x.astype(np.float32)), scheme)
         with pytest.raises(UsageError, match=r"^dequantized type I8 is not one of F32, BF16, F16, F64$"):
             backend.dequantize(q, "I8")

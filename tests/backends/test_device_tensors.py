@@ -32,16 +32,16 @@ def bf16(x: np.ndarray[Any, Any]) -> Any:
 
 @pytest.mark.parametrize("name", slow_except(["mxfp8", "nvfp4"], FORMATS))
 def test_results_equal_the_cpus(name: str) -> None:
-    recipe, x = resolve(name), bf16(normal(33, 76))
-    there, here = DeviceTensors(StreamDevice()), cpu.quantize(x.numpy(), "BF16", recipe)
-    q = there.quantize(x, "BF16", recipe, stats=False)
+    scheme, x = resolve(name), bf16(normal(33, 76))
+    there, here = DeviceTensors(StreamDevice()), cpu.quantize(x.numpy(), "BF16", scheme)
+    q = there.quantize(x, "BF16", scheme, stats=False)
     assert q.packed.numpy().tobytes() == here.packed.tobytes()
     assert q.scales.numpy().tobytes() == here.scales.tobytes()
     assert (q.tensor_scale, q.tensor_encode, q.shape) == (here.tensor_scale, here.tensor_encode, (33, 76))
     assert unpack(q).numpy().tobytes() == cpu.unpack(here).tobytes()
     for dtype in ("F32", "BF16", "F16", "F64"):
         assert there.dequantize(q, dtype).numpy().tobytes() == cpu.dequantize(here, dtype).tobytes()
-    measured = there.quantize(x, "BF16", recipe, codes=False)
+    measured = there.quantize(x, "BF16", scheme, codes=False)
     assert measured.stats is not None
     assert here.stats is not None
     assert stats_that_differ(measured.stats, here.stats) == []
@@ -51,9 +51,9 @@ def test_results_equal_the_cpus(name: str) -> None:
 @pytest.mark.parametrize("name", slow_except(["mxfp8", "nvfp4"], ["mxfp8", "mxfp4", "nvfp4"]))
 def test_swizzled_scales(name: str, rows: int, columns: int) -> None:
     """Scales in the 128x4 layout of block-scaled matrix products, padded with zeros."""
-    recipe, x = resolve(name), bf16(normal(rows, columns))
-    q = DeviceTensors(StreamDevice()).quantize(x, "BF16", recipe, stats=False, swizzled=True)
-    here = cpu.quantize(x.numpy(), "BF16", recipe)
+    scheme, x = resolve(name), bf16(normal(rows, columns))
+    q = DeviceTensors(StreamDevice()).quantize(x, "BF16", scheme, stats=False, swizzled=True)
+    here = cpu.quantize(x.numpy(), "BF16", scheme)
     assert q.scales.numpy().tobytes() == packing.swizzle(here.scales).tobytes()
     assert q.packed.numpy().tobytes() == here.packed.tobytes()
 
@@ -74,9 +74,9 @@ def test_amax_counts_nonfinite_elements() -> None:
 
 
 def test_shared_tensor_scale() -> None:
-    recipe, x = resolve("nvfp4"), bf16(normal(4, 64))
-    q = DeviceTensors(StreamDevice()).quantize(x, "BF16", recipe, stats=False, tensor_amax=100.0)
-    here = cpu.quantize(x.numpy(), "BF16", recipe, tensor_amax=100.0)
+    scheme, x = resolve("nvfp4"), bf16(normal(4, 64))
+    q = DeviceTensors(StreamDevice()).quantize(x, "BF16", scheme, stats=False, tensor_amax=100.0)
+    here = cpu.quantize(x.numpy(), "BF16", scheme, tensor_amax=100.0)
     assert (q.packed.numpy().tobytes(), q.tensor_scale) == (here.packed.tobytes(), here.tensor_scale)
 
 
@@ -108,13 +108,13 @@ def test_both_axes_equal_tensor_and_transpose(name: str, dtype: str) -> None:
     """For ragged edges, batches and all roundings."""
     there = DeviceTensors(StreamDevice())
     for options in ({}, {"rounding": "stochastic", "seed": 3}, {"hadamard": find_hadamard(16)}):
-        recipe = resolve(name, Rules(**options))
+        scheme = resolve(name, Rules(**options))
         for shape in ((64, 128), (2, 48, 80), (130, 208)):
             if "hadamard" in options and (shape[-2] % 16 or shape[-1] % 16):
                 continue
             x = normal(*shape) if dtype == "F32" else bf16(normal(*shape)).numpy()
-            given = there.quantize_both(torch.from_numpy(x), dtype, recipe, stream=2)
-            for ours, theirs in zip(given, CPU.quantize_both(x, dtype, recipe, stream=2), strict=True):
+            given = there.quantize_both(torch.from_numpy(x), dtype, scheme, stream=2)
+            for ours, theirs in zip(given, CPU.quantize_both(x, dtype, scheme, stream=2), strict=True):
                 assert ours.packed.numpy().tobytes() == theirs.packed.tobytes()
                 assert ours.scales.numpy().tobytes() == theirs.scales.tobytes()
                 assert (ours.tensor_scale, ours.tensor_encode) == (theirs.tensor_scale, theirs.tensor_encode)
@@ -124,9 +124,9 @@ def test_both_axes_equal_tensor_and_transpose(name: str, dtype: str) -> None:
 def test_both_axes_of_nonfinite_values() -> None:
     there, x = DeviceTensors(StreamDevice()), nonfinite(70, 72)
     for name in ("mxfp8", "nvfp4"):
-        recipe = resolve(name, Rules(scale_rounding="best" if name == "mxfp8" else None))
-        given = there.quantize_both(torch.from_numpy(x), "F32", recipe)
-        for ours, theirs in zip(given, CPU.quantize_both(x, "F32", recipe), strict=True):
+        scheme = resolve(name, Rules(scale_rounding="best" if name == "mxfp8" else None))
+        given = there.quantize_both(torch.from_numpy(x), "F32", scheme)
+        for ours, theirs in zip(given, CPU.quantize_both(x, "F32", scheme), strict=True):
             assert ours.packed.numpy().tobytes() == theirs.packed.tobytes()
             assert ours.scales.numpy().tobytes() == theirs.scales.tobytes()
 

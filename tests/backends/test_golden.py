@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kernel_oracle import Array, assert_same_bits, recipe_of
+from kernel_oracle import Array, assert_same_bits, scheme_of
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from same_results import GPU, needs_cxx, quantize
@@ -127,9 +127,9 @@ def test_quantized_files(stem: str, backend: Backend, stats: bool) -> None:
     for case in cases:
         wanted = case_tensors(stem, case)
         x = wanted.pop("x")
-        compared = compare(quantize(backend, x, recipe_of(name, rule), stats=stats), wanted, backend=backend)
+        compared = compare(quantize(backend, x, scheme_of(name, rule), stats=stats), wanted, backend=backend)
         if "codes_torchao" in wanted:
-            q = quantize(backend, x, recipe_of(name, rule, dialect="torchao"), stats=stats)
+            q = quantize(backend, x, scheme_of(name, rule, dialect="torchao"), stats=stats)
             compared |= compare(q, wanted, "_torchao", backend=backend)
         assert compared == wanted.keys(), case
         count += len(compared)
@@ -157,10 +157,10 @@ def scheme_for(stem: str, dialect: str, case: str) -> tuple[Scheme, Same] | None
     row = find_format(name)
     own = find_dialect(dialect).choice(scale_kind(row), row.element.name)
     try:
-        recipe = recipe_of(name, None if own and own.rule == rule else rule, dialect=dialect)
+        scheme = scheme_of(name, None if own and own.rule == rule else rule, dialect=dialect)
     except UsageError:
         return None
-    choice, rounding = recipe.choice, recipe.rounding
+    choice, rounding = scheme.choice, scheme.rounding
     steps = rounding.above, rounding.half_if, rounding.half_always
     signs = choice.clear_zero_code, choice.clear_zero_input, choice.set_zero_input
     if own is None or steps != ROUNDED_TO_NEAREST_EVEN or any(signs):
@@ -180,7 +180,7 @@ def scheme_for(stem: str, dialect: str, case: str) -> tuple[Scheme, Same] | None
             same &= (scales != 0) | (amax == 0)
         return same
 
-    return recipe, Same("_torchao" if by_torchao and low_clamp else "", where)
+    return scheme, Same("_torchao" if by_torchao and low_clamp else "", where)
 
 
 def files_of(dialect: str) -> list[str]:
@@ -192,7 +192,7 @@ def files_of(dialect: str) -> list[str]:
 def block_amax(stem: str, case: str) -> Array:
     """Return the amax of each block of a case."""
     x = case_tensors(stem, case)["x"]
-    per_block = quantize(CPU, x, recipe_of(*format_and_rule(stem)), per_block=True).per_block
+    per_block = quantize(CPU, x, scheme_of(*format_and_rule(stem)), per_block=True).per_block
     assert per_block is not None
     return per_block.amax
 
@@ -208,10 +208,10 @@ def test_dialects(dialect: str, backend: Backend) -> None:
         for case in golden(stem)[1]:
             found = scheme_for(stem, dialect, case)
             assert found is not None
-            recipe, same = found
+            scheme, same = found
             wanted = case_tensors(stem, case)
             where = same.where(block_amax(stem, case), wanted["scales"])
-            q = quantize(backend, wanted["x"], recipe, stats=False)
+            q = quantize(backend, wanted["x"], scheme, stats=False)
             compare(q, wanted, same.suffix, where, backend=backend)
             blocks += int(where.sum())
     print(f"{dialect}: {len(files)} files, {blocks} blocks")
@@ -246,7 +246,7 @@ def test_dialects(dialect: str, backend: Backend) -> None:
 def test_default_rule_of_dialects(dialect: str, stem: str) -> None:
     """No rule is given."""
     name, rule = format_and_rule(stem)
-    assert recipe_of(name, dialect=dialect).scale_rule.name == rule
+    assert scheme_of(name, dialect=dialect).scale_rule.name == rule
     assert stem in files_of(dialect)
 
 
@@ -255,7 +255,7 @@ def test_default_rule_of_dialects(dialect: str, stem: str) -> None:
 
 def of_codes(codes: Array, element: FloatFormat) -> Quantized:
     """Return one row of codes with scale 1."""
-    q = quantize(CPU, np.zeros((1, codes.size), np.float32), recipe_of(f"{element.name}:fp32:tensor"))
+    q = quantize(CPU, np.zeros((1, codes.size), np.float32), scheme_of(f"{element.name}:fp32:tensor"))
     shifts = np.arange(codes.size) * element.stored_bits
     bits = np.zeros(codes.size * element.stored_bits, np.uint8)
     for bit in range(element.stored_bits):
@@ -269,8 +269,8 @@ def under_scale_1(x: Array, element: FloatFormat, backend: Backend) -> Array:
     saturate at 448, and 448 * fl(1 / 448) is 1."""
     anchored = np.full((x.size, 2), element.max, np.float32)
     anchored[:, 0] = x
-    recipe = recipe_of(f"{element.name}:e4m3:1x16:fp32", "paper")
-    q = quantize(backend, anchored, recipe, tensor_amax=element.max, stats=False)
+    scheme = scheme_of(f"{element.name}:e4m3:1x16:fp32", "paper")
+    q = quantize(backend, anchored, scheme, tensor_amax=element.max, stats=False)
     assert (q.scales == 0x7E).all()
     assert (cpu.unpack(q)[:, 1] == element.max_code).all()
     return cpu.unpack(q)[:, 0]
@@ -300,7 +300,7 @@ def test_layout(backend: Backend) -> None:
         codes, packed = tensors.pop(f"{kind}.codes"), tensors.pop(f"{kind}.packed")
         values = np.array([element.value(code) for code in range(2**element.bits)], np.float32)
         x = np.concatenate([values[codes], np.full((len(codes), 64), element.max, np.float32)], axis=1)
-        q = quantize(backend, x, recipe_of(f"{name}:e8m0:channel", "floor"), stats=False)
+        q = quantize(backend, x, scheme_of(f"{name}:e8m0:channel", "floor"), stats=False)
         assert (q.scales == 127).all()
         assert_same_bits(np.ascontiguousarray(q.packed[:, : packed.shape[1]]), packed, kind)
         np.testing.assert_array_equal(cpu.unpack(q)[:, :64], codes)
@@ -331,8 +331,8 @@ def test_hadamard(backend: Backend, kind: str) -> None:
     assert kind != "te_sign" or hadamard == find_hadamard(16)
     for name in ("mxfp8", "nvfp4", "fp8_e4m3", "int8:e8m0:1x16"):
         x, y = tensors[f"{HADAMARD}exact.x"], tensors[f"{HADAMARD}{kind}.exact.y"]
-        ours = quantize(backend, x, recipe_of(name, hadamard=hadamard), stats=False)
-        theirs = quantize(backend, y, recipe_of(name), stats=False)
+        ours = quantize(backend, x, scheme_of(name, hadamard=hadamard), stats=False)
+        theirs = quantize(backend, y, scheme_of(name), stats=False)
         assert_same_bits(ours.packed, theirs.packed, name)
         assert_same_bits(ours.scales, theirs.scales, name)
     x, y = (tensors[f"{HADAMARD}{name}"].reshape(-1, 16) for name in ("random.x", f"{kind}.random.y"))
@@ -347,13 +347,13 @@ STOCHASTIC = json.loads((GOLDEN / "stochastic_rounding.json").read_text())["rows
 @pytest.mark.parametrize("format", sorted({row["fmt"] for row in STOCHASTIC}))
 def test_stochastic_rounding(format: str) -> None:
     """Each value 200,000 times: one of two neighbors, the mean within its tolerance, the variance within 5%."""
-    recipe = recipe_of(f"{format}:fp32:tensor", rounding="stochastic", seed=1)
+    scheme = scheme_of(f"{format}:fp32:tensor", rounding="stochastic", seed=1)
     for stream, row in enumerate(row for row in STOCHASTIC if row["fmt"] == format):
-        low, high, largest = row["lo"], row["hi"], recipe.format.element.max
+        low, high, largest = row["lo"], row["hi"], scheme.format.element.max
         for sign in (1.0, -1.0):
             x = np.full((1, row["N"]), sign * row["x"], np.float32)
             # The given amax makes the scale 1.
-            q = CPU.quantize(x, "F32", recipe, tensor_amax=largest, stream=stream, stats=False)
+            q = CPU.quantize(x, "F32", scheme, tensor_amax=largest, stream=stream, stats=False)
             found = sign * CPU.dequantize(q, "F64")
             neighbours = {low, high} if row["p_up"] > 0 else {low}
             assert set(found.ravel()) <= (neighbours if abs(row["x"]) <= largest else {largest}), row

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_oracle import kernel, recipe_of, stats_of
+from kernel_oracle import kernel, scheme_of, stats_of
 from kernel_samples import normal
 from oracle import hadamard_matrix
 
@@ -37,7 +37,7 @@ def test_transform_of_the_identity(size: int) -> None:
     hadamard = find_hadamard(size, 3)
     wanted = matrix(hadamard)
     q = kernel(
-        np.eye(size, dtype=np.float32) * np.float32(np.sqrt(size)), recipe_of("int8:fp32:tensor", hadamard=hadamard)
+        np.eye(size, dtype=np.float32) * np.float32(np.sqrt(size)), scheme_of("int8:fp32:tensor", hadamard=hadamard)
     )
     signs = np.where(cpu.unpack(q) > 127, -1.0, 1.0)
     np.testing.assert_array_equal(signs, np.sign(wanted))
@@ -48,7 +48,7 @@ def test_transform_of_the_identity(size: int) -> None:
 def test_orthogonal_and_inverted(size: int) -> None:
     """Energy is kept up to binary32 rounding; dequantized values have the error of the codes before the transform."""
     x = normal(40, 512)
-    q = kernel(x, recipe_of(FINE, hadamard=find_hadamard(size, 1)))
+    q = kernel(x, scheme_of(FINE, hadamard=find_hadamard(size, 1)))
     energy = float((x.astype(np.float64) ** 2).sum())
     assert stats_of(q).signal == pytest.approx(energy, rel=1e-6)
     error = float(((cpu.dequantize(q, "F64") - x) ** 2).sum())
@@ -61,7 +61,7 @@ def test_exact_sums_are_inverted_exactly(size: int) -> None:
     """A single value per group is spread evenly; E8M0 scales with E4M3 codes represent powers of two exactly."""
     x = np.zeros((8, 4 * size), np.float32)
     x[:, ::size] = np.float32(2.0) ** np.arange(4) * np.float32(np.sqrt(size) if size in (16, 64) else 1)
-    back = cpu.dequantize(kernel(x, recipe_of("mxfp8", hadamard=find_hadamard(size))))
+    back = cpu.dequantize(kernel(x, scheme_of("mxfp8", hadamard=find_hadamard(size))))
     if size in (16, 64):  # all intermediate values are powers of two
         np.testing.assert_array_equal(back, x)
     else:
@@ -75,7 +75,7 @@ def test_groups_across_stripes_and_chunks(name: str) -> None:
     x = np.rint(normal(5, 1344) * 8).astype(np.float32)  # sums of whole numbers are exact
     groups = x.reshape(-1, 64).astype(np.float64) @ (matrix(hadamard) * 8)
     y = (groups / 8).astype(np.float32).reshape(x.shape)
-    ours, plain = kernel(x, recipe_of(name, hadamard=hadamard)), kernel(y, recipe_of(name))
+    ours, plain = kernel(x, scheme_of(name, hadamard=hadamard)), kernel(y, scheme_of(name))
     assert ours.packed.tobytes() == plain.packed.tobytes()
     assert ours.scales.tobytes() == plain.scales.tobytes()
     assert ours.tensor_scale == plain.tensor_scale
@@ -99,7 +99,7 @@ def test_outliers_are_spread() -> None:
     x = normal(2000, 16)
     x[:, 3] = 10.0
     plain, spread = (
-        cpu.dequantize(kernel(x, recipe_of("nvfp4", hadamard=hadamard)), "F64")
+        cpu.dequantize(kernel(x, scheme_of("nvfp4", hadamard=hadamard)), "F64")
         for hadamard in (None, find_hadamard(16))
     )
     others = np.arange(16) != 3
@@ -111,14 +111,14 @@ def test_outliers_are_spread() -> None:
 def test_lengths_not_divisible_by_the_group_size() -> None:
     for size, length in ((16, 40), (128, 64)):
         with pytest.raises(RefusedError, match=rf"a length of {length} does not divide into groups of {size}"):
-            kernel(normal(3, length), recipe_of("mxfp8", hadamard=find_hadamard(size)))
+            kernel(normal(3, length), scheme_of("mxfp8", hadamard=find_hadamard(size)))
 
 
 def test_intermediate_sums_do_not_overflow() -> None:
     """Two of 16 elements are near the binary32 maximum: their sum overflows, a quarter of it does not."""
     x = np.ones((1, 16), np.float32)
     x[0, :2] = 3e38
-    q = kernel(x, recipe_of("mxfp8", hadamard=Hadamard(16, (1,) * 16)))
+    q = kernel(x, scheme_of("mxfp8", hadamard=Hadamard(16, (1,) * 16)))
     assert stats_of(q).nan + stats_of(q).infinite == 0
     assert stats_of(q).amax == pytest.approx(1.5e38, rel=1e-6)
     np.testing.assert_allclose(cpu.dequantize(q)[0, :2], [3e38, 3e38], rtol=0.07)

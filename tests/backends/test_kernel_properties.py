@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from kernel_oracle import Array, format_rules, kernel, power_of_two_rules, recipe_of, stats_of
+from kernel_oracle import Array, format_rules, kernel, power_of_two_rules, scheme_of, stats_of
 from kernel_samples import log_uniform, nonfinite, normal, ties
 
 from mxcli.backends import cpu
@@ -45,27 +45,27 @@ def assert_identical(a: Quantized, b: Quantized) -> None:
 def test_nothing_saturates(name: str, rule: str) -> None:
     for rounding in ELEMENT_ROUNDINGS:
         for x in (normal(40, 96), log_uniform(-40, 38, 40, 96), ties(40, 96)):
-            stats = stats_of(kernel(x, recipe_of(name, rule, rounding=rounding)))
+            stats = stats_of(kernel(x, scheme_of(name, rule, rounding=rounding)))
             assert (stats.saturated, stats.saturated_blocks) == (0, 0)
 
 
 @pytest.mark.parametrize(("name", "rule"), POWER_OF_TWO)
 def test_powers_of_two_shift_the_scales_and_keep_the_codes(name: str, rule: str) -> None:
     x = log_uniform(-3, 3, 20, 96)
-    recipe = recipe_of(name, rule)
-    base = kernel(x, recipe)
+    scheme = scheme_of(name, rule)
+    base = kernel(x, scheme)
     for shift in (-70, -1, 1, 13, 90):
-        moved = kernel(np.ldexp(x, shift).astype(np.float32), recipe)
+        moved = kernel(np.ldexp(x, shift).astype(np.float32), scheme)
         assert moved.packed.tobytes() == base.packed.tobytes()
         np.testing.assert_array_equal(moved.scales.astype(int), base.scales.astype(int) + shift)
 
 
 @pytest.mark.parametrize(("name", "rule"), NAMED)
 def test_negation_flips_signs_only(name: str, rule: str) -> None:
-    recipe = recipe_of(name, rule)
-    element = recipe.format.element
+    scheme = scheme_of(name, rule)
+    element = scheme.format.element
     for x in (normal(20, 96), log_uniform(-20, 20, 20, 96)):
-        plus, minus = kernel(x, recipe), kernel(-x, recipe)
+        plus, minus = kernel(x, scheme), kernel(-x, scheme)
         assert minus.scales.tobytes() == plus.scales.tobytes()
         np.testing.assert_array_equal(cpu.dequantize(minus), -cpu.dequantize(plus))
         codes, mirrored = cpu.unpack(plus).astype(int), cpu.unpack(minus).astype(int)
@@ -78,10 +78,10 @@ def test_negation_flips_signs_only(name: str, rule: str) -> None:
 @pytest.mark.parametrize(("name", "rule"), power_of_two_rules("floor", "ceil", "rceil", "even", "best"))
 def test_quantizing_again_changes_nothing(name: str, rule: str) -> None:
     """`nearest` and `ct-even1` may clip their own results: their threshold is below the element maximum."""
-    recipe = recipe_of(name, rule)
+    scheme = scheme_of(name, rule)
     for x in (normal(40, 96), log_uniform(-36, 36, 40, 96), ties(40, 96)):
-        once = cpu.dequantize(kernel(x, recipe))
-        again = kernel(once, recipe)
+        once = cpu.dequantize(kernel(x, scheme))
+        again = kernel(once, scheme)
         np.testing.assert_array_equal(cpu.dequantize(again), once)
         assert stats_of(again).noise == 0
 
@@ -89,18 +89,18 @@ def test_quantizing_again_changes_nothing(name: str, rule: str) -> None:
 @pytest.mark.parametrize(("name", "rule"), NAMED)
 def test_parts_equal_the_whole(name: str, rule: str) -> None:
     """Split between block rows, and between blocks of a row, with the tensor's amax given for each part."""
-    recipe = recipe_of(name, rule)
-    rows, columns = recipe.format.block
+    scheme = scheme_of(name, rule)
+    rows, columns = scheme.format.block
     if rows is None:
         return
     x = normal(2 * rows + 3, 4 * (columns or 32) + 5)
     amax = float(np.abs(x).max())
-    whole = kernel(x, recipe, tensor_amax=amax)
-    parts = [kernel(part, recipe, tensor_amax=amax) for part in (x[:rows], x[rows:])]
+    whole = kernel(x, scheme, tensor_amax=amax)
+    parts = [kernel(part, scheme, tensor_amax=amax) for part in (x[:rows], x[rows:])]
     assert np.concatenate([part.scales for part in parts]).tobytes() == whole.scales.tobytes()
     assert np.concatenate([part.packed for part in parts]).tobytes() == whole.packed.tobytes()
     if columns is not None:
-        parts = [kernel(part, recipe, tensor_amax=amax) for part in (x[:, : 2 * columns], x[:, 2 * columns :])]
+        parts = [kernel(part, scheme, tensor_amax=amax) for part in (x[:, : 2 * columns], x[:, 2 * columns :])]
         np.testing.assert_array_equal(np.concatenate([part.scales for part in parts], axis=1), whole.scales)
         codes = np.concatenate([cpu.unpack(part) for part in parts], axis=1)
         np.testing.assert_array_equal(codes, cpu.unpack(whole))
@@ -110,8 +110,8 @@ def test_parts_equal_the_whole(name: str, rule: str) -> None:
 @pytest.mark.parametrize("scale", ["e8m0", "e4m3", "fp32"])
 def test_column_blocks_equal_row_blocks_of_the_transpose(element: str, scale: str) -> None:
     x = normal(64, 48)
-    along = kernel(np.ascontiguousarray(x.T), recipe_of(f"{element}:{scale}:4x32"))
-    down = kernel(x, recipe_of(f"{element}:{scale}:32x4"))
+    along = kernel(np.ascontiguousarray(x.T), scheme_of(f"{element}:{scale}:4x32"))
+    down = kernel(x, scheme_of(f"{element}:{scale}:32x4"))
     np.testing.assert_array_equal(down.scales, along.scales.T)
     np.testing.assert_array_equal(cpu.unpack(down), cpu.unpack(along).T)
 
@@ -145,24 +145,24 @@ THREADED = [
 @pytest.mark.parametrize(("name", "rule", "columns"), THREADED)
 def test_results_are_independent_of_the_thread_count(name: str, rule: str, columns: int) -> None:
     for x in (large(columns), np.nan_to_num(large(columns), nan=0, posinf=1, neginf=-1)):
-        recipe = recipe_of(name, rule)
-        one = kernel(x, recipe, per_block=True, threads=1)
+        scheme = scheme_of(name, rule)
+        one = kernel(x, scheme, per_block=True, threads=1)
         values = cpu.dequantize(one, threads=1)
         for threads in (2, 3, 8):
-            assert_identical(kernel(x, recipe, per_block=True, threads=threads), one)
+            assert_identical(kernel(x, scheme, per_block=True, threads=threads), one)
         assert cpu.dequantize(one, threads=3).tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize(("name", "rule"), NAMED)
 def test_only_statistics_or_only_codes(name: str, rule: str) -> None:
-    x, recipe = nonfinite(9, 96), recipe_of(name, rule)
-    whole = kernel(x, recipe)
-    bare, measured_only = kernel(x, recipe, stats=False), kernel(x, recipe, codes=False)
+    x, scheme = nonfinite(9, 96), scheme_of(name, rule)
+    whole = kernel(x, scheme)
+    bare, measured_only = kernel(x, scheme, stats=False), kernel(x, scheme, codes=False)
     assert bare.stats is None
     assert bytes_of(bare) == bytes_of(whole)
     assert measured_only.packed.size == measured_only.scales.size == 0
     assert_same_statistics(measured_only, whole)
-    assert_same_statistics(kernel(x, recipe, per_block=True), whole)
+    assert_same_statistics(kernel(x, scheme, per_block=True), whole)
 
 
 def test_amax_is_the_largest_finite_magnitude() -> None:
@@ -178,4 +178,4 @@ def test_amax_is_the_largest_finite_magnitude() -> None:
 
 
 def test_spelled_format_is_the_named_one() -> None:
-    assert kernel(normal(1, 32), recipe_of("e4m3:e8m0:1x32")).format is find_format("mxfp8")
+    assert kernel(normal(1, 32), scheme_of("e4m3:e8m0:1x32")).format is find_format("mxfp8")

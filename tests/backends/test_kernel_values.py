@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kernel_oracle import kernel, recipe_of, stats_of
+from kernel_oracle import kernel, scheme_of, stats_of
 
 from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
@@ -81,7 +81,7 @@ THRESHOLDS: dict[str, dict[str, tuple[int, int, int]]] = {
 
 def quantized(values: list[float], name: str, rule: str | None = None, **choices: str) -> Quantized:
     """Quantize one row."""
-    return kernel(np.array([values], np.float32), recipe_of(name, rule, **choices))
+    return kernel(np.array([values], np.float32), scheme_of(name, rule, **choices))
 
 
 def floats(bits: list[int]) -> F32:
@@ -107,7 +107,7 @@ def test_scales_below_at_and_above_every_threshold(element: str) -> None:
         for exponent in (-90, -1, 0, 1, 77):
             start = (127 + exponent) << 23
             amax = floats([start + max(fraction - 1, 0), start + fraction, start + fraction + 1])
-            scales = kernel(amax.reshape(3, 1), recipe_of(f"{element}:e8m0:1x32", rule)).scales[:, 0]
+            scales = kernel(amax.reshape(3, 1), scheme_of(f"{element}:e8m0:1x32", rule)).scales[:, 0]
             expected = [below, above, above]
             assert (scales.astype(int) - exponent).tolist() == expected, (rule, exponent)
 
@@ -117,7 +117,7 @@ def test_binary32_scales_hold_the_same_powers_of_two(element: str) -> None:
     for rule, (fraction, below, above) in THRESHOLDS[element].items():
         start = 127 << 23
         amax = floats([start + max(fraction - 1, 0), start + fraction])
-        scales = kernel(amax.reshape(2, 1), recipe_of(f"{element}:fp32:1x32", rule)).scales[:, 0]
+        scales = kernel(amax.reshape(2, 1), scheme_of(f"{element}:fp32:1x32", rule)).scales[:, 0]
         assert scales.tolist() == [2.0 ** (below - 127), 2.0 ** (above - 127)], rule
 
 
@@ -149,7 +149,7 @@ def test_floor_clips_957_to_896_and_rceil_clips_nothing() -> None:
 )
 def test_scales_at_the_ends_of_binary32(rule: str, scales: list[int]) -> None:
     amax = floats([0x00000001, 0x00800000, 0x007FFFFF, 0x7F7FFFFF]).reshape(4, 1)
-    assert kernel(amax, recipe_of("mxfp8_e4m3", rule)).scales[:, 0].tolist() == scales
+    assert kernel(amax, scheme_of("mxfp8_e4m3", rule)).scales[:, 0].tolist() == scales
 
 
 @pytest.mark.parametrize("rule", POWER_OF_TWO_SCALE_RULES)
@@ -220,7 +220,7 @@ def test_codes_round_trip(name: str) -> None:
     produced = np.abs(values) <= element.max
     for rounding in ELEMENT_ROUNDINGS:
         x = np.stack([values[produced], np.full(produced.sum(), element.max, np.float32)], axis=1)
-        q = kernel(x, recipe_of(f"{name}:e8m0:1x32", "floor", rounding=rounding))
+        q = kernel(x, scheme_of(f"{name}:e8m0:1x32", "floor", rounding=rounding))
         assert (q.scales == 127).all()
         np.testing.assert_array_equal(cpu.unpack(q)[:, 0], codes[produced])
         np.testing.assert_array_equal(cpu.dequantize(q)[:, 0], values[produced])
@@ -246,7 +246,7 @@ def test_codes_round_trip(name: str) -> None:
 def test_elements_are_rounded_to_even_and_saturate(name: str, values: list[float], codes: list[int]) -> None:
     """In E4M3, 464 is halfway to 480, and values above it saturate instead of becoming NaN. The scale is 1."""
     x = np.array([[value, ELEMENTS[name].max] for value in values], np.float32)
-    q = kernel(x, recipe_of(f"{name}:e8m0:1x32", "floor"))
+    q = kernel(x, scheme_of(f"{name}:e8m0:1x32", "floor"))
     assert (q.scales == 127).all()
     assert cpu.unpack(q)[:, 0].tolist() == codes
 
@@ -288,7 +288,7 @@ def every_rule() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "rule"), every_rule())
 def test_a_zero_tensor_has_finite_scales_and_no_error(name: str, rule: str) -> None:
-    q = kernel(np.zeros((16, 32), np.float32), recipe_of(name, rule))
+    q = kernel(np.zeros((16, 32), np.float32), scheme_of(name, rule))
     assert not (cpu.unpack(q) & 0x7F).any()
     assert not cpu.dequantize(q).any()
     assert np.isfinite(q.scales).all()
@@ -306,7 +306,7 @@ ZERO_BLOCK = {"te": 0, "paper": 0, "vllm": 0, "torchao": 0x08, "modelopt": 0x38,
 def test_a_zero_block_among_others(rule: str) -> None:
     x = np.random.default_rng(0).standard_normal((2, 32)).astype(np.float32)
     x[0, 16:] = 0
-    q = kernel(x, recipe_of("nvfp4", rule))
+    q = kernel(x, scheme_of("nvfp4", rule))
     assert q.scales[0, 1] == ZERO_BLOCK[rule]
     assert not cpu.unpack(q)[0, 16:].any()
     assert not cpu.dequantize(q)[0, 16:].any()
@@ -318,9 +318,9 @@ def test_a_zero_block_among_others(rule: str) -> None:
 )
 def test_nan_affects_only_its_block(name: str, scale: int) -> None:
     x = np.random.default_rng(0).standard_normal((2, 96)).astype(np.float32)
-    clean = kernel(x, recipe_of(name))
+    clean = kernel(x, scheme_of(name))
     x[1, 40] = np.nan
-    q = kernel(x, recipe_of(name), tensor_amax=stats_of(clean).amax)
+    q = kernel(x, scheme_of(name), tensor_amax=stats_of(clean).amax)
     columns = q.format.block[1] or 1
     hit = 40 // columns
     assert np.argwhere(q.scales == scale).tolist() == [[1, hit]]
@@ -365,10 +365,10 @@ def test_vllm_tensors_below_2688_over_flt_max() -> None:
 def test_elements_are_divided_by_the_rounded_scale() -> None:
     """128x128 blocks with power-of-two FP32 scales: half an ulp of E4M3 is at most 2^-4 of a normal element."""
     x = np.random.default_rng(0).uniform(1, 7, (128, 256)).astype(np.float32)
-    q = kernel(x, recipe_of("fp8_e4m3_128x128", "ue8m0"))
+    q = kernel(x, scheme_of("fp8_e4m3_128x128", "ue8m0"))
     assert (np.frexp(q.scales)[0] == 0.5).all()
     assert (q.scales != x.max() / 448).all()
     error = np.abs(cpu.dequantize(q) - x) / x
     assert error.max() <= 2.0**-4
-    exact = kernel(x, recipe_of("fp8_e4m3_128x128", "amax"))
+    exact = kernel(x, scheme_of("fp8_e4m3_128x128", "amax"))
     assert stats_of(q).noise < 2 * stats_of(exact).noise

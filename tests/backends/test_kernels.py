@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from compiled_kernels import EXAMPLES, codes, compile_all, kernels_for, reductions, remarks
-from kernel_oracle import recipe_of
+from kernel_oracle import scheme_of
 from slow_cases import slow_except
 
 from mxcli.backends import nvrtc
@@ -41,7 +41,7 @@ def test_architectures(capability: tuple[int, int], architecture: str, conversio
 
 def test_schemes_are_constants() -> None:
     """MXFP4: E2M1 up to 6, E8M0, nearest even, blocks of 1x32, 4 bits stored, the exponent of the ratio, rounded up."""
-    assert literal(kernel_scheme(recipe_of("mxfp4", "rceil"))) == (
+    assert literal(kernel_scheme(scheme_of("mxfp4", "rceil"))) == (
         "{{4, 1, 0, 2, 0, 0, 0x1.8000000000000p+2f}, {8, 0, -127, 127, 255, 0, 0x1.0000000000000p+127f}, "
         "{0x1.0000000000000p-1f, 1, 0, 0}, 0, 8, 1, 32, 4, 1, 0u, {0, 0, 0, 0}, 0, -127, -127, 0, 0, 0, 0, "
         "0x0.0p+0f, 0x0.0p+0f, 0, 0, 0, 0, 0, 0}"
@@ -60,7 +60,7 @@ def test_text_and_definitions_of_a_kernel() -> None:
         "MX_SOURCE": "1",
         "MX_SWIZZLED": "0",
         "MX_WIDTH": "32",
-        "MX_SCHEME": "MxScheme" + literal(kernel_scheme(recipe_of("mxfp4", "rceil"))),
+        "MX_SCHEME": "MxScheme" + literal(kernel_scheme(scheme_of("mxfp4", "rceil"))),
     }
     (amax, _) = reductions("BF16")
     assert dict(Compiler((9, 0)).text(amax)[2]) == {"MX_SOURCE": "1"}
@@ -138,7 +138,7 @@ def test_other_roundings_are_converted_in_software() -> None:
     """Hardware only rounds to nearest even."""
     half_away = Kernel(
         *("quantize_rows.cu", "mx_quantize_rows", codes("mxfp8", None, (9, 0)).definitions),
-        bytes(kernel_scheme(recipe_of("mxfp8", rounding="half-away"))),
+        bytes(kernel_scheme(scheme_of("mxfp8", rounding="half-away"))),
     )
     assert "cvt.rn.satfinite.e4m3x2" not in ptx(half_away, (9, 0))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_oracle import CHANNELS, SPELLED, recipe_of
+from kernel_oracle import CHANNELS, SPELLED, scheme_of
 from kernel_samples import normal
 
 from mxcli.backends import cpu
@@ -123,12 +123,12 @@ TRYING = {
 
 @pytest.mark.parametrize("name", QUANTIZING)
 def test_codes_and_scales_of_a_matrix(name: str) -> None:
-    assert described(codes_and_scales(KernelJob((4096, 4096), "BF16", recipe_of(name)))) == QUANTIZING[name]
+    assert described(codes_and_scales(KernelJob((4096, 4096), "BF16", scheme_of(name)))) == QUANTIZING[name]
 
 
 @pytest.mark.parametrize("name", TRYING)
 def test_codes_and_scales_by_rule_best(name: str) -> None:
-    assert described(codes_and_scales(KernelJob((4096, 4096), "BF16", recipe_of(name, "best")))) == TRYING[name]
+    assert described(codes_and_scales(KernelJob((4096, 4096), "BF16", scheme_of(name, "best")))) == TRYING[name]
 
 
 @pytest.mark.parametrize("name", QUANTIZING)
@@ -138,11 +138,11 @@ def test_statistics_of_a_matrix(name: str) -> None:
     wanted: tuple[Any, ...] = ("measure_rows.cu", "measure_rows", {"MX_WIDTH": width}, 256, 256)
     if in_blocks or name in ("fp8_e4m3", "fp8_e5m2"):
         wanted = ("measure_blocks.cu", "measure_blocks" if in_blocks else "measure_parts", {}, 256, 256)
-    assert described(statistics(KernelJob((4096, 4096), "BF16", recipe_of(name)))) == wanted
+    assert described(statistics(KernelJob((4096, 4096), "BF16", scheme_of(name)))) == wanted
 
 
 def test_dequantization_and_reductions_of_a_matrix() -> None:
-    job = KernelJob((4096, 4096), "BF16", recipe_of("mxfp8"))
+    job = KernelJob((4096, 4096), "BF16", scheme_of("mxfp8"))
     values = job.dequantize(everything(job), Addresses(at(1), codes=at(3), scales=at(4)), 1.0, 0.5)
     assert described(values) == ("dequantize.cu", "dequantize", {}, 8192, 256)
     assert described(job.worst(at(1), 524_288, at(2), at(3))) == ("reduce.cu", "worst", {}, 128, 256)
@@ -163,7 +163,7 @@ def test_dequantization_and_reductions_of_a_matrix() -> None:
 )
 def test_threads_for_block_shapes(name: str, shape: tuple[int, int], held: int, grid: int, threads: int) -> None:
     wanted = ("quantize_blocks.cu", "quantize_blocks", {"MX_HELD": held}, grid, threads)
-    assert described(codes_and_scales(KernelJob(shape, "F32", recipe_of(name)))) == wanted
+    assert described(codes_and_scales(KernelJob(shape, "F32", scheme_of(name)))) == wanted
 
 
 # --- Pieces ------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ SHAPES = [(), (45,), (3, 31), (5, 70), (2, 17, 40), (300, 551), (3, 130, 200), (
 def test_pieces_cover_the_tensor(name: str) -> None:
     """No gaps or overlaps in rows, blocks and chunks; pieces start at chunks and stay within the limit or one chunk."""
     for shape in SHAPES:
-        job = KernelJob(shape, "F32", recipe_of(name))
+        job = KernelJob(shape, "F32", scheme_of(name))
         cut = cpu.cut(shape, job.scheme)
         for most in (1, 10_000, 1 << 20, 1 << 40):
             pieces = list(job.pieces(most))
@@ -197,7 +197,7 @@ def test_pieces_cover_the_tensor(name: str) -> None:
 def test_chunks_cover_the_blocks(name: str) -> None:
     """The blocks of chunks, computed as in `mx_chunk`, are all blocks once."""
     for shape in SHAPES:
-        job = KernelJob(shape, "F32", recipe_of(name))
+        job = KernelJob(shape, "F32", scheme_of(name))
         if job.whole:
             continue
         launch = statistics(job)
@@ -226,12 +226,12 @@ def test_chunks_cover_the_blocks(name: str) -> None:
     ],
 )
 def test_chunks_of_row_blocks(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    assert statistics(KernelJob(shape, "F32", recipe_of(name))).arguments[3:9] == wanted
+    assert statistics(KernelJob(shape, "F32", scheme_of(name))).arguments[3:9] == wanted
 
 
 def test_rule_best_needs_the_whole_tensor() -> None:
-    assert len(list(KernelJob((4096, 4096), "F32", recipe_of("fp8_e4m3")).pieces(1 << 20))) == 64
-    assert len(list(KernelJob((4096, 4096), "F32", recipe_of("fp8_e4m3", "best")).pieces(1 << 20))) == 1
+    assert len(list(KernelJob((4096, 4096), "F32", scheme_of("fp8_e4m3")).pieces(1 << 20))) == 64
+    assert len(list(KernelJob((4096, 4096), "F32", scheme_of("fp8_e4m3", "best")).pieces(1 << 20))) == 1
 
 
 # --- Arguments ---------------------------------------------------------------------------------------------
@@ -244,8 +244,8 @@ KEY = 5 | 3 << 32
 def recorded(name: str, **options: Any) -> list[Launch]:
     """Return the launches for three rows of 70,003 binary32 elements, one row per piece."""
     device = Recorder()
-    recipe = recipe_of(name, rounding="stochastic", seed=5)
-    Cuda(device, piece_bytes=1).quantize(normal(3, 70_003), "F32", recipe, stream=3, **options)
+    scheme = scheme_of(name, rounding="stochastic", seed=5)
+    Cuda(device, piece_bytes=1).quantize(normal(3, 70_003), "F32", scheme, stream=3, **options)
     return device.launches
 
 
@@ -306,11 +306,11 @@ def test_arguments_for_amax() -> None:
 def test_a_scheme_is_compiled_once() -> None:
     """Shape and tensor scale do not change the kernel; format, type and rule do."""
     for name in ("mxfp8", "nvfp4", "fp8_e4m3", "fp8_e4m3_1x128"):
-        jobs = [KernelJob(shape, "F32", recipe_of(name)) for shape in ((5, 70), (300, 551), (4096, 4096))]
+        jobs = [KernelJob(shape, "F32", scheme_of(name)) for shape in ((5, 70), (300, 551), (4096, 4096))]
         for kernels in ({codes_and_scales(job).kernel for job in jobs}, {statistics(job).kernel for job in jobs}):
             assert len(kernels) == 1
     kernels = {
-        codes_and_scales(KernelJob((5, 70), dtype, recipe_of(name, rule))).kernel
+        codes_and_scales(KernelJob((5, 70), dtype, scheme_of(name, rule))).kernel
         for name in ("mxfp8", "mxfp4")
         for dtype in ("F32", "BF16")
         for rule in ("floor", "rceil")
@@ -334,9 +334,9 @@ HUGE = [(1 << 17, 1 << 16), (3, 1 << 31), (2, (1 << 31) + 3), ((1 << 31) + 5, 3)
 def test_grids_of_huge_tensors(name: str, shape: tuple[int, ...]) -> None:
     """Grids of a piece, and of the whole tensor where kernels loop over the rest."""
     for rule in (None, "best"):
-        if rule and rule not in scale_rules(recipe_of(name).format):
+        if rule and rule not in scale_rules(scheme_of(name).format):
             continue
-        job = KernelJob(shape, "BF16", recipe_of(name, rule))
+        job = KernelJob(shape, "BF16", scheme_of(name, rule))
         pieces = list(job.pieces(PIECE_BYTES)) if job.cut.units < 10_000 * job.cut.per_chunk else []
         for piece in (pieces[:1] + pieces[-1:]) or [next(job.pieces(PIECE_BYTES))]:
             assert 1 <= codes_and_scales(job, piece).grid <= MOST_BLOCKS
@@ -349,7 +349,7 @@ def test_grids_of_huge_tensors(name: str, shape: tuple[int, ...]) -> None:
 
 def test_offsets_of_huge_tensors() -> None:
     """The last piece of 2^33 bfloat16 elements starts at row 130,560 of 2^17 bytes: byte 17,112,760,320."""
-    job = KernelJob((1 << 17, 1 << 16), "BF16", recipe_of("mxfp4"))
+    job = KernelJob((1 << 17, 1 << 16), "BF16", scheme_of("mxfp4"))
     *_, piece = job.pieces(64 << 20)
     assert (piece.rows, piece.blocks) == ((130_560, 131_072), (267_386_880, 268_435_456))
     places = Addresses(at(9) - 130_560 * 131_072, at(2), at(3) - 130_560 * 32_768, at(4) - 267_386_880)
@@ -363,7 +363,7 @@ def test_offsets_of_huge_tensors() -> None:
 
 def test_more_blocks_than_a_launch() -> None:
     """A row of tiny blocks: thread blocks loop."""
-    job = KernelJob((2, 2**33), "BF16", recipe_of("e4m3:fp32:2x1"))
+    job = KernelJob((2, 2**33), "BF16", scheme_of("e4m3:fp32:2x1"))
     piece = next(job.pieces(PIECE_BYTES))
     launch = job.quantize(piece, Addresses(*[1 << 40] * 9), conversions=0)
     assert (piece.blocks, launch.grid) == ((0, 2**33), 2**31 - 1)

@@ -64,7 +64,7 @@ CASES = [
 def test_bytes_equal_the_producers(case: Case) -> None:
     theirs = load_file(FILES / case.file / "model.safetensors")
     weights = load_file(FILES / f"{case.source}.safetensors")
-    recipe = resolve(case.format, Rules(dialect=case.dialect, scale_rounding=case.scale_rounding))
+    scheme = resolve(case.format, Rules(dialect=case.dialect, scale_rounding=case.scale_rounding))
     compared = 0
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
@@ -72,9 +72,9 @@ def test_bytes_equal_the_producers(case: Case) -> None:
         scale_name = scale_name if case.codes != PLAIN else f"{module}.weight_scale"
         if module + case.codes not in theirs or scale_name not in theirs:
             continue
-        ours = cpu.quantize(weight.view(torch.uint16).numpy(), "BF16", recipe)
+        ours = cpu.quantize(weight.view(torch.uint16).numpy(), "BF16", scheme)
         codes = _bytes(theirs[module + case.codes])
-        unpacked = codes.size == weight.numel() and recipe.format.element.bits < 8
+        unpacked = codes.size == weight.numel() and scheme.format.element.bits < 8
         assert np.array_equal(codes, (cpu.unpack(ours) if unpacked else ours.packed).reshape(-1)), name
         scales = theirs[scale_name]
         scales = scales.float() if scales.dtype == torch.bfloat16 else scales
@@ -89,10 +89,10 @@ def test_bytes_equal_the_producers(case: Case) -> None:
 def test_gguf_bytes() -> None:
     """GGUF's MXFP4 layout: per 32 values a scale byte, then 16 bytes with elements j and j + 16 as nibbles."""
     theirs, weights = load_file(FILES / "gguf-mxfp4" / "model.safetensors"), load_file(FILES / "toy.safetensors")
-    recipe = resolve("mxfp4", Rules(dialect="gguf"))
+    scheme = resolve("mxfp4", Rules(dialect="gguf"))
     for name in ("fc1.weight", "fc2.weight"):
         rows = theirs[name].numpy().reshape(-1, 17)
-        ours = cpu.quantize(weights[name].view(torch.uint16).numpy(), "BF16", recipe)
+        ours = cpu.quantize(weights[name].view(torch.uint16).numpy(), "BF16", scheme)
         codes = cpu.unpack(ours).reshape(-1, 32)
         assert np.array_equal(rows[:, 0], ours.scales.reshape(-1))
         assert np.array_equal(rows[:, 1:], codes[:, :16] | codes[:, 16:] << 4)

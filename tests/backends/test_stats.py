@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from kernel_oracle import CHANNELS, SPELLED, Array, expected, format_rules, kernel, recipe_of, statistics, stats_of
+from kernel_oracle import CHANNELS, SPELLED, Array, expected, format_rules, kernel, scheme_of, statistics, stats_of
 from kernel_samples import SAMPLES, log_uniform, nonfinite, normal
 
 from mxcli.backends import cpu
@@ -51,10 +51,10 @@ TENSORS: dict[str, Array] = {
 @functools.cache
 def case(name: str, rule: str | None, tensor: str) -> tuple[Array, Quantized, oracle.OracleResult, dict[str, Any]]:
     """Return a tensor, the kernel's result, the oracle's result and the oracle's statistics."""
-    x, recipe = TENSORS[tensor], recipe_of(name, rule)
-    result = expected(x, recipe)
+    x, scheme = TENSORS[tensor], scheme_of(name, rule)
+    result = expected(x, scheme)
     with np.errstate(all="ignore"):
-        return x, kernel(x, recipe, per_block=True), result, statistics(x, recipe, result)
+        return x, kernel(x, scheme, per_block=True), result, statistics(x, scheme, result)
 
 
 def metrics_of(q: Quantized) -> dict[str, Any]:
@@ -75,9 +75,9 @@ CASES = [
 ]
 
 
-def of_blocks(x: Array, result: oracle.OracleResult, recipe: Scheme) -> tuple[Array, Array, Array]:
+def of_blocks(x: Array, result: oracle.OracleResult, scheme: Scheme) -> tuple[Array, Array, Array]:
     """Return x, scaled elements and codes as [blocks, elements of a block], padded with zeros."""
-    flat = recipe.format.block == (None, None)
+    flat = scheme.format.block == (None, None)
     grids = []
     for values in (x.astype(np.float64), result.arguments, result.codes):
         matrix = values.reshape(1, -1) if flat else oracle._matrix(values)
@@ -250,7 +250,7 @@ def test_block_histograms_equal_the_oracles(name: str, rule: str | None) -> None
 @pytest.mark.parametrize("name", [*FORMATS, *SPELLED])
 def test_worst_blocks_have_the_most_noise(name: str) -> None:
     x = normal(40, 160) * log_uniform(-3, 3, 40, 1)
-    q = kernel(x, recipe_of(name), per_block=True)
+    q = kernel(x, scheme_of(name), per_block=True)
     assert q.per_block is not None
     noise = q.per_block.noise.ravel()
     order = np.lexsort((np.arange(noise.size), -noise))[:WORST_BLOCKS]
@@ -259,20 +259,20 @@ def test_worst_blocks_have_the_most_noise(name: str) -> None:
 
 def test_worst_blocks_of_equal_noise_are_in_order() -> None:
     x = np.tile(normal(1, 32), (100, 1))
-    stats = stats_of(kernel(x, recipe_of("mxfp4"), threads=2))
+    stats = stats_of(kernel(x, scheme_of("mxfp4"), threads=2))
     assert [block for _, block in stats.worst] == list(range(WORST_BLOCKS))
 
 
 @pytest.mark.parametrize(("name", "rule"), format_rules(tuple(FORMATS)))
 def test_statistics_of_parts_add_up(name: str, rule: str) -> None:
-    recipe = recipe_of(name, rule)
-    rows, _ = recipe.format.block
+    scheme = scheme_of(name, rule)
+    rows, _ = scheme.format.block
     if rows is None:
         return
     x = np.concatenate([normal(2 * rows, 96), nonfinite(max(rows, 7), 96), SAMPLES["wide range"].repeat(2, 1)[:, :96]])
     amax = float(np.abs(x[np.isfinite(x)]).max())
-    whole = stats_of(kernel(x, recipe, tensor_amax=amax))
-    parts = [stats_of(kernel(part, recipe, tensor_amax=amax)) for part in (x[: 2 * rows], x[2 * rows :])]
+    whole = stats_of(kernel(x, scheme, tensor_amax=amax))
+    parts = [stats_of(kernel(part, scheme, tensor_amax=amax)) for part in (x[: 2 * rows], x[2 * rows :])]
     total = parts[0] + parts[1]
     for field in fields(Stats):
         if field.name in ("worst", "first_nonfinite"):
@@ -291,7 +291,7 @@ def test_statistics_of_parts_add_up(name: str, rule: str) -> None:
 def test_an_exact_tensor_has_no_noise(name: str) -> None:
     x = np.exp2(np.random.default_rng(0).integers(-1, 2, (4, 64))).astype(np.float32)
     x[:, 0], x[:, 1::5] = 1, 0
-    q = kernel(x, recipe_of(name, "rceil" if not name.startswith("nvfp4") else None))
+    q = kernel(x, scheme_of(name, "rceil" if not name.startswith("nvfp4") else None))
     stats = stats_of(q)
     if name.startswith("nvfp4"):
         assert stats.noise <= SUM * stats.signal
@@ -310,8 +310,8 @@ def test_statistics_scale_with_the_tensor(shift: int) -> None:
     """Sums are exact multiples, ratios are equal, for tensors from 1e-30 to 1e+28."""
     x = normal(20, 96)
     for name in ("mxfp8_e4m3", "mxfp4_e2m1", "fp8_e4m3_channel"):
-        recipe = recipe_of(name, "rceil")
-        base, moved = (stats_of(kernel(y, recipe)) for y in (x, np.ldexp(x, shift).astype(np.float32)))
+        scheme = scheme_of(name, "rceil")
+        base, moved = (stats_of(kernel(y, scheme)) for y in (x, np.ldexp(x, shift).astype(np.float32)))
         for key in ("signal", "noise", "cross"):
             assert getattr(moved, key) == math.ldexp(getattr(base, key), 2 * shift), key
         for key in ("error", "amax", "max_abs_error"):
@@ -324,7 +324,7 @@ def test_nan_blocks_are_only_counted() -> None:
     """Their finite elements add no signal, no error and no relative error of 1."""
     x = np.ones((1, 64), np.float32)
     x[0, 0], x[0, 32:], x[0, 40] = np.nan, 3.0, 3.1
-    q = kernel(x, recipe_of("mxfp8_e4m3"))
+    q = kernel(x, scheme_of("mxfp8_e4m3"))
     stats = stats_of(q)
     assert (stats.nan_blocks, stats.measured, stats.underflowed, stats.saturated) == (1, 32, 0, 0)
     assert stats.max_rel_error == pytest.approx(0.1 / 3.1, rel=1e-6)
@@ -335,7 +335,7 @@ def test_finite_elements_of_an_infinite_block_are_measured() -> None:
     """They underflow under the scale of an infinity: the noise equals the signal."""
     x = np.full((1, 32), 2.0, np.float32)
     x[0, 7] = -np.inf
-    q = kernel(x, recipe_of("mxfp8_e4m3"), per_block=True)
+    q = kernel(x, scheme_of("mxfp8_e4m3"), per_block=True)
     stats = stats_of(q)
     assert (stats.infinite, stats.measured, stats.underflowed, stats.nan_blocks) == (1, 31, 31, 0)
     assert (stats.signal, stats.noise, stats.cross, stats.error) == (124, 124, -124, -62)
@@ -347,9 +347,9 @@ def test_finite_elements_of_an_infinite_block_are_measured() -> None:
 
 def test_infinite_blocks_do_not_affect_other_blocks() -> None:
     x = normal(1, 64)
-    alone = stats_of(kernel(x[:, 32:], recipe_of("mxfp4_e2m1")))
+    alone = stats_of(kernel(x[:, 32:], scheme_of("mxfp4_e2m1")))
     x[0, :32] = np.inf
-    both = stats_of(kernel(x, recipe_of("mxfp4_e2m1")))
+    both = stats_of(kernel(x, scheme_of("mxfp4_e2m1")))
     for key in ("signal", "noise", "cross", "error", "max_abs_error", "max_rel_error", "measured"):
         assert getattr(both, key) == pytest.approx(getattr(alone, key), rel=SUM), key
 
@@ -357,7 +357,7 @@ def test_infinite_blocks_do_not_affect_other_blocks() -> None:
 def test_flushed_blocks_count_as_underflow() -> None:
     """microxcaling zeroes elements that were nonzero."""
     x = np.full((1, 32), 1e-39, np.float32)
-    q = kernel(x, recipe_of("mxfp8_e4m3", dialect="microxcaling"))
+    q = kernel(x, scheme_of("mxfp8_e4m3", dialect="microxcaling"))
     stats = stats_of(q)
     assert (stats.underflowed, stats.amax, stats.zero_blocks) == (32, float(np.float32(1e-39)), 0)
     assert stats.noise == stats.signal == pytest.approx(32 * 1e-78, rel=1e-4)
@@ -365,7 +365,7 @@ def test_flushed_blocks_count_as_underflow() -> None:
 
 def test_overflowing_dequantization_has_infinite_error() -> None:
     x = np.full((1, 32), np.finfo(np.float32).max)
-    q = kernel(x, recipe_of("mxfp4_e2m1", "rceil"))
+    q = kernel(x, scheme_of("mxfp4_e2m1", "rceil"))
     stats = stats_of(q)
     assert (stats.noise, stats.max_abs_error, stats.min_block_sqnr) == (math.inf, math.inf, 0)
     assert math.isfinite(stats.signal)
@@ -375,15 +375,15 @@ def test_scale_underflow_and_element_underflow() -> None:
     """The second block's scale is 0 in E4M3; the third block's is not, but its 1e-4 is far below its 1."""
     x = np.ones((1, 48), np.float32)
     x[0, 16:32], x[0, 33:] = 1e-7, 1e-4
-    stats = stats_of(kernel(x, recipe_of("nvfp4")))
+    stats = stats_of(kernel(x, scheme_of("nvfp4")))
     assert (stats.scale_underflowed_blocks, stats.underflowed, stats.saturated) == (1, 15, 16)
     for rule, lost in (("ct", 0), ("torchao", 0), ("paper", 1), ("vllm", 1)):
-        stats = stats_of(kernel(x, recipe_of("nvfp4", rule)))
+        stats = stats_of(kernel(x, scheme_of("nvfp4", rule)))
         assert stats.scale_underflowed_blocks == lost, rule
 
 
 def test_binary32_scale_underflow_is_counted_before_its_replacement() -> None:
-    stats = stats_of(kernel(np.full((1, 32), 1e-45, np.float32), recipe_of("e4m3:fp32:1x32")))
+    stats = stats_of(kernel(np.full((1, 32), 1e-45, np.float32), scheme_of("e4m3:fp32:1x32")))
     assert (stats.scale_underflowed_blocks, stats.underflowed, stats.zero_blocks) == (1, 32, 0)
 
 
@@ -391,8 +391,8 @@ def test_outlier_blocks_in_the_quantiles() -> None:
     """A block in a hundred has an outlier: it sets p0 and p1, the others set p50."""
     x = normal(100, 64)
     x[::50, 3] = 1e4
-    q = kernel(x, recipe_of("mxfp4"))
-    metrics, clean = metrics_of(q), kernel(normal(100, 64), recipe_of("mxfp4"))
+    q = kernel(x, scheme_of("mxfp4"))
+    metrics, clean = metrics_of(q), kernel(normal(100, 64), scheme_of("mxfp4"))
     assert metrics["block_dynamic_range"]["p99"] > 12
     assert metrics["block_sqnr_db"]["p0"] > 0
     p50 = metrics_of(clean)["block_sqnr_db"]["p50"]
@@ -405,7 +405,7 @@ def test_relative_errors_of_subnormal_tensors() -> None:
     for name in ("fp8_e4m3", "fp8_e4m3_channel", "mxfp8_e5m2", "e7m0:e8m0:1x32"):
         for seed in range(60):
             x = normal(8, 64, seed=seed) * np.float32(10.0 ** -(38 + seed % 7))
-            q = kernel(x, recipe_of(name))
+            q = kernel(x, scheme_of(name))
             with np.errstate(all="ignore"):
                 errors = np.abs(cpu.dequantize(q) - x) / np.abs(x)
             assert stats_of(q).max_rel_error == np.nanmax(errors), (name, seed)

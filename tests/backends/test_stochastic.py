@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import oracle
 import pytest
-from kernel_oracle import assert_equals_oracle, kernel, recipe_of, stats_of
+from kernel_oracle import assert_equals_oracle, kernel, scheme_of, stats_of
 from kernel_samples import normal
 
 from mxcli.backends import cpu
@@ -42,13 +42,13 @@ def test_oracles_generator_is_philox(counter: tuple[int, ...], key: tuple[int, i
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "fp8_e4m3_128x128", "int8:e8m0:1x32", "e4m3:e8m0:1x7"])
 def test_kernel_draws_equal_the_oracles(name: str) -> None:
     for shape in ((3, 70), (2, 5, 513), (1, 3)):
-        assert_equals_oracle(normal(*shape), recipe_of(name, rounding="stochastic", seed=2**32 - 1))
+        assert_equals_oracle(normal(*shape), scheme_of(name, rounding="stochastic", seed=2**32 - 1))
 
 
 def test_largest_code_of_a_block_is_the_drawn_one() -> None:
     """Under a scale of 1, 4.5 and 4.4 may both become 6 or 4: the count follows the codes, not the amax."""
     x = np.tile(np.array([[4.5, 4.4] + [0.0] * 30], np.float32), (400, 1))
-    q = kernel(x, recipe_of("mxfp4", "floor", rounding="stochastic"))
+    q = kernel(x, scheme_of("mxfp4", "floor", rounding="stochastic"))
     top = cpu.unpack(q).max(1)
     assert set(top) == {6, 7}
     assert dict(stats_of(q).block_code_bins.counted) == {6: (top == 6).sum(), 7: (top == 7).sum()}
@@ -57,8 +57,8 @@ def test_largest_code_of_a_block_is_the_drawn_one() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_scales_and_representable_values_are_not_random(name: str) -> None:
     x = normal(40, 256)
-    nearest = kernel(x, recipe_of(name))
-    drawn = [kernel(x, recipe_of(name, rounding="stochastic", seed=seed)) for seed in range(3)]
+    nearest = kernel(x, scheme_of(name))
+    drawn = [kernel(x, scheme_of(name, rounding="stochastic", seed=seed)) for seed in range(3)]
     assert len({q.packed.tobytes() for q in drawn}) == 3
     values = cpu.dequantize(nearest)
     for q in drawn:
@@ -69,21 +69,21 @@ def test_scales_and_representable_values_are_not_random(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "fp8_e4m3", "fp8_e4m3_128x128"])
 def test_draws_are_independent_of_threads_and_chunks(name: str) -> None:
-    recipe = recipe_of(name, rounding="stochastic", seed=11)
+    scheme = scheme_of(name, rounding="stochastic", seed=11)
     x = normal(300, 1000)
-    one = kernel(x, recipe, threads=1, stream=5)
+    one = kernel(x, scheme, threads=1, stream=5)
     for threads in (2, 3, 7):
-        other = kernel(x, recipe, threads=threads, stream=5)
+        other = kernel(x, scheme, threads=threads, stream=5)
         assert other.packed.tobytes() == one.packed.tobytes()
         assert other.stats == one.stats
     if name == "mxfp8":  # the first rows alone: the same element indices
-        assert kernel(x[:7], recipe, stream=5).packed.tobytes() == one.packed[:7].tobytes()
+        assert kernel(x[:7], scheme, stream=5).packed.tobytes() == one.packed[:7].tobytes()
 
 
 def drawn(seed: int, stream: int) -> np.ndarray:
     """Return 1 (rounded up) or -1 for each of COUNT elements halfway between two codes."""
-    recipe = recipe_of("e2m1:fp32:tensor", rounding="stochastic", seed=seed)
-    q = cpu.quantize(np.full((1, COUNT), 2.5, np.float32), "F32", recipe, tensor_amax=6.0, stream=stream)
+    scheme = scheme_of("e2m1:fp32:tensor", rounding="stochastic", seed=seed)
+    q = cpu.quantize(np.full((1, COUNT), 2.5, np.float32), "F32", scheme, tensor_amax=6.0, stream=stream)
     return np.where(cpu.dequantize(q)[0] > 2.5, 1.0, -1.0)
 
 
@@ -98,8 +98,8 @@ def test_neighbors_streams_and_seeds_are_uncorrelated() -> None:
 
 def test_draws_are_independent_of_the_sign() -> None:
     x = normal(30, 320)
-    recipe = recipe_of("nvfp4", rounding="stochastic", seed=4)
-    np.testing.assert_array_equal(cpu.dequantize(kernel(-x, recipe)), -cpu.dequantize(kernel(x, recipe)))
+    scheme = scheme_of("nvfp4", rounding="stochastic", seed=4)
+    np.testing.assert_array_equal(cpu.dequantize(kernel(-x, scheme)), -cpu.dequantize(kernel(x, scheme)))
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "mxfp8", "fp8_e4m3_1x128"])
@@ -109,16 +109,16 @@ def test_unbiased(name: str) -> None:
     largest = find_format(name).element.max
     x[:, ::16] = largest
     inside = x != largest
-    nearest = cpu.dequantize(kernel(x, recipe_of(name)))[inside].astype(np.float64) - x[inside]
-    chance = cpu.dequantize(kernel(x, recipe_of(name, rounding="stochastic")))[inside].astype(np.float64) - x[inside]
+    nearest = cpu.dequantize(kernel(x, scheme_of(name)))[inside].astype(np.float64) - x[inside]
+    chance = cpu.dequantize(kernel(x, scheme_of(name, rounding="stochastic")))[inside].astype(np.float64) - x[inside]
     step = 1.0 if "fp4" in name else 0.125
     assert nearest.mean() == pytest.approx(-step / 4, rel=1e-3)
     assert abs(chance.mean()) <= 4.5 * np.sqrt(3 / 16 / inside.sum()) * step + step * 2.0**-16
 
 
 def test_seeds_and_streams() -> None:
-    assert recipe_of("mxfp8", rounding="stochastic", seed=5).seed == 5
-    assert recipe_of("mxfp8", seed=5).seed == 0  # without effect: equivalent schemes are equal
+    assert scheme_of("mxfp8", rounding="stochastic", seed=5).seed == 5
+    assert scheme_of("mxfp8", seed=5).seed == 0  # without effect: equivalent schemes are equal
     for seed in (-1, 2**32):
         with pytest.raises(UsageError, match=f"--seed {seed}: a seed is an integer from 0 to 4294967295"):
             resolve("mxfp8", Rules(rounding="stochastic", seed=seed))

@@ -25,11 +25,11 @@ WAYS = {
 }
 
 
-def rate(x: np.ndarray, recipe: Scheme, *, stats: bool) -> float:
+def rate(x: np.ndarray, scheme: Scheme, *, stats: bool) -> float:
     seconds, made = [], None
     for _ in range(PASSES):
         start = time.perf_counter()
-        made = cpu.quantize(x, "BF16", recipe, stats=stats, threads=1, reuse=made)
+        made = cpu.quantize(x, "BF16", scheme, stats=stats, threads=1, reuse=made)
         seconds.append(time.perf_counter() - start)
     return x.size / statistics.median(seconds) / 1e9
 

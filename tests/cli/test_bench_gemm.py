@@ -22,7 +22,7 @@ def test_a_cpu_shows_errors_and_says_what_a_gpu_would_add(mxcli: Callable[..., A
     assert "MXFP8, MXFP4 and NVFP4 from 10.0" in err
 
 
-def test_a_product_that_only_a_gpu_has_is_refused_when_asked_for(mxcli: Callable[..., Any]) -> None:
+def test_a_product_that_only_a_gpu_has_is_refused_when_requested(mxcli: Callable[..., Any]) -> None:
     code, out, err = mxcli("bench", "gemm", "--kernel", "mxfp8,nvfp4")
     assert (code, out) == (6, "")
     assert "mxfp8: needs a GPU" in err

@@ -35,7 +35,7 @@ Mxcli = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tests run beside each other, and threads that wait for their turn cost more than they save."""
+    """Tests run in parallel, and threads that wait for their turn cost more than they save."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -114,7 +114,7 @@ def test_json_and_sampling(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
     assert len(shapes) == 16
 
 
-def test_gradients_do_not_depend_on_what_else_is_asked_for(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+def test_gradients_do_not_depend_on_what_else_is_requested(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
     """Neither on the rows that are kept nor on whether the gradients of weights are computed too."""
     mxcli(*words(tmp_path / "all", text))
     mxcli(*words(tmp_path / "some", text, "--learning-rate", "1e-3", "--sample-rows", "4", "--roles", "gradient"))
@@ -422,7 +422,7 @@ def test_a_resumed_run_counts_what_is_there(
     assert len(tree(tmp_path / "out")) == 4
 
 
-def test_more_rows_than_a_step_has_are_no_more(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+def test_more_rows_than_a_step_has_change_nothing(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
     asked = words(tmp_path / "out", text, "--roles", "activation", "--layers", "lm_head")
     assert mxcli(*asked, "--sample-rows", "1000000000000").code == 0
     assert len(load_file(tmp_path / "out" / "step-000000.safetensors")["lm_head.activation"]) == 16
@@ -464,7 +464,7 @@ def test_what_is_forced_is_replaced_at_the_end(
     assert tree(tmp_path / "out").items() >= tree(tmp_path / "whole").items()
 
 
-def test_steps_of_another_run_beyond_the_last_are_no_part_of_this(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+def test_steps_of_another_run_beyond_the_last_are_not_part_of_this(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
     few = ("--roles", "activation", "--layers", "lm_head")
     mxcli(*words(tmp_path / "out", text, *few, "--steps", "2", "--seed", "1"))
     (tmp_path / "out" / "step-000000.safetensors").unlink()
@@ -520,7 +520,7 @@ def test_configurations_that_transformers_fails_at(
     assert err.startswith(f"error: {folder}: {sentence}")
 
 
-def test_a_tokenizer_that_is_none(mxcli: Mxcli, tmp_path: Path, spelled: Path, text: Path) -> None:
+def test_an_invalid_tokenizer(mxcli: Mxcli, tmp_path: Path, spelled: Path, text: Path) -> None:
     (spelled / "tokenizer.json").write_text("{}")
     code, err = refusal(mxcli, "capture", spelled, "-o", tmp_path / "out", "--text", text)
     assert code == 3

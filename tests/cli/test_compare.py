@@ -49,7 +49,7 @@ def test_floor_saturates_957_and_rceil_does_not(mxcli: Callable[..., Any], tmp_p
     ]
 
 
-def test_captures_are_told_apart_by_role(mxcli: Callable[..., Any]) -> None:
+def test_captures_are_distinguished_by_role(mxcli: Callable[..., Any]) -> None:
     words = ("compare", CAPTURES, "--formats", "mxfp4,nvfp4", "--json")
     assert set(strict_json(mxcli(*words).out)["groups"]) == {"activation", "gradient"}
     by_layer = strict_json(mxcli(*words, "--by", "layer").out)["groups"]
@@ -58,7 +58,7 @@ def test_captures_are_told_apart_by_role(mxcli: Callable[..., Any]) -> None:
     assert "mlp.down_proj" in gradients
 
 
-def test_forms_go_to_files_beside_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+def test_forms_go_to_files_next_to_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     files = {form: tmp_path / f"r.{form}" for form in ("json", "jsonl", "csv")}
     table = mxcli(*WORDS).out
     options = [word for form, file in files.items() for word in (f"--{form}", str(file))]

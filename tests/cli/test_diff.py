@@ -42,7 +42,7 @@ def test_what_is_the_same_is_said_to_be(mxcli: Mxcli, folders: dict[str, Path]) 
     ]
 
 
-def test_differences_are_told_counted_and_explained(mxcli: Mxcli, folders: dict[str, Path]) -> None:
+def test_differences_are_listed_counted_and_explained(mxcli: Mxcli, folders: dict[str, Path]) -> None:
     a, b = folders["floor"], folders["ceil"]
     code, out, err = mxcli("diff", a, b, "--top", 1)
     assert code == 5
@@ -80,7 +80,7 @@ def test_json_and_csv_have_every_tensor(mxcli: Mxcli, folders: dict[str, Path], 
     assert rows[0].startswith("name,in_a,in_b,shape_a,shape_b,differs,elements,blocks,codes,codes_percent")
 
 
-def test_one_tensor_can_be_asked_for(mxcli: Mxcli, folders: dict[str, Path]) -> None:
+def test_one_tensor_can_be_requested(mxcli: Mxcli, folders: dict[str, Path]) -> None:
     words = ("diff", folders["floor"], folders["ceil"], "--tensor", "*.layers.0.mlp.up_proj")
     code, out, _ = mxcli(*words, "--json")
     assert code == 5
@@ -96,7 +96,7 @@ def test_a_plain_side_is_compared_by_values(mxcli: Mxcli, folders: dict[str, Pat
     assert out.splitlines()[-1] == f"{SAMPLE} and {folders['floor']} differ in 28 of 39 tensors: format 28."
 
 
-def test_exit_codes_tell_what_went_wrong(mxcli: Mxcli, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_exit_codes_state_what_went_wrong(mxcli: Mxcli, folders: dict[str, Path], tmp_path: Path) -> None:
     assert mxcli("diff", folders["floor"]).code == 2
     assert mxcli("diff", folders["floor"], tmp_path / "nothing").code == 3
     assert mxcli("diff", folders["floor"], folders["ceil"], "--max-memory", "1M").code == 6

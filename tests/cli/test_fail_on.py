@@ -71,7 +71,7 @@ def test_a_metric_that_no_tensor_has(mxcli: Callable[..., Any], tmp_path: Path) 
     assert "under mxfp8" not in err
 
 
-def test_what_cannot_be_read_is_told_at_once(mxcli: Callable[..., Any]) -> None:
+def test_what_cannot_be_read_is_reported_at_once(mxcli: Callable[..., Any]) -> None:
     code, out, err = mxcli("report", "no-such-file", "--fail-on", "sqnr<1", "--fail-on", "saturated_percent>0.1%")
     assert (code, out) == (2, "")
     assert "2 problems" in err

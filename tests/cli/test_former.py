@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from mxcli.numerics.scheme import RuleOptions
+
 SAMPLE, CAPTURES = "samples/tiny-llama", "samples/tiny-llama-captures.safetensors"
 FEW = ("--include", "*layers.1.*.down_proj")
 NOTE = "note: report --{0} is now `mxcli {0}`; the old spelling goes away in the next release.\n"
@@ -59,6 +61,14 @@ def test_what_the_former_spelling_refused_stays_refused(
     code, out, err = mxcli("report", SAMPLE, *words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize("name", [name for name in RuleOptions.__annotations__ if name != "seed"])
+def test_training_refuses_every_rule_option(mxcli: Callable[..., Any], name: str) -> None:
+    option = {"dialect": "--as"}.get(name, f"--{name.replace('_', '-')}")
+    code, _, err = mxcli("report", SAMPLE, "--training", "mxfp8", option, "16")
+    assert code == 2
+    assert f"{option} cannot be combined with --training" in err
 
 
 def test_former_options_are_hidden(mxcli: Callable[..., Any]) -> None:

@@ -58,7 +58,7 @@ def test_json(mxcli: Callable[..., Any]) -> None:
     assert captured["capture"]["layer"] == "lm_head"
 
 
-def test_captures_are_told_by_layer_step_and_rank(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+def test_captures_are_reported_by_layer_step_and_rank(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     for rank in (0, 1):
         records = {"evil\x1b.x": {"role": "activation", "rank": rank}, "fc.dy": {"role": "gradient", "step": 1200}}
         entry = {"format": "pt", "mxcli.capture": json.dumps({"version": 1, "tensors": records})}

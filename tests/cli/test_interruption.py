@@ -89,7 +89,7 @@ def test_a_signal_while_dequantizing(
     }
 
 
-def test_a_second_signal_ends_the_process_whatever_it_does(tmp_path: Path) -> None:
+def test_a_second_signal_always_ends_the_process(tmp_path: Path) -> None:
     """Also while it is in one call of C that takes as long as it likes."""
     script = f"""
         import hashlib, os, signal, threading, time
@@ -121,7 +121,7 @@ def test_a_second_signal_ends_the_process_whatever_it_does(tmp_path: Path) -> No
     assert all(path.suffix == ".partial" for path in (tmp_path / "out").iterdir())
 
 
-def test_what_an_error_left_to_be_resumed_is_told(
+def test_what_an_error_left_to_be_resumed_is_reported(
     mxcli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
@@ -196,7 +196,7 @@ def test_shares_are_merged(mxcli: Callable[..., Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "1/0", "-1/4", "1/4/2", "a/b", "1.5/4"])
-def test_what_is_no_share(text: str) -> None:
+def test_invalid_shares(text: str) -> None:
     with pytest.raises(UsageError, match=r"--shard-range '.*' is not a share: give I/N with I from 1 to N"):
         writing.share_of(text)
 

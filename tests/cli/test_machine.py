@@ -47,7 +47,7 @@ def test_sizes(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "G", "8X", "8P", "-8G", "1e9", "8 G B", "1,5G", "0", "0.0001K", "8Gi8", ".5G", "9" * 5000, "٣G", "nan"]
 )
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size: give bytes, or a number with K, M, G or T such as 8G"):
         memory_size(text)
 
@@ -66,7 +66,7 @@ def test_a_recorded_command_is_that_of_any_machine(typed: str, repeated: str) ->
     assert repeatable(typed.split()) == repeated.split()
 
 
-def test_outputs_do_not_tell_where_they_were_computed(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+def test_outputs_do_not_depend_on_where_they_were_computed(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     def output(*options: str) -> dict[str, bytes]:
         assert mxcli("quantize", SAMPLE, *FORMAT, "-o", tmp_path / "q", *options).code == 0
         assert mxcli("dequantize", tmp_path / "q", "-o", tmp_path / "d", *options).code == 0
@@ -101,7 +101,7 @@ def test_too_little_memory_is_refused_before_any_work(mxcli: Callable[..., Any],
         shutil.rmtree(tmp_path / "new", ignore_errors=True)
 
 
-def test_dry_run_tells_device_and_limit(mxcli: Callable[..., Any]) -> None:
+def test_dry_run_reports_device_and_limit(mxcli: Callable[..., Any]) -> None:
     words = ("quantize", SAMPLE, *FORMAT, "--dry-run", "--device", "cpu", "--max-memory", "1G")
     out = mxcli(*words).out
     assert "; peak memory about 67.3 MB of 1.07 GB allowed (--max-memory)\n" in out
@@ -135,7 +135,7 @@ def have(monkeypatch: pytest.MonkeyPatch) -> Callable[[GpuState], None]:
 GPU = Gpu(0, "NVIDIA H100", (9, 0), 80 << 30)
 
 
-def test_a_gpu_is_asked_for_in_vain(
+def test_a_requested_gpu_that_is_missing(
     mxcli: Callable[..., Any], have: Callable[[GpuState], None], tmp_path: Path
 ) -> None:
     mxcli("quantize", SAMPLE, *FORMAT, "-o", tmp_path / "q", "--device", "cpu")
@@ -177,7 +177,7 @@ def test_a_device_that_fails_is_one_sentence(
 
 @pytest.mark.slow
 def test_a_whole_machine_with_a_driver(tmp_path: Path) -> None:
-    """A driver library that the loader finds, and processes of our own that ask it."""
+    """A driver library that the loader finds, and processes of our own that query it."""
     if sys.platform != "linux" or (compiler := shutil.which("c++")) is None:
         pytest.skip("needs Linux and a C++ compiler")
     source = REPOSITORY / "tests" / "backends" / "fake_driver.cpp"

@@ -23,7 +23,7 @@ def data_of(page: Path) -> dict[str, Any]:
     return data
 
 
-def test_a_page_beside_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_page_next_to_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     code, out, _ = mxcli(*FEW, "--html", page, "--threads", "1")
     assert code == 0

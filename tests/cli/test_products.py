@@ -91,7 +91,7 @@ def test_a_page_and_plots(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     assert {file.suffix for file in plots.iterdir()} == {".png", ".svg"}
 
 
-def test_the_rules_tell_the_transform_and_the_seed(mxcli: Callable[..., Any]) -> None:
+def test_the_rules_state_the_transform_and_the_seed(mxcli: Callable[..., Any]) -> None:
     words = (*PRODUCTS, "--include", "*layers.1.*.down_proj", "--hadamard", "16", "--rounding", "stochastic", "--seed")
     record = strict_json(mxcli(*words, "7", "--json").out)
     for letter in ("X", "W", "dY"):

@@ -88,7 +88,7 @@ def test_the_layer_with_outliers_is_first_and_in_the_ignore_list(
     mxcli: Callable[..., Any], tmp_path: Path, by_outputs: bool
 ) -> None:
     """One layer of four ruins a model, and people quantize them one by one to find it. Here an outlier in each block
-    takes the scale from its neighbours; or a single channel does, small as its inputs are, which only outputs tell."""
+    takes the scale from its neighbours; or a single channel does, small as its inputs are, which only outputs show."""
     outlier, tensors, captures = "model.layers.2.mlp.down_proj", llama(4), {}
     weight = floats(("BF16", [64, 128], tensors[f"{outlier}.weight"][1].tobytes())).copy()
     inputs = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
@@ -254,7 +254,7 @@ def test_a_recipe_says_what_is_kept_anyway(mxcli: Callable[..., Any], tmp_path: 
     }
 
 
-def test_all_unknown_names_are_told_at_once(mxcli: Callable[..., Any]) -> None:
+def test_all_unknown_names_are_reported_at_once(mxcli: Callable[..., Any]) -> None:
     code, out, err = mxcli("recommend", "no-such-file", "--formats", "mxfp9,mxfp8,nvfp5", "--bits", "5")
     assert (code, out) == (2, "")
     assert "unknown format 'mxfp9'" in err

@@ -73,6 +73,17 @@ def test_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     assert lines[-1] == "quantized 1, padded 0, kept 0, tied 0"
 
 
+def test_the_metric_of_the_order_has_a_column(mxcli: Callable[..., Any]) -> None:
+    def heading(sort: str) -> list[list[str]]:
+        lines = mxcli("report", SAMPLE, "--sort", sort, "--top", "1", "--wide").out.splitlines()
+        (at,) = (at for at, line in enumerate(lines) if line.startswith("tensor "))
+        return [line.split() for line in lines[at - 1 : at + 1]]
+
+    usual = heading("sqnr_db")
+    assert [heading(sort) for sort in ("name", "relative_error", "scale_exponent_min", "binades_used")] == [usual] * 4
+    assert heading("max_abs_error") == [[*usual[0], "max", "abs"], [*usual[1][:-1], "error", "decision"]]
+
+
 def test_worst_first_top_and_sorting(mxcli: Callable[..., Any]) -> None:
     def shown(*arguments: object) -> list[str]:
         lines = mxcli("report", SAMPLE, *arguments).out.splitlines()
@@ -90,7 +101,7 @@ def test_worst_first_top_and_sorting(mxcli: Callable[..., Any]) -> None:
     assert "3 of 28 tensors shown, worst sqnr_db first" in mxcli("report", SAMPLE, "--top", "3").out
 
 
-def test_totals_cover_all_and_roles_are_told_apart(mxcli: Callable[..., Any]) -> None:
+def test_totals_cover_all_and_roles_are_distinguished(mxcli: Callable[..., Any]) -> None:
     report = strict_json(mxcli("report", CAPTURES, "--format", "nvfp4", "--json").out)
     assert report["counts"] == {"quantized": 58, "padded": 0, "kept": 0, "tied": 0}
     assert set(report["by_role"]) == {"activation", "gradient"}
@@ -153,7 +164,7 @@ def test_zeros_are_exact_in_every_format(mxcli: Callable[..., Any], tmp_path: Pa
 
 
 def test_one_wild_block_in_a_hundred_is_seen(mxcli: Callable[..., Any], tmp_path: Path) -> None:
-    """A tensor's smallest and largest scale do not tell whether one block is wild or half of them are."""
+    """A tensor's smallest and largest scale do not show whether one block is wild or half of them are."""
     x = np.ones((100, 32), np.float32)
     x[42, 5] = 1792
     source, arrays = tmp_path / "wild.safetensors", tmp_path / "blocks.safetensors"
@@ -230,7 +241,7 @@ def test_json_lines_and_csv_have_the_names_of_the_json(mxcli: Callable[..., Any]
                 assert cell == ("" if value is None else str(value))
 
 
-def test_forms_go_to_files_beside_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+def test_forms_go_to_files_next_to_the_table(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     files = {form: tmp_path / f"r.{form}" for form in ("json", "jsonl", "csv")}
     table = mxcli("report", SAMPLE).out
     options = [word for form, file in files.items() for word in (f"--{form}", str(file))]

@@ -1,4 +1,4 @@
-"""`--sample` as typed: what is told of it in each form, and what is refused."""
+"""`--sample` as typed: what each form reports, and what is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("verb", [["report"], ["compare", "--formats", "mxfp4"]])
 @pytest.mark.parametrize("fraction", ["0", "1.5", "-1", "nan", "abc", ""])
-def test_what_is_no_fraction(mxcli: Callable[..., Any], verb: list[str], fraction: str) -> None:
+def test_invalid_fractions(mxcli: Callable[..., Any], verb: list[str], fraction: str) -> None:
     code, out, err = mxcli(*verb, SAMPLE, "--sample", fraction)
     assert (code, out) == (2, "")
     assert err == (f"error: --sample '{fraction}' must be a fraction of a tensor: above 0, at most 1, such as 0.01.\n")
@@ -82,8 +82,7 @@ def test_json_and_csv(mxcli: Callable[..., Any], source: Path) -> None:
     assert small["sqnr_db_uncertainty"] == 0
     assert report["notes"][-2:] == [
         "Counts, extremes, histograms and worst blocks are those of the sample; what is rare may not be in it.",
-        "1 of 2 tensors are read whole: they are small, must be decoded, or have blocks that leave too few of their "
-        "rows apart.",
+        "1 of 2 tensors are read whole: they are small, must be decoded, or their blocks span too many rows to sample.",
     ]
     rows = list(csv.DictReader(io.StringIO(mxcli("report", source, *SAMPLED, "--csv", "-").out)))
     assert rows[0]["sampled_elements"] == str(256 * 1024)

@@ -1,4 +1,4 @@
-"""Files that belong to a source are never written to, whatever verb, form and --force say."""
+"""Files that belong to a source are never written to, by any verb and form, with --force or without."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_belongs_to_a_source(file: str, source: str, owner: str | None, hom
     assert source_of(Path(file), [source]) == owner
 
 
-def test_a_report_that_lies_beside_a_model_may_be_replaced(home: Path, mxcli: Callable[..., Any]) -> None:
+def test_a_report_next_to_a_model_may_be_replaced(home: Path, mxcli: Callable[..., Any]) -> None:
     for _ in range(2):
         assert mxcli("inspect", "model", "--json=found.json", "--force").code == 0
         assert mxcli("inspect", "steps.safetensors", "--json=more.json", "--force").code == 0

@@ -31,7 +31,7 @@ def test_the_table_has_a_row_per_recipe_and_product(mxcli: Callable[..., Any]) -
     assert "fp8_current: 2 of 4 blocks stay high" in err
 
 
-def test_layers_are_shown_where_they_are_asked_for(mxcli: Callable[..., Any]) -> None:
+def test_layers_are_shown_on_request(mxcli: Callable[..., Any]) -> None:
     out = mxcli(*TRAINING, "--recipes", "mxfp8", "--top", "2", "--sort", "x_saturated").err
     assert "--sort x_saturated: it takes sqnr_db" in out
     lines = mxcli(*TRAINING, "--recipes", "mxfp8", "--top", "2").out.splitlines()
@@ -61,7 +61,7 @@ def test_records_are_those_of_the_csv(mxcli: Callable[..., Any]) -> None:
         assert (product["dy_sqnr_db"] is None) == (product["high"] or product["pass"] == "fprop")
 
 
-def test_several_steps_are_told_apart(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+def test_several_steps_are_distinguished(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     layer = "layers.5.fc"
     for step in range(10):
         x = np.random.default_rng(step).standard_normal((32, 64)).astype(np.float32)
@@ -118,7 +118,7 @@ def test_captures_without_weights_need_a_model(mxcli: Callable[..., Any]) -> Non
     assert "give their model as SOURCE, and the captures with --products" in err
 
 
-def test_recipes_of_training_explain_themselves_beside_their_formats(mxcli: Callable[..., Any]) -> None:
+def test_recipes_of_training_explain_themselves_next_to_their_formats(mxcli: Callable[..., Any]) -> None:
     assert mxcli("explain", "nvfp4").out.startswith("nvfp4: a block format")
     page = mxcli("explain", "training:nvfp4").out
     assert page.startswith("nvfp4: a training recipe")

@@ -47,7 +47,7 @@ def test_a_sound_checkpoint_is_said_to_be(mxcli: Mxcli, nvfp4: Path) -> None:
     assert lines[-1].endswith(" checks of 28 weights.")
 
 
-def test_with_its_source_errors_and_the_rule_are_told(mxcli: Mxcli, nvfp4: Path) -> None:
+def test_with_its_source_errors_and_the_rule_are_reported(mxcli: Mxcli, nvfp4: Path) -> None:
     code, out, _ = mxcli("verify", nvfp4, "--against", SAMPLE, "--top", 1)
     assert code == 0
     lines = out.splitlines()
@@ -62,7 +62,7 @@ def test_with_its_source_errors_and_the_rule_are_told(mxcli: Mxcli, nvfp4: Path)
     )
 
 
-def test_problems_are_grouped_told_and_counted(mxcli: Mxcli, broken: Path) -> None:
+def test_problems_are_grouped_listed_and_counted(mxcli: Mxcli, broken: Path) -> None:
     code, out, err = mxcli("verify", broken, "--top", 2)
     assert code == 5
     assert err == f"error: {broken}: 5 problems (ignored_but_quantized 4, not_ignored 1)\n"
@@ -123,7 +123,7 @@ def test_markdown_is_a_page(mxcli: Mxcli, nvfp4: Path) -> None:
     assert "| tensor | shape | format |" in out
 
 
-def test_exit_codes_tell_what_went_wrong(mxcli: Mxcli, nvfp4: Path, tmp_path: Path) -> None:
+def test_exit_codes_state_what_went_wrong(mxcli: Mxcli, nvfp4: Path, tmp_path: Path) -> None:
     code, out, err = mxcli("verify", SAMPLE)
     assert (code, out) == (4, "")
     assert err == f"error: {SAMPLE}: not quantized; there is nothing to verify. Use `mxcli inspect`.\n"

@@ -83,7 +83,7 @@ def test_ordinary_shards_are_read_as_before(model: Callable[..., Path]) -> None:
     assert checkpoint.captures == {}
 
 
-def test_folders_of_checkpoints_are_no_captures(model: Callable[..., Path]) -> None:
+def test_folders_of_checkpoints_are_not_captures(model: Callable[..., Path]) -> None:
     """A training leaves a model behind for each of some steps: which one is meant has to be said."""
     root = model({f"step_{step}/model.safetensors": {"a.weight": zeros("F32", 2, 2)} for step in (1, 2)})
     with pytest.raises(InputError, match=r"no weights in it, but in its folders step_1, step_2; give one of those\."):
@@ -99,7 +99,7 @@ def test_the_same_stem_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_how_a_capture_is_named_changes_nothing(model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own name and the folders below the source tell step and rank; those above may be called anything."""
+    """Its own name and the folders below the source give step and rank; those above may be called anything."""
     root = model({f"rank-7/iter_5/{name}.safetensors": capture(BOTH) for name in ("c", "step-3")})
     plain, stepped = {"role": "gradient", "layer": "fc"}, {"role": "gradient", "layer": "fc", "step": 3}
     monkeypatch.chdir(root / "rank-7" / "iter_5")

@@ -143,7 +143,7 @@ def test_bytes_must_be_those_described(tmp_path: Path) -> None:
         opened(tmp_path).add(WEIGHT, np.zeros(4, np.uint16))
 
 
-def test_another_file_is_no_capture(tmp_path: Path) -> None:
+def test_another_file_is_not_a_capture(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"x": np.zeros(3)}, tmp_path / "x.safetensors")

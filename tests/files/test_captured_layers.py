@@ -87,7 +87,7 @@ def test_pairs_that_fit() -> None:
     )
 
 
-def test_missing_partners_are_told_all_at_once() -> None:
+def test_missing_partners_are_reported_all_at_once() -> None:
     assert problems([layer("a", activation=(4, 8)), layer("b", gradient=(4, 8), step=3)]) == [
         "a: its activation has no gradient; capture both.",
         "b, step 3: its gradient has no activation; capture both.",
@@ -95,7 +95,7 @@ def test_missing_partners_are_told_all_at_once() -> None:
     check_layers(WHERE, [layer("a", activation=(4, 8)), layer("b", gradient=(4, 8))])
 
 
-def test_mixed_steps_and_ranks_are_told() -> None:
+def test_mixed_steps_and_ranks_are_reported() -> None:
     mixed = [layer(step=0, rank=0, activation=(4, 8)), layer(step=1, rank=0, gradient=(4, 16))]
     rule = "both must be of the same step and rank."
     assert problems(mixed) == [
@@ -137,7 +137,7 @@ def test_tensors_without_tokens(shape: tuple[int, ...], fault: str) -> None:
     assert problems([layer(activation=shape, gradient=(4, 16))]) == [fault]
 
 
-def test_whole_numbers_are_no_captures() -> None:
+def test_whole_numbers_are_not_captures() -> None:
     ints = dataclasses.replace(layer(activation=(4, 8)), gradient=info("fc.gradient", 4, 16, dtype="I32"))
     assert problems([ints]) == ["gradient fc.gradient holds I32, and captured tensors hold floats."]
 

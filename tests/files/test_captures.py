@@ -39,7 +39,7 @@ def test_roles_come_from_the_capture(model: Callable[..., Path]) -> None:
     assert checkpoint.captures == records
 
 
-def test_what_a_record_leaves_out_is_told_by_names(model: Callable[..., Path]) -> None:
+def test_what_a_record_leaves_out_is_reported_by_names(model: Callable[..., Path]) -> None:
     records = {X: {"role": "activation"}, DY: {"role": "gradient", "step": 3}}
     checkpoint = open_checkpoint(model({"rank-2_step-000040.safetensors": _capture(records)}))
     assert checkpoint.captures == {
@@ -96,7 +96,7 @@ def test_every_key_is_checked(model: Callable[..., Path], key: str, value: objec
     assert str(caught.value) == f"{root / 'a.safetensors'}: mxcli.capture: {fault}"
 
 
-def test_all_faults_are_told_at_once(model: Callable[..., Path]) -> None:
+def test_all_faults_are_reported_at_once(model: Callable[..., Path]) -> None:
     records = {X: {"role": "boss", "step": -1, "axis": "up"}, "gone": {"role": "weight"}}
     root = model(
         {"a.safetensors": _capture(records), "b.safetensors": _capture({DY: {"role": "gradient", "rank": 0.5}})}
@@ -138,7 +138,7 @@ def test_odd_names_are_names(model: Callable[..., Path], name: str) -> None:
     assert [info.role for info in checkpoint.tensors.values()] == ["gradient", "gradient"]
 
 
-def test_an_expert_without_tokens_is_no_fault_of_the_file(model: Callable[..., Path]) -> None:
+def test_an_expert_without_tokens_is_not_a_fault_of_the_file(model: Callable[..., Path]) -> None:
     content = _capture({"e.x": {"role": "activation", "tokens": 0}}, tensors={"e.x": zeros("F32", 0, 8)})
     assert open_checkpoint(model({"a.safetensors": content})).captures["e.x"]["role"] == "activation"
 

@@ -1,4 +1,4 @@
-"""Directories, shards, indexes and what lies beside them."""
+"""Directories, shards, indexes and files next to them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_odd_indexes_are_noted(model: Writer) -> None:
     assert len(checkpoint.tensors) == 4
 
 
-def test_extra_shard_beside_an_index_is_noted(model: Writer) -> None:
+def test_extra_shard_next_to_an_index_is_noted(model: Writer) -> None:
     """Nothing is dropped without a word."""
     root = model(_sharded() | {"mtp.safetensors": {"mtp.0.weight": zeros("BF16", 4, 8)}})
     notes = open_checkpoint(root).notes

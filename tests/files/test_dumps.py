@@ -136,7 +136,7 @@ def test_quantized_objects_alone_are_refused(tmp_path: Path, quantized: object) 
     )
 
 
-def test_other_code_beside_quantized_objects_is_refused(tmp_path: Path, quantized: object) -> None:
+def test_other_code_next_to_quantized_objects_is_refused(tmp_path: Path, quantized: object) -> None:
     torch.save({"quantized": quantized, "x": ones(2, 2), "path": Path("a")}, tmp_path / "a.pt")
     with pytest.raises(InputError, match=r"its pickle needs code \(pathlib\S*\), which is never run"):
         open_checkpoint(tmp_path / "a.pt")
@@ -212,12 +212,12 @@ def test_numpy_archives_and_files(tmp_path: Path) -> None:
         {"fc.activation_scale": ones(1, 1)},
     ],
 )
-def test_other_files_are_no_dumps(tmp_path: Path, content: object) -> None:
+def test_other_files_are_not_dumps(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "a.pt")
     assert open_checkpoint(tmp_path / "a.pt").captures == {}
 
 
-def test_a_model_beside_dumps_is_refused(tmp_path: Path) -> None:
+def test_a_model_next_to_dumps_is_refused(tmp_path: Path) -> None:
     torch.save({"fc.activation": ones(4, 8)}, tmp_path / "dump.pt")
     torch.save({"fc.weight": ones(16, 8), "other.weight": ones(2, 2)}, tmp_path / "m.pt")
     torch.save({"third.weight": ones(16, 8)}, tmp_path / "n.pt")
@@ -242,7 +242,7 @@ def test_steps_and_ranks_in_paths(path: str, told: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("above", ["", "rank_1/iter_000005/"])
 def test_how_a_dump_is_named_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, above: str) -> None:
-    """A step of a dump is known by the two folders that it lies in, from wherever they are named."""
+    """A step of a dump is known by the two folders it is in, from any path to them."""
     folder = dump_tensors(tmp_path) / "tensor_dumps" / "rank_1" / "iter_000005"
     monkeypatch.chdir(folder.parents[1] if above else folder)
     file = "layers_2_mlp_fc1_weight.pt"

@@ -46,7 +46,7 @@ def stored(tmp_path: Path) -> Callable[..., Path]:
 Store = Callable[..., Path]
 
 
-def test_tensors_lie_in_place_under_their_names(stored: Store) -> None:
+def test_tensors_are_in_place_under_their_names(stored: Store) -> None:
     checkpoint = open_checkpoint(stored(WHOLE))
     assert checkpoint.kind == "gguf"
     assert checkpoint.dialect == "gguf"
@@ -97,7 +97,7 @@ def test_parts_of_one_model_are_read_together(stored: Store, tmp_path: Path) -> 
     assert list(open_checkpoint(tmp_path).tensors) == ["token_embd.weight", "blk.0.attn_norm.weight"]
 
 
-def test_a_file_given_by_name_is_read_beside_other_weights(stored: Store, tmp_path: Path) -> None:
+def test_a_file_given_by_name_is_read_next_to_other_weights(stored: Store, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert open_checkpoint(stored(WHOLE, "model.gguf")).kind == "gguf"
@@ -156,7 +156,7 @@ def test_a_file_cut_anywhere_is_refused(stored: Store) -> None:
     assert open_checkpoint(stored(WHOLE[:last])).tensors
 
 
-def test_bytes_behind_the_last_tensor_are_told(stored: Store) -> None:
+def test_bytes_behind_the_last_tensor_are_reported(stored: Store) -> None:
     assert "3 bytes after the last tensor belong to no tensor" in open_checkpoint(stored(WHOLE + b"abc")).notes[1]
 
 
@@ -172,7 +172,7 @@ def test_no_change_of_a_byte_raises_anything_else(stored: Store) -> None:
     assert refused > 40
 
 
-def test_what_changes_while_it_is_read_is_told(stored: Store) -> None:
+def test_what_changes_while_it_is_read_is_reported(stored: Store) -> None:
     path = stored(WHOLE)
     checkpoint = open_checkpoint(path)
     path.write_bytes(WHOLE[:-64])

@@ -165,6 +165,6 @@ def test_everything_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads"])
-def test_what_the_header_must_say_is_asked_for(key: str) -> None:
+def test_required_header_keys(key: str) -> None:
     with pytest.raises(InputError, match=rf"config\.json: {key} is None; a GGUF file needs an integer"):
         outline_of({name: value for name, value in LLAMA.items() if name != key}, [])

@@ -90,13 +90,13 @@ def test_how_text_is_cut_is_named_where_it_is_known(tmp_path: Path, steps: list[
         (tokenizer(added_tokens=[7]), "does not read tokenizer.json"),
     ],
 )
-def test_one_that_the_package_does_not_read_is_told(tmp_path: Path, described: Any, why: str) -> None:
+def test_one_that_the_package_does_not_read_is_reported(tmp_path: Path, described: Any, why: str) -> None:
     vocabulary = vocabulary_of(beside(tmp_path, described), 8)
     assert why in vocabulary.remarks[0]
     assert vocabulary.remarks[0].startswith("The GGUF file holds no tokenizer, which llama.cpp needs: ")
     assert written(vocabulary, tmp_path, 8) == {}
 
 
-def test_none_and_one_that_is_too_large_are_told(tmp_path: Path) -> None:
+def test_none_and_one_that_is_too_large_are_reported(tmp_path: Path) -> None:
     assert "there is no tokenizer.json or tokenizer.model next to" in vocabulary_of(tmp_path, 8).remarks[0]
     assert "it has 6 tokens and the embedding 5 rows" in vocabulary_of(beside(tmp_path, tokenizer()), 5).remarks[0]

@@ -45,20 +45,20 @@ def test_entries_name_what_loaders_take_them_for(names: Names, entry: str, modul
     assert names(entry, module) is expected
 
 
-def test_the_entry_that_names_a_module_is_told() -> None:
+def test_the_entry_that_names_a_module_is_reported() -> None:
     told = Ignored("ignore", ("lm_head", "re:.*gate$"), by_name_or_regex, "")
     assert told.by("model.layers.0.mlp.gate") == "re:.*gate$"
     assert told.by("model.layers.0.mlp.gate_proj") is None
     assert unmatched(told, ["a.gate", "b"]) == ["lm_head"]
 
 
-def test_entries_that_are_no_pattern_are_told() -> None:
+def test_entries_that_are_not_patterns_are_reported() -> None:
     told = Ignored("ignore", ("lm_head", "re:["), by_name_or_regex, "")
     assert list(unread(told)) == ["re:["]
     assert unread(told)["re:["].startswith("'re:[' is not a regular expression")
 
 
 @pytest.mark.parametrize("value", [None, "lm_head", 7, {"a": 1}])
-def test_what_is_no_list_has_no_entries(value: object) -> None:
+def test_only_a_list_has_entries(value: object) -> None:
     assert listed(value) == ()
     assert listed(["a", 1]) == ("a", "1")

@@ -42,7 +42,7 @@ def test_arrays_read_back_as_little_endian_rows(
     assert back.nbytes == checkpoint.tensors["acts"].nbytes
 
 
-def test_where_the_bytes_lie(tmp_path: Path) -> None:
+def test_where_the_bytes_are(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", c=MATRIX, f=np.asfortranarray(MATRIX))
     offsets = {name: info.offset for name, info in open_checkpoint(tmp_path / "a.npz").tensors.items()}
     assert offsets["f"] == IN_MEMORY
@@ -78,7 +78,7 @@ def test_names_roles_and_empty_arrays(tmp_path: Path) -> None:
         (np.zeros(2, "V2"), "has no safetensors counterpart"),
     ],
 )
-def test_what_is_no_plain_number_is_refused(tmp_path: Path, array: Any, fault: str) -> None:
+def test_only_plain_numbers_are_accepted(tmp_path: Path, array: Any, fault: str) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
     np.savez(tmp_path / "a.npz", x=array, y=array, allow_pickle=True)
     with pytest.raises(InputError, match=re.escape(fault)):

@@ -257,7 +257,7 @@ def test_a_run_that_made_something_else_is_not_resumed(tmp_path: Path, other: di
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_all_that_differs_is_told_but_not_what_follows_from_it(tmp_path: Path) -> None:
+def test_all_differences_are_reported_but_not_what_follows_from_them(tmp_path: Path) -> None:
     begun(tmp_path, TWO, None)
     other = replace(
         TWO, record={"version": "2", "options": {"format": "y"}, "tensors": {"a": 1}}, documents={"config.json": {}}
@@ -350,13 +350,13 @@ def test_a_snapshot_of_links_guards_what_it_links_to(tmp_path: Path) -> None:
         check_output_folder(blobs, checkpoint, NAMES, force=True)
 
 
-def test_beside_a_file_opened_by_itself_is_allowed(tmp_path: Path) -> None:
+def test_next_to_a_file_opened_by_itself_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"a.weight": zeros("F32", 2, 32)}))
     place = check_output_folder(tmp_path / "out", open_checkpoint(tmp_path / "a.safetensors"), NAMES, force=False)
     assert place == OutputFolder(tmp_path / "out")
 
 
-def test_weights_of_another_checkpoint_are_never_left_beside_ours(tmp_path: Path, source: Checkpoint) -> None:
+def test_weights_of_another_checkpoint_are_never_left_next_to_ours(tmp_path: Path, source: Checkpoint) -> None:
     (tmp_path / "out").mkdir()
     for name in ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "config.json", "notes.txt"):
         (tmp_path / "out" / name).write_text("x")
@@ -378,7 +378,7 @@ def test_links_and_folders_in_the_way_are_refused(tmp_path: Path, source: Checkp
     ]
 
 
-def test_files_an_earlier_output_lists_are_known_only_if_they_lie_in_it(tmp_path: Path, source: Checkpoint) -> None:
+def test_files_an_earlier_output_lists_are_known_only_if_they_are_in_it(tmp_path: Path, source: Checkpoint) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "elsewhere").symlink_to(tmp_path)

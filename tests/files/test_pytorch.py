@@ -75,7 +75,7 @@ def test_nested_containers_are_flattened(tmp_path: Path, name: str, options: dic
     assert f"{path}: 4 values that are not tensors (steps, options, names) are not read." in checkpoint.notes
 
 
-def test_tensors_of_the_zip_format_lie_in_place(tmp_path: Path) -> None:
+def test_tensors_of_the_zip_format_are_in_place(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save(_weights(), path)
     checkpoint = open_checkpoint(path)

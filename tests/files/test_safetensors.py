@@ -240,7 +240,7 @@ def test_narrow_dtypes_have_logical_shapes(tmp_path: Path) -> None:
     assert (scale.role, read(checkpoint, scale).tolist()) == ("scale", [[127], [128]])
 
 
-def test_tensors_are_in_file_order_whatever_the_header_says(tmp_path: Path) -> None:
+def test_tensors_are_in_file_order_for_any_header(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(with_header({"z": _entry(offsets=[4, 8]), "a": _entry(offsets=[0, 4])}, bytes(range(8))))
     checkpoint = open_checkpoint(path)

@@ -1,4 +1,4 @@
-"""--include and --exclude: what each rule takes, which rule decides, and what a typo is told."""
+"""--include and --exclude: what each rule takes, which rule decides, and the answer to a typo."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_regular_expressions_match_the_whole_name() -> None:
     ],
 )
 def test_roles_and_tags_are_selectable(selector: str, parts: list[str]) -> None:
-    """A role takes its kind; a tag takes the linear layers it lies on."""
+    """A role takes its kind; a tag takes the linear layers that carry it."""
     taken = select(_model(1), [include(selector)]).taken
     assert [name.removeprefix("model.layers.0.") for name in taken if ".layers." in name] == parts
 
@@ -185,7 +185,7 @@ def test_captured_tensors_are_taken_by_default() -> None:
 
 
 def test_codes_and_integers_are_never_taken() -> None:
-    """Raw codes are no numbers."""
+    """Raw codes are not numbers."""
     infos = [
         _info("fc.weight", (8, 8), "F8_E4M3"),
         _info("fc.weight_packed", (8, 4), "U8"),

@@ -1,4 +1,4 @@
-"""A CuPy that is installed and cannot be imported is told of, not taken for usable."""
+"""A CuPy that is installed and cannot be imported is reported, not taken for usable."""
 
 from __future__ import annotations
 

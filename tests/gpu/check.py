@@ -39,7 +39,7 @@ from mxcli.numerics.formats import FORMATS  # noqa: E402
 from mxcli.numerics.scheme import Scheme, resolve  # noqa: E402
 
 DEVICE = "cuda:0"
-RECIPES = recipes_to_time([], None, None)
+SCHEMES = recipes_to_time([], None, None)
 SPELLED = ("e3m2:e8m0:1x16", "e4m3:e8m0:1x24", "e2m1:e4m3:16x16:fp32", "e4m3:e8m0:128x128", "e2m3:e8m0:channel")
 FOR_EVERY_RULE = ("normal BF16", "nonfinite BF16", "subnormal F32", "even BF16", "log-uniform BF16")
 BENCH_SIZE = 16384
@@ -95,14 +95,14 @@ class Check:
     def cases(self) -> Iterator[tuple[Scheme, str]]:
         """Yield each scheme with its tensors: all of them for a format's default rule, some for the other rules."""
         seen: set[str] = set()
-        for recipe in [*(resolve(name) for name in FORMATS), *RECIPES, *(resolve(name) for name in SPELLED)]:
-            own = recipe.format.name not in seen
-            seen.add(recipe.format.name)
-            yield from ((recipe, name) for name in self.samples if own or name in FOR_EVERY_RULE)
+        for scheme in [*(resolve(name) for name in FORMATS), *SCHEMES, *(resolve(name) for name in SPELLED)]:
+            own = scheme.format.name not in seen
+            seen.add(scheme.format.name)
+            yield from ((scheme, name) for name in self.samples if own or name in FOR_EVERY_RULE)
 
-    def launches(self, recipe: Scheme, shape: tuple[int, ...], dtype: str) -> Iterator[Launch]:
+    def launches(self, scheme: Scheme, shape: tuple[int, ...], dtype: str) -> Iterator[Launch]:
         """Yield a scheme's launches without and with statistics."""
-        job = KernelJob(shape, dtype, recipe)
+        job = KernelJob(shape, dtype, scheme)
         piece, at = job.piece(0, job.cut.units), Addresses(*[ADDRESS] * 9)
         conversions = self.device.conversions
         yield job.quantize(piece, at, conversions)
@@ -112,11 +112,11 @@ class Check:
         """Compile all kernels on all CPU cores, and time one alone."""
         os.environ["MXCLI_CACHE_DIR"] = tempfile.mkdtemp(prefix="mxcli-check-")
         kernels: dict[Kernel, None] = {}
-        for recipe, name in self.cases():
+        for scheme, name in self.cases():
             x, dtype = self.samples[name]
-            kernels |= dict.fromkeys(launch.kernel for launch in self.launches(recipe, x.shape, dtype))
-        for recipe in RECIPES:
-            bench = KernelJob((BENCH_SIZE, BENCH_SIZE), "BF16", recipe)
+            kernels |= dict.fromkeys(launch.kernel for launch in self.launches(scheme, x.shape, dtype))
+        for scheme in SCHEMES:
+            bench = KernelJob((BENCH_SIZE, BENCH_SIZE), "BF16", scheme)
             at = Addresses(*[ADDRESS] * 9)
             kernels[bench.quantize(bench.piece(0, bench.cut.units), at, self.device.conversions).kernel] = None
         first, *rest = kernels
@@ -146,20 +146,20 @@ class Check:
     def every_rule(self) -> Line:
         """Compare with the CPU: codes, scales, statistics to the last bit, per-block values."""
         compared, wrong = 0, []
-        for recipe, name in self.cases():
+        for scheme, name in self.cases():
             x, dtype = self.samples[name]
             with np.errstate(all="ignore"):
-                wanted = cpu.quantize(x, dtype, recipe, per_block=True)
-                plain = self.gpu.quantize(x, dtype, recipe, stats=False)
-                found = differences(self.gpu.quantize(x, dtype, recipe, per_block=True), wanted)
+                wanted = cpu.quantize(x, dtype, scheme, per_block=True)
+                plain = self.gpu.quantize(x, dtype, scheme, stats=False)
+                found = differences(self.gpu.quantize(x, dtype, scheme, per_block=True), wanted)
                 restored = self.gpu.dequantize(plain).tobytes() == cpu.dequantize(wanted).tobytes()
             if plain.packed.tobytes() != wanted.packed.tobytes() or plain.scales.tobytes() != wanted.scales.tobytes():
                 found.append("codes without statistics")
             if not restored:
                 found.append("dequantized")
             compared += 1
-            wrong += [f"{recipe.format.name} {recipe.scale_rule.name} {name}: {each}" for each in found]
-        return "CPU = GPU", outcome(f"{compared:,} times, {len(RECIPES)} recipes", wrong), not wrong
+            wrong += [f"{scheme.format.name} {scheme.scale_rule.name} {name}: {each}" for each in found]
+        return "CPU = GPU", outcome(f"{compared:,} times, {len(SCHEMES)} schemes", wrong), not wrong
 
     def golden(self) -> Line:
         """Run the tests of golden vectors and producers on this GPU."""
@@ -239,7 +239,7 @@ class Check:
         from mxcli.backends import open_resident
 
         compared, wrong = compare(self.gpu, open_resident(DEVICE), lambda x: x.to(DEVICE))
-        return "training", outcome(f"{compared} recipes, and both axes", wrong), not wrong
+        return "training", outcome(f"{compared} schemes, and both axes", wrong), not wrong
 
     def training_speed(self) -> Iterator[Line]:
         """Time stochastic rounding, transforms and both axes in one read: a table without goals."""
@@ -296,10 +296,10 @@ class Check:
     def speed(self) -> Iterator[Line]:
         """Time all schemes, the device's copy and read, and other packages."""
         size, rounds = BENCH_SIZE, 3 if self.quick else 15
-        report = run_gpu_bench(self.device, RECIPES, size=size, rounds=rounds, peers=PEERS, work=(CODES,), check=False)
+        report = run_gpu_bench(self.device, SCHEMES, size=size, rounds=rounds, peers=PEERS, work=(CODES,), check=False)
         for row in report.rows:
             yield self._timed(row)
-        defaults = [resolve(name) for name in dict.fromkeys(recipe.format.name for recipe in RECIPES)]
+        defaults = [resolve(name) for name in dict.fromkeys(scheme.format.name for scheme in SCHEMES)]
         measured = run_gpu_bench(
             self.device, defaults, size=size, rounds=rounds, work=(ERRORS, STATISTICS), check=False
         )

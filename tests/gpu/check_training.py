@@ -29,42 +29,42 @@ def compare(
     """Return how many schemes were compared with the CPU's bytes and statistics, and the differences; `there` moves a
     tensor to the device of `resident`."""
     x = (normal(256, 640).view(np.uint32) >> 16).astype(np.uint16)
-    recipes = [_recipe(name, size) for name in names for size in sizes]
+    schemes = [_scheme(name, size) for name in names for size in sizes]
     wrong = [
-        f"{recipe.format.name} {recipe.hadamard.name if recipe.hadamard else 'stochastic'}: {each}"
-        for recipe in recipes
-        for each in (*_of_arrays(gpu, x, recipe), *_of_both(resident, there(torch.from_numpy(x)), x, recipe))
+        f"{scheme.format.name} {scheme.hadamard.name if scheme.hadamard else 'stochastic'}: {each}"
+        for scheme in schemes
+        for each in (*_of_arrays(gpu, x, scheme), *_of_both(resident, there(torch.from_numpy(x)), x, scheme))
     ]
     delayed = resolve("fp8_e4m3")
     given, wanted = (each.quantize(x, "BF16", delayed, tensor_amax=0.5) for each in (gpu, cpu.Cpu()))
     wrong += [f"fp8_e4m3 with a given amax: {each}" for each in differences(given, wanted)]
-    return len(recipes), wrong
+    return len(schemes), wrong
 
 
 def timed(resident: Backend, device: str, size: int) -> Iterator[tuple[str, str]]:
     """Yield what was timed for a BF16 matrix on the GPU, and its time."""
     x = torch.randn(size, size, device=device).bfloat16().view(torch.uint16)
     for name in ("mxfp8", "nvfp4"):
-        for what, recipe in (
+        for what, scheme in (
             ("nearest even", resolve(name)),
             ("stochastic", resolve(name, Rules(rounding="stochastic"))),
             ("hadamard-16", resolve(name, Rules(hadamard=find_hadamard(16)))),
         ):
-            amax = 5.0 if recipe.format.tensor_scale else None
-            one = _milliseconds(lambda r=recipe, a=amax: resident.quantize(x, "BF16", r, stats=False, tensor_amax=a))
-            both = _milliseconds(lambda r=recipe: resident.quantize_both(x, "BF16", r))
+            amax = 5.0 if scheme.format.tensor_scale else None
+            one = _milliseconds(lambda r=scheme, a=amax: resident.quantize(x, "BF16", r, stats=False, tensor_amax=a))
+            both = _milliseconds(lambda r=scheme: resident.quantize_both(x, "BF16", r))
             yield f"{name} {what} {size}x{size}", f"{one:.3f} ms along rows, {both:.3f} ms along both, amax included"
 
 
-def _recipe(name: str, size: int | None) -> Scheme:
+def _scheme(name: str, size: int | None) -> Scheme:
     hadamard = None if size is None else find_hadamard(size, 1)
     return resolve(name, Rules(rounding="stochastic", seed=7, hadamard=hadamard))
 
 
-def _of_arrays(gpu: Backend, x: np.ndarray, recipe: Scheme) -> list[str]:
-    wanted = cpu.quantize(x, "BF16", recipe, stream=STREAM, per_block=True)
-    found = differences(gpu.quantize(x, "BF16", recipe, stream=STREAM, per_block=True), wanted)
-    plain = gpu.quantize(x, "BF16", recipe, stream=STREAM, stats=False)
+def _of_arrays(gpu: Backend, x: np.ndarray, scheme: Scheme) -> list[str]:
+    wanted = cpu.quantize(x, "BF16", scheme, stream=STREAM, per_block=True)
+    found = differences(gpu.quantize(x, "BF16", scheme, stream=STREAM, per_block=True), wanted)
+    plain = gpu.quantize(x, "BF16", scheme, stream=STREAM, stats=False)
     if plain.packed.tobytes() != wanted.packed.tobytes():
         found.append("codes without statistics")
     if gpu.dequantize(plain).tobytes() != cpu.dequantize(wanted).tobytes():
@@ -72,9 +72,9 @@ def _of_arrays(gpu: Backend, x: np.ndarray, recipe: Scheme) -> list[str]:
     return found
 
 
-def _of_both(resident: Backend, x: torch.Tensor, here: np.ndarray, recipe: Scheme) -> list[str]:
-    ours = resident.quantize_both(x, "BF16", recipe, stream=STREAM)
-    theirs = cpu.Cpu().quantize_both(here, "BF16", recipe, stream=STREAM)
+def _of_both(resident: Backend, x: torch.Tensor, here: np.ndarray, scheme: Scheme) -> list[str]:
+    ours = resident.quantize_both(x, "BF16", scheme, stream=STREAM)
+    theirs = cpu.Cpu().quantize_both(here, "BF16", scheme, stream=STREAM)
     return [
         f"{part} of both, along {axis}s"
         for axis, one, other in zip(("row", "column"), ours, theirs, strict=True)

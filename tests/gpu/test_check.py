@@ -30,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> check.Check:
     monkeypatch.setenv("MXCLI_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(check, "FORMATS", {"mxfp8_e4m3": None, "fp8_e4m3_channel": None})
     monkeypatch.setattr(
-        check, "RECIPES", [resolve("mxfp8", Rules(scale_rounding="floor")), resolve("fp8_e4m3_channel")]
+        check, "SCHEMES", [resolve("mxfp8", Rules(scale_rounding="floor")), resolve("fp8_e4m3_channel")]
     )
     monkeypatch.setattr(check, "SPELLED", ())
     monkeypatch.setattr(check, "BENCH_SIZE", 256)
@@ -68,15 +68,15 @@ def test_compiling_goes_through_the_cache(small: check.Check) -> None:
 
 
 def test_bytes_and_statistics(small: check.Check) -> None:
-    assert small.every_rule() == ("CPU = GPU", "6 times, 2 recipes: equal", True)
+    assert small.every_rule() == ("CPU = GPU", "6 times, 2 schemes: equal", True)
 
 
 def test_differences_are_reported(small: check.Check, monkeypatch: pytest.MonkeyPatch) -> None:
     real = check.cpu.quantize
     other = resolve("mxfp8", Rules(scale_rounding="ceil"))
 
-    def mistaken(x: object, dtype: str, recipe: object, **options: object) -> object:
-        return real(x, dtype, other if recipe.format.name == "mxfp8_e4m3" else recipe, **options)  # type: ignore
+    def mistaken(x: object, dtype: str, scheme: object, **options: object) -> object:
+        return real(x, dtype, other if scheme.format.name == "mxfp8_e4m3" else scheme, **options)  # type: ignore
 
     monkeypatch.setattr(check.cpu, "quantize", mistaken)
     _, result, good = small.every_rule()

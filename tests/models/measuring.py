@@ -1,4 +1,4 @@
-"""What the tests of this folder ask of mxcli: reports and tensors of a model, in process."""
+"""Helpers of the tests in this folder: reports and tensors of a model, in process."""
 
 from __future__ import annotations
 

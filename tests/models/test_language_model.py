@@ -1,4 +1,4 @@
-"""Reports on a trained Llama: all of its linear layers in every format, beside the oracle and numbers known before."""
+"""Reports on a trained Llama: all of its linear layers in every format, against the oracle and numbers known before."""
 
 from __future__ import annotations
 

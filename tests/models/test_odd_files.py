@@ -58,7 +58,7 @@ def test_a_pickle_of_linears_and_convolutions(facenet: Path) -> None:
     assert told["totals"]["sqnr_db"] == pytest.approx(32.0, abs=0.05)
 
 
-def test_convolutions_are_measured_when_asked_for(facenet: Path) -> None:
+def test_convolutions_are_measured_when_requested(facenet: Path) -> None:
     told = _told("report", facenet, "--format", "mxfp8", "--include", "@conv")
     assert [layer["name"] for layer in told["layers"]] == [f"conv{number}.weight" for number in (1, 2, 3, 4)]
 

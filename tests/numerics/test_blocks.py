@@ -1,4 +1,4 @@
-"""Where blocks lie: folded shapes, scale grids, packed widths."""
+"""Places of blocks: folded shapes, scale grids, packed widths."""
 
 from __future__ import annotations
 

@@ -43,12 +43,22 @@ def test_every_format_meets_every_rule_that_serves_it(formats: str, rules: str, 
 
 
 def test_the_dialect_decides_what_is_not_named() -> None:
-    found = combine(["mxfp8", "mxfp4", "nvfp4"], dialect="modelopt", nonfinite="nan-block")
+    found = combine(["mxfp8", "mxfp4", "nvfp4"], rules=Rules(dialect="modelopt", nonfinite="nan-block"))
     assert found.names == (
         "mxfp8_e4m3 rceil nearest-even", "mxfp4_e2m1 rceil half-toward-zero", "nvfp4 modelopt nearest-even"
     )  # fmt: skip
     assert {recipe.dialect.name for recipe in found.schemes} == {"modelopt"}
     assert {recipe.nonfinite for recipe in found.schemes} == {"nan-block"}
+
+
+def test_what_no_list_names_is_that_of_the_rules() -> None:
+    rules = Rules("paper", "stochastic", "te", "nan-block", 5, find_hadamard(16, 3))
+    found = combine(["nvfp4"], axes=("row", "column"), rules=rules)
+    assert found.schemes == (resolve("nvfp4", rules),) * 2
+    found = combine(["nvfp4"], ["te"], ["nearest-even"], ["none", "32"], rules=rules)
+    assert [(each.scale_rule.name, each.rounding.name) for each in found.schemes] == [("te", "nearest-even")] * 2
+    assert [each.hadamard for each in found.schemes] == [None, find_hadamard(32)]
+    assert {(each.dialect.name, each.nonfinite) for each in found.schemes} == {("te", "nan-block")}
 
 
 def test_what_is_left_out_is_said_once() -> None:
@@ -94,7 +104,7 @@ def test_what_means_nothing_is_refused(arguments: tuple[list[str], ...], words: 
     with pytest.raises(UsageError, match=words):
         combine(*arguments)
     with pytest.raises(UsageError, match="gguf has no rule for mxfp8_e4m3"):
-        combine(["mxfp4", "mxfp8"], dialect="gguf")
+        combine(["mxfp4", "mxfp8"], rules=Rules(dialect="gguf"))
 
 
 def test_transforms_and_axes_are_named_where_they_differ() -> None:
@@ -103,7 +113,7 @@ def test_transforms_and_axes_are_named_where_they_differ() -> None:
     assert [recipe.hadamard for recipe in found.schemes] == [None, find_hadamard(16, 3), find_hadamard(64, 3)]
     assert found.axes == (None, None, None)
     assert found.varies
-    found = combine(["nvfp4", "mxfp4"], [], ["stochastic"], ["16"], axes=("row", "column"), seed=7)
+    found = combine(["nvfp4", "mxfp4"], [], ["stochastic"], ["16"], axes=("row", "column"), rules=Rules(seed=7))
     assert found.names == ("nvfp4 te row", "nvfp4 te column", "mxfp4_e2m1 rceil row", "mxfp4_e2m1 rceil column")
     assert found.axes == ("row", "column") * 2
     assert {(recipe.seed, recipe.hadamard) for recipe in found.schemes} == {(7, find_hadamard(16))}
@@ -142,9 +152,9 @@ def test_transforms_that_do_not_exist(name: str, words: str) -> None:
         combine(["mxfp4"], hadamards=["none", name])
 
 
-def test_all_names_that_mean_nothing_are_told_at_once() -> None:
+def test_all_names_that_mean_nothing_are_reported_at_once() -> None:
     with pytest.raises(UsageError) as refused:
-        combine(["mxfp9", "mxfp8", "nvfp5"], ["flor", "rceil", "ceel"], ["half-awy"], dialect="torcho")
+        combine(["mxfp9", "mxfp8", "nvfp5"], ["flor", "rceil", "ceel"], ["half-awy"], rules=Rules(dialect="torcho"))
     asked = [reason.split("'")[1] for reason in refused.value.reasons]
     assert asked == ["mxfp9", "nvfp5", "flor", "ceel", "half-awy", "torcho"]
     meant = [reason.rpartition("Did you mean ")[2] for reason in refused.value.reasons]
@@ -152,15 +162,15 @@ def test_all_names_that_mean_nothing_are_told_at_once() -> None:
     assert meant[0].startswith("mxfp8")
 
 
-def test_a_rule_is_told_of_though_no_format_is_known() -> None:
+def test_a_rule_is_reported_though_no_format_is_known() -> None:
     with pytest.raises(UsageError) as refused:
         combine(["mxfp9"], ["flor"])
     assert refused.value.reasons[1].startswith("unknown scale rounding 'flor': known are floor, ceil, rceil")
 
 
-def test_formats_that_a_dialect_has_no_rule_for_are_told_at_once() -> None:
+def test_formats_that_a_dialect_has_no_rule_for_are_reported_at_once() -> None:
     with pytest.raises(UsageError) as refused:
-        combine(["mxfp4", "mxfp8", "nvfp4"], dialect="gguf")
+        combine(["mxfp4", "mxfp8", "nvfp4"], rules=Rules(dialect="gguf"))
     assert [reason.partition(" (")[0] for reason in refused.value.reasons] == [
         "gguf has no rule for mxfp8_e4m3",
         "gguf has no rule for nvfp4",

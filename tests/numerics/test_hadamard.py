@@ -33,7 +33,7 @@ def test_signs_as_text_and_back() -> None:
             hadamard_of(wrong)
 
 
-def test_what_is_asked_for() -> None:
+def test_requests() -> None:
     assert stated_hadamard(None, None) is None
     assert stated_hadamard(32, 3) == find_hadamard(32, 3)
     for size in (0, 1, 8, 17, 256, -16):

@@ -87,7 +87,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
 }
 
 
-def test_structures_lie_in_memory_as_python_declares_them() -> None:
+def test_structures_are_in_memory_as_python_declares_them() -> None:
     """Size, and place and size of every field."""
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed")

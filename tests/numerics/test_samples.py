@@ -80,7 +80,7 @@ def test_uncertainty_is_that_of_a_finite_tensor() -> None:
     assert found["sqnr_db_uncertainty"] == pytest.approx(in_decibels, rel=0.01)
 
 
-def test_groups_that_do_not_differ_tell_nothing() -> None:
+def test_groups_that_do_not_differ_have_no_interval() -> None:
     found = metrics_of(SAMPLED, MXFP4)
     assert (found["underflowed_percent"], found["underflowed_percent_uncertainty"]) == (pytest.approx(1.25), None)
     alike = [group(0)] * GROUPS

@@ -38,7 +38,7 @@ def test_seed_and_name_decide() -> None:
     assert [run.first for run in drawn(SQUARE, sampling(1 / 64, seed=7), "\ud800\n")[1]] == [514]
 
 
-def test_as_many_runs_as_were_asked_for_and_none_twice() -> None:
+def test_as_many_runs_as_requested_and_none_twice() -> None:
     found = drawn(SQUARE, sampling())
     assert [len(group) for group in found] == [8] * GROUPS
     assert len(set(runs(found))) == 128
@@ -68,7 +68,7 @@ def test_runs_are_long_enough_and_hold_whole_units() -> None:
     assert all(run.first % 16 == 0 for run in runs(found))
 
 
-def test_units_begin_anew_in_every_matrix_that_they_do_not_fill() -> None:
+def test_units_start_again_in_every_matrix_that_they_do_not_fill() -> None:
     """Matrices of 40 rows: a run of 32 and one of 8."""
     found = runs(drawn(Rows(64, 40, 100, 32), sampling(0.5)))
     assert {(run.first % 40, run.rows) for run in found} == {(0, 32), (32, 8)}
@@ -108,7 +108,7 @@ def test_the_rows_in_which_blocks_are_whole(formats: list[str], rows: int, turne
     assert (unit_rows(found, turned=False), unit_rows(found, turned=True)) == (rows, turned)
 
 
-def test_what_is_asked_for() -> None:
+def test_requests() -> None:
     assert stated_sampling(None, None) is None
     assert stated_sampling("0.01", None) == Sampling(0.01, 0)
     assert stated_sampling("1", 3) == Sampling(1.0, 3)
@@ -129,7 +129,7 @@ def test_every_draw_needs_a_seed() -> None:
     check_draws(4294967294, 2)
     for seed, draws, words in (
         (-1, 1, "--seed -1: a seed is an integer from 0 to 4294967295."),
-        (4294967296, 1, "--seed 4294967296: a seed is a whole number"),
+        (4294967296, 1, "--seed 4294967296: a seed is an integer"),
         (4294967295, 3, "--seed 4294967295 with --draws 3: the last draw has seed 4294967297, and a seed is a whole"),
     ):
         with pytest.raises(UsageError) as error:

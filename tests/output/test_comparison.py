@@ -87,7 +87,7 @@ def test_combinations_that_do_not_fit_follow_in_further_tables(tmp_path: Path) -
     assert narrow.count("* best SQNR") == 1
 
 
-def test_headings_have_what_tells_combinations_apart() -> None:
+def test_headings_distinguish_combinations() -> None:
     assert titles(combine(["mxfp8"])) == ["floor", "ceil", "rceil", "even"]
     assert titles(combine(["mxfp8", "mxfp4"])) == ["mxfp8_e4m3", "mxfp4_e2m1"]
     assert titles(combine(["mxfp8", "nvfp4"])) == ["mxfp8_e4m3 rceil", "nvfp4 te"]

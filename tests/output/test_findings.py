@@ -42,7 +42,7 @@ def test_saturation_underflow_and_what_is_kept(tmp_path: Path) -> None:
         "SQNR is 23.9 dB over all 2 tensors; single tensors have 23.9 to 25.8 dB, a.weight the least.",
         "0.521 % of elements saturate, in 16.7 % of blocks; most in a.weight (0.781 %).",
         "0.521 % of elements underflow to zero; most in a.weight (0.781 %).",
-        "Scales leave 17.2 of 17.8 binades of the element format in use on average; their exponents run from -8 to 1.",
+        "On average blocks use 17.2 of the 17.8 binades of the element format; scale exponents run from -8 to 1.",
         "1 tensor kept as stored: norm 1.",
     ]
 

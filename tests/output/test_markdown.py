@@ -1,4 +1,4 @@
-"""Reports as Markdown: tables that stay tables whatever the names are."""
+"""Reports as Markdown: tables that stay tables for any names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_table() -> None:
     assert table_lines(["a"], [True], [[]]) == ["| a |", "| ---: |"]
 
 
-def test_lines_stay_lines_and_are_no_lists_or_headings() -> None:
+def test_lines_stay_lines_and_do_not_become_lists_or_headings() -> None:
     assert page("one\ntwo\n\n| a |\n# three\n- four\n1. five") == (
         "one  \ntwo\n\n| a |\n\\# three  \n\\- four  \n\\1. five"
     )

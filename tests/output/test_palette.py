@@ -1,4 +1,4 @@
-"""Colours can be told apart, by the colour-blind too, and words can be read."""
+"""Colours are distinguishable, also for the colour-blind, and words are readable."""
 
 from __future__ import annotations
 

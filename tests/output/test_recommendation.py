@@ -49,7 +49,7 @@ def test_groups_come_with_most_harm_per_tensor_first_and_totals_last(result: Rec
     assert recommendation_text(result, Screen(), top=3).count("\nmodel.") == 3
 
 
-def test_an_early_end_is_told_with_its_bound(result: Recommendation) -> None:
+def test_an_early_end_is_reported_with_its_bound(result: Recommendation) -> None:
     assert conclusion(result)[-1] == "No other choice within the target does less harm."
     early = replace(result, exact=False, bound=result.harm / 1.02)
     assert conclusion(early)[-1] == ("The search was ended early: this is within 2.00 % of the least harm possible.")

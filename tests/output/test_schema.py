@@ -18,12 +18,14 @@ from safetensors.numpy import save_file
 import mxcli
 from mxcli.cli.app import run
 from mxcli.flows.measure.report import KEPT, PADDED, QUANTIZED, TIED
-from mxcli.flows.plan.plan import INDIVISIBLE_POLICIES
-from mxcli.flows.write.records import scheme_record
+from mxcli.flows.plan.overrides import Override
+from mxcli.flows.plan.plan import INDIVISIBLE_POLICIES, Options
+from mxcli.flows.write.records import options_record, scheme_record
 from mxcli.numerics.hadamard import find_hadamard
 from mxcli.numerics.metrics import METRICS
 from mxcli.numerics.scheme import Rules, resolve
 from mxcli.output import fields
+from mxcli.output.report import COMBINED
 from mxcli.output.schema import RECORDS, schema
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "tiny-llama"
@@ -83,6 +85,16 @@ def test_literal_values_are_those_of_the_flows() -> None:
     record = fields.Fields(fields.SCHEME, fields.SCHEME_OPTIONS).record(scheme)
     assert record == scheme_record(scheme)
     assert {"seed", "hadamard"} <= record.keys()
+
+
+def test_every_option_of_the_record_is_described() -> None:
+    options = Options("nvfp4", Rules(hadamard=find_hadamard(16)), overrides=(Override("a.*", keep=True),))
+    record = options_record(options)
+    found = schema("report")["properties"]["options"]
+    assert found["properties"].keys() == record.keys()
+    assert {*found["required"], *COMBINED} == record.keys()
+    assert found["properties"]["overrides"]["items"]["required"] == ["selector"]
+    assert found["properties"]["hadamard"]["anyOf"][0]["required"] == ["size", "seed", "signs"]
 
 
 def test_a_metric_is_one_row() -> None:

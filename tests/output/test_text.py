@@ -104,7 +104,7 @@ def test_text_a_screen_cannot_show_is_spelled() -> None:
 
 
 @pytest.mark.parametrize("unicode", [True, False])
-def test_names_are_shortened_to_any_width_and_keep_what_tells_them_apart(unicode: bool) -> None:
+def test_names_are_shortened_to_any_width_and_stay_distinct(unicode: bool) -> None:
     screen = Screen(unicode=unicode)
     assert shortened(NAME, 99, screen) == NAME
     for width in range(1, len(NAME)):

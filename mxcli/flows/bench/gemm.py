@@ -1,4 +1,4 @@
-"""`bench gemm`: every product proves its result, on its own operands and on the unquantized ones; then it is timed."""
+"""`bench gemm`: every kernel's result is checked against an exact product before it is timed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Clock(Protocol):
 
 
 class CpuClock:
-    """The processor's clock; the caches hold something else when it starts."""
+    """The processor's clock; flushes the caches before each call."""
 
     def __init__(self) -> None:
         import torch
@@ -76,8 +76,8 @@ def clock_of(engine: Engine) -> Clock:
 
 
 def warm_up(call: Callable[[], object], clock: Clock) -> None:
-    """Call until two batches in a row take as long, or enough have passed: compiling, growing clocks and first
-    allocations are over then, or will not be."""
+    """Call until two batches in a row take as long, or enough have passed: by then compilation, clock ramp-up and first
+    allocations are done."""
     before = None
     for _ in range(MOST_BATCHES):
         median = statistics.median(clock.seconds(call) for _ in range(BATCH))
@@ -89,8 +89,8 @@ def warm_up(call: Callable[[], object], clock: Clock) -> None:
 def time_products(
     calls: Mapping[str, Callable[[], object]], clock: Clock, rounds: int, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Return seconds of every call, once per round, in an order shuffled again each round, after warming each up:
-    drift affects all alike, and no call always follows the same other."""
+    """Return the seconds of every call in each round, after a warm-up of each; every round has its own random order, so
+    that drift affects all alike and no call always follows the same other."""
     for call in calls.values():
         warm_up(call, clock)
     order, order_of = list(calls), random.Random(seed)
@@ -103,8 +103,8 @@ def time_products(
 
 
 def drift_percent(seconds: Sequence[float]) -> float:
-    """Return how much longer the second half of a call's rounds took than the first, by their medians: a GPU that
-    throttles, or other work, shows there."""
+    """Return by how many percent the median of the second half of a call's rounds exceeds that of the first: it shows
+    throttling and other load."""
     half = len(seconds) // 2
     if not half:
         return 0.0
@@ -290,7 +290,7 @@ def _proven(engine: Engine, kernel: GemmKernel, shape: Shape, a: Tensor, b: Tens
 
 
 def _spread(rows: int) -> slice:
-    """Return at most PROOF_ROWS rows, evenly spread."""
+    """Return at most PROOF_ROWS evenly spaced rows."""
     return slice(None, None, max(1, -(-rows // PROOF_ROWS)))
 
 

@@ -193,12 +193,12 @@ def _of_columns(engine: Engine, operand: Operand) -> list[Tensor]:
 
 
 def _down_first(engine: Engine, operand: Operand) -> list[Tensor]:
-    """Return [rows, k / 128], neighbours in memory being one below the other."""
+    """Return scales [rows, k / 128] in column-major order."""
     return [engine.scales(operand).t().contiguous().t()]
 
 
 def _tiles_down_first(engine: Engine, operand: Operand) -> list[Tensor]:
-    """Return [k / 128 rounded up to a multiple of 4, rows / 128], neighbours in memory being one below the other."""
+    """Return scales [k / 128 rounded up to a multiple of 4, rows / 128] in column-major order."""
     import torch
 
     scales = engine.scales(operand)

@@ -1,6 +1,7 @@
 """Operands of timed products: random BF16 values of a chosen distribution, or a model's own weights and captures.
 
-Zeros and constants draw less power and run faster than anything a model holds, so they are there to show just that.
+Zeros and constants draw less power and run faster than anything a model holds, so they are
+included only to show that.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Engine:
         return memory_bytes() or 1 << 62
 
     def release(self) -> None:
-        """Give memory back that nothing refers to any more."""
+        """Free memory that nothing refers to any more."""
         if self.on_gpu:
             import torch
 
@@ -137,8 +138,8 @@ def open_engine(device: str) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A row of values to multiply: `fill(torch shape, generator)` gives binary32 values; `is_constant` ones time too
-    well."""
+    """A row of values to multiply: `fill(torch shape, generator)` gives binary32 values; `is_constant`: timings look
+    too fast."""
 
     name: str
     meaning: str

@@ -69,7 +69,7 @@ class GpuReport:
 
 
 class Resident:
-    """A BF16 tensor [rows, columns] on the device, and room for the outputs."""
+    """A BF16 tensor [rows, columns] on the device, and preallocated output buffers."""
 
     def __init__(self, device: TimedDevice, rows: int, columns: int) -> None:
         self.device, self.shape = device, (rows, columns)
@@ -193,7 +193,7 @@ def _repeats(found: Stats, tile: Stats, repeats: int) -> bool:
 
 
 def recipes_to_time(formats: Sequence[str], scale_rounding: str | None, dialect: str | None) -> list[Scheme]:
-    """Return every format (none named: all rows) under the rule named, or under every rule that serves it.
+    """Return every format (all rows if none is named) under the rule named, or under every rule that serves it.
 
     A rule that serves some formats only leaves the others out where none was named. Raises UsageError for names that
     mean nothing.
@@ -302,14 +302,14 @@ def _row(case: Case, kind: str, timing: Timing, resident: Resident, rates: tuple
 
 
 def _limit(read: int, written: int, reads_twice: bool, rates: tuple[float, float]) -> float:
-    """Return seconds at the rates of copy and reading."""
+    """Return the seconds at the rates of copy and reading."""
     copy_rate, read_rate = rates
     once = (read + written) / copy_rate if written else read / read_rate
     return once + (read / read_rate if reads_twice else 0.0)
 
 
 def _flushed(resident: Resident) -> Callable[[], None]:
-    """Return empties the cache, and waits for it."""
+    """Return a call that empties the L2 cache and waits for it."""
 
     def flush() -> None:
         resident.flush()

@@ -92,8 +92,8 @@ class Peer:
     def on_gpu(
         self, tile: Codes, rows: int, device: str
     ) -> tuple[Callable[[Callable[[], None]], float], Callable[[], tuple[Codes, Codes]]]:
-        """Return on a GPU, for a tensor of `rows` rows that repeats the tile: a call that returns the seconds that the
-        device took for it after what it is given to call first, and one that returns codes and scales of the tile."""
+        """Return two GPU calls on the tile repeated to `rows` rows: one runs its argument (a cache flush), then returns
+        device seconds; the other returns codes and scales of the tile."""
         import torch
 
         if not torch.cuda.is_available():
@@ -270,8 +270,8 @@ def normal_bf16(rows: int, columns: int) -> Bits:
 
 
 def _check(bits: Bits, scheme: Scheme) -> str:
-    """Return any thread count gives the same bytes and statistics, and the values they stand for are the ones
-    measured."""
+    """Check that one and two threads give the same bytes and statistics, and that the reported error is that of the
+    bytes."""
     one, two = (cpu.quantize(bits, DTYPE, scheme, threads=threads) for threads in (1, 2))
     name = f"{scheme.format.name} {scheme.scale_rule.name}"
     if (

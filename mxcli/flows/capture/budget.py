@@ -68,7 +68,7 @@ def expected(layers: Sequence[Layer], roles: Sequence[str], rows: int) -> list[C
 
 def size_of(tensors: Sequence[CapturedTensor]) -> Size:
     """Return the size of tensors: rows are in memory until the step ends, weights one at a time; incoming rows are
-    there twice."""
+    held in two copies."""
     sizes = [(tensor.nbytes, tensor.role == WEIGHT) for tensor in tensors]
     held = sum(nbytes for nbytes, is_weight in sizes if not is_weight)
     return Size(sum(nbytes for nbytes, _ in sizes), held + max((nbytes for nbytes, _ in sizes), default=0))

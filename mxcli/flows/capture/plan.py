@@ -65,8 +65,8 @@ def single_rank_step(name: str) -> int | None:
 
 
 def written_steps(folder: Path, files: Mapping[int, str], earlier: Mapping[int, EarlierStep]) -> WrittenSteps:
-    """Return what counts as written: the steps of an earlier run, and the files that are replaced one by one, but for
-    the last of them. `files` are the existing files of steps to record, in the order of steps."""
+    """Return the steps that count as written: those of an earlier run, and the files that are replaced one by one,
+    except the last of them. `files` are the existing files of steps to record, in the order of steps."""
     replaced = [
         (folder / name).lstat().st_size
         for step, name in files.items()
@@ -144,9 +144,9 @@ class CaptureFolder:
 
 @dataclass(frozen=True, slots=True)
 class CapturePlan:
-    """A run before the weights are loaded: its layers, the tensors of a step's file and their size, at most, other
-    memory it needs, about, the `earlier` steps that a resumed run keeps, and `surplus` files of earlier runs that are
-    removed at the end. `written` is what counts as written."""
+    """A run before the weights are loaded: its layers, the tensors of a step's file and their size at most, an
+    estimate of the other memory, the `earlier` steps that a resumed run keeps, and `surplus` files of earlier runs that
+    are removed at the end. `written` is what counts as written."""
 
     source: str
     model: ModelOutline
@@ -167,7 +167,7 @@ class CapturePlan:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the memory of the whole run, about."""
+        """Estimate the memory of the whole run."""
         return self.other_bytes + self.size.memory
 
 

@@ -249,7 +249,7 @@ def _counted(
 
 
 def _lengths(scheme: Scheme, axis: str | None) -> _Lengths:
-    """Return what decides, of a combination, which tensors can be quantized."""
+    """Return the part of a combination that decides which tensors can be quantized."""
     return scheme.format.name, None if scheme.hadamard is None else scheme.hadamard.size, axis
 
 

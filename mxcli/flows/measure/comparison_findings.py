@@ -193,7 +193,7 @@ def _format_effect(first: Standing, other: Standing) -> Effect:
 
 
 def _saturates(first: Standing, other: Standing) -> bool:
-    """Return if the one that rounds stochastically saturates: clamping has a bias."""
+    """Return whether the stochastic one saturates; clamping biases the mean."""
     return (first if first.is_random else other).saturated_blocks_percent > 0
 
 

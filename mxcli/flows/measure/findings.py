@@ -226,7 +226,7 @@ def best(standings: Sequence[tuple[float | None, float]]) -> int | None:
 
 
 def is_as_good(sqnr_db: float, other_db: float) -> bool:
-    """Return if an SQNR is less than another by less than EQUAL_DB, or not at all."""
+    """Return whether an SQNR is less than EQUAL_DB below another."""
     return sqnr_db == other_db or other_db - sqnr_db < EQUAL_DB
 
 

@@ -158,8 +158,7 @@ def _holds(node: ast.expr, metrics: Metrics) -> bool | None:
 
 
 def _joined(values: Sequence[bool | None], *, deciding: bool) -> bool | None:
-    """Return what `or` (one that is true is `deciding`) and `and` (one that is false) make of values, None being
-    unknown."""
+    """Return `or` of values (`deciding` is True) or `and` (False); None is unknown."""
     if deciding in values:
         return deciding
     return None if None in values else not deciding

@@ -70,8 +70,7 @@ def bytes_to_read(sampling: Sampling | None, planned: TensorPlans) -> int:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """The sample taken of `tensors` tensors, `read_whole` of which were read whole. `tensor_scales` names the formats
-    whose
-    scale comes from the amax of a sample instead of the tensor's."""
+    whose scale comes from the amax of a sample instead of the tensor's."""
 
     fraction: float
     seed: int
@@ -112,13 +111,13 @@ def sample_notes(sample: Taken | None) -> list[str]:
     notes = ["Counts, extremes, histograms and worst blocks are those of the sample; what is rare may not be in it."]
     if sample.tensor_scales:
         notes.append(
-            f"{', '.join(sample.tensor_scales)}: the scale of a tensor follows from the largest magnitude in its "
-            "sample, a lower bound of the tensor's own, and the intervals leave out what that changes."
+            f"{', '.join(sample.tensor_scales)}: the tensor scale follows from the amax of the sample, a lower bound; "
+            "the intervals ignore that."
         )
     if sample.read_whole:
         notes.append(
             f"{sample.read_whole:,} of {sample.tensors:,} tensors are read whole: they are small, must be decoded, or "
-            "have blocks that leave too few of their rows apart."
+            "their blocks span too many rows to sample."
         )
     return notes
 

@@ -109,11 +109,11 @@ def worst_blocks_compared(
 
 
 def _lowest_first(plan: Plan, measured: Mapping[str, Metrics]) -> Iterator[tuple[TensorPlan, float]]:
-    """Yield the tensors that were measured and have several blocks, with the largest magnitude among those
-    that share a tensor scale; the lowest SQNR first, none without noise.
+    """Yield measured tensors with several blocks, each with the amax of those that share a tensor scale, the lowest
+    SQNR first; tensors without noise are skipped.
 
     None under a transform, which mixes elements of several blocks, or a random rounding, which draws by the place in
-    the tensor: such a block is not made again from its own elements.
+    the tensor: such a block cannot be requantized in isolation.
     """
     steps = {planned.tensor.name: planned for planned in plan.quantized}
     amaxes = {name: number_of(metrics, "amax") for name, metrics in measured.items()}

@@ -282,7 +282,7 @@ def _grouped(decided: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorP
     idle = ["+".join(each) for each in requested if not any(_named_by(each, names) > 1 for names in sets.values())]
     if idle:
         raise UsageError(
-            f"--fuse: no two layers of one module are called {', '.join(map(printable, idle))}; give the last "
+            f"--fuse: {', '.join(map(printable, idle))} matches no two layers of one module; give the last "
             "parts of their module paths."
         )
     for key, names in sets.items():
@@ -310,5 +310,5 @@ def _grouped(decided: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorP
 
 
 def _named_by(parts: Sequence[str], names: Sequence[str]) -> int:
-    """Return how many of a set's weights are of modules whose paths end in one of the parts."""
+    """Return the number of a set's weights whose module paths end in one of the parts."""
     return sum(name.rpartition(".")[0].rpartition(".")[2] in parts for name in names)

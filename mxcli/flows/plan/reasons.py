@@ -14,7 +14,7 @@ from mxcli.numerics.hadamard import Hadamard
 
 
 def why_kept(info: TensorInfo, decision: Decision, fmt: BlockFormat | None) -> str | None:
-    """Return why a tensor is not quantized, for any lengths; None if it is. `row` None keeps it on request."""
+    """Return why a tensor is not quantized, for any lengths; None if it is. `fmt` None keeps it on request."""
     if not decision.taken:
         excluded = decision.rule is not None and not decision.rule.include
         return f"excluded by {decision.rule}" if excluded else decision.reason.removeprefix("kept: ")

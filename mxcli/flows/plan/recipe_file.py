@@ -248,9 +248,7 @@ class _Reading:
                 self.problem((*path, KEEP), f"'{KEEP}' is true or left out, not {_spelled(keep)}.")
             set_keys = [key for key, value in values.items() if value is not None]
             if keep and set_keys:
-                self.problem(
-                    (*path, KEEP), f"tensors that are kept have no {', '.join(set_keys)}: leave out one or other."
-                )
+                self.problem((*path, KEEP), f"tensors that are kept have no {', '.join(set_keys)}: remove one of them.")
             if KEEP not in table and not set_keys:
                 self.problem(path, f"an override names at least one of {KEEP}, {', '.join(RULE_KEYS)}.")
             if SELECT not in table:

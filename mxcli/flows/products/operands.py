@@ -53,7 +53,7 @@ def used_tokens(tokens: int, transform: int = 1) -> int:
 
 
 def shortened(used: Sequence[tuple[CapturedLayer, int]]) -> Iterator[str]:
-    """Yield a sentence about the places of which not all tokens are used."""
+    """Yield a sentence on the captured layers of which not all tokens are used."""
     shorter = [(place, tokens) for place, tokens in used if tokens < place.tokens]
     if shorter:
         place, tokens = shorter[0]
@@ -122,7 +122,7 @@ def stream(place: CapturedLayer, letter: str, passes: str) -> int:
 
 def scaled_back(quantized: Quantized, backend: Backend, what: str) -> Array:
     """Return dequantized values in binary64, with a transform undone; raises InputError naming `what` for values beyond
-    binary32, which the code above the largest values may be."""
+    binary32, which a code above the largest value can give."""
     values: Array = backend.dequantize(quantized).astype(np.float64)
     if not np.isfinite(values).all():
         raise InputError(

@@ -71,7 +71,7 @@ class CapturedInputs:
     def errors(
         self, checkpoint: Checkpoint, step: TensorPlan, made: Iterable[Quantized], backend: Backend
     ) -> list[tuple[float, float]]:
-        """Return for each quantized form of a weight ||X (W - Y)^T||^2 and ||X W^T||^2, in binary64."""
+        """Return ||X (W - Y)^T||^2 and ||X W^T||^2 for each quantized form of a weight, in binary64."""
         import torch
 
         x = torch.from_numpy(self._input(step))

@@ -62,8 +62,8 @@ class Extent:
 
 
 def memory_of_products(layers: Iterable[Extent], draws: int = 1) -> Need:
-    """Return what the products of layers need that are worked on one after another: operands, one product's sides plain
-    and quantized, and D, its error and, of several draws, the sum of their errors."""
+    """Return the memory of the products of layers, computed one after another: operands, one product's sides plain and
+    quantized, D, its error and, with several draws, the sum of their errors."""
     return need_of((layer.name, _working_bytes(layer, draws)) for layer in layers)
 
 
@@ -114,7 +114,7 @@ class PlannedProducts:
     notes: tuple[str, ...]
 
     def recipe_of(self, letter: str, layer: Multiplied) -> Scheme:
-        """Return how an operand of a layer is quantized."""
+        """Return the scheme of an operand of a layer."""
         own = layer.step.scheme
         assert own is not None
         return own if letter == W else self.recipes[letter]
@@ -153,7 +153,7 @@ def plan_products(
 
 
 def memory_to_multiply(planned: PlannedProducts) -> Need:
-    """Return what the products need."""
+    """Return the memory of the products."""
     return memory_of_products(
         _extent(layer, place, tokens) for layer in planned.layers for place, tokens in layer.places
     )

@@ -171,7 +171,7 @@ def _selected(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> Mappi
 
 
 def memory_to_train(model: TrainedModel, draws: int) -> Need:
-    """Return what the products of its layers need, under any recipes."""
+    """Return the memory of the products of its layers, under any recipes."""
     return memory_of_products((_extent(layer) for layer in model.layers), draws)
 
 

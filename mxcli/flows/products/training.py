@@ -79,9 +79,9 @@ class Counts:
 class TrainedProduct:
     """A product of a layer at a training step under a recipe.
 
-    `energies` are of one draw, on average; `averaged` of the mean of the products of all draws, whose error is what
-    does not average out. `operands` has the counts of each operand that was quantized, by its letter, summed over
-    draws; it is empty where the layer is `high`, and the product exact.
+    `energies`: mean over draws; `averaged`: error of the mean product, the bias that remains. `operands` has the counts
+    of each operand that was quantized, by its letter, summed over draws; it is empty where the layer is `high`, and the
+    product exact.
     """
 
     layer: str

@@ -85,7 +85,7 @@ def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
 
 
 def formats_of(group: Group, steps: Sequence[Mapping[str, TensorPlan]]) -> tuple[int, ...]:
-    """Return which plans, given their steps by name, quantize all of a group."""
+    """Return the plans, given their tensors by name, that quantize all of a group."""
     names = [info.name for info in group.tensors]
     return tuple(at for at, of in enumerate(steps) if all(of[name].scheme for name in names))
 
@@ -194,7 +194,7 @@ def choose(target: Target, groups: Sequence[Group], options: Sequence[Options]) 
 
 
 def _smallest(target: Target, options: Sequence[Options]) -> Optimum:
-    """Return in each group the smallest option with enough SQNR; keeping is exact, so there is one."""
+    """Return the smallest option of each group with enough SQNR; keeping is exact, so there is one."""
     chosen = []
     for each in options:
         enough = [at for at, option in enumerate(each) if option.sqnr_db >= target.value]
@@ -205,5 +205,5 @@ def _smallest(target: Target, options: Sequence[Options]) -> Optimum:
 
 
 def _rounded_up(value: Fraction) -> str:
-    """Return four decimals, never less than the value."""
+    """Return the value rounded up to four decimals."""
     return f"{-(-value.numerator * 10_000 // value.denominator) / 10_000:g}"

@@ -44,7 +44,7 @@ class Optimum:
 
 
 def least_weight(groups: Sequence[Sequence[Option]]) -> int:
-    """Return what the lightest choice weighs."""
+    """Return the weight of the lightest choice."""
     return sum(min(weight for weight, _ in options) for options in groups)
 
 
@@ -72,7 +72,8 @@ def optimum(groups: Sequence[Sequence[Option]], capacity: int, effort: int = EFF
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """An option that no other of its group beats: its exact cost holds weight and place for ties."""
+    """An option that no other of its group beats; `exact` is its cost, with weight and index encoded as
+    tie-breakers."""
 
     weight: int
     exact: int
@@ -205,14 +206,14 @@ class _Tail:
     slopes: Sequence[float]
 
     def bound(self, state: _State, capacity: int) -> float:
-        """Return the least that a choice may cost which begins as the state."""
+        """Return a lower bound on any completion of this partial choice."""
         left = capacity - self.weight - state[0]
         at = bisect_right(self.weights, left) - 1
         return state[2] + self.cost - self.savings[at] - self.slopes[at] * (left - self.weights[at])
 
 
 def _tails(core: Sequence[Sequence[_Candidate]]) -> list[_Tail]:
-    """Return for each group the relaxation of those after it."""
+    """Return, for each group, the relaxation of the groups after it."""
     tails = [_Tail(0, 0.0, [0], [0.0], [0.0])]
     steps: list[tuple[float, int, float]] = []
     weight, cost = 0, 0.0
@@ -231,7 +232,7 @@ def _tails(core: Sequence[Sequence[_Candidate]]) -> list[_Tail]:
 
 
 def _undominated(options: Sequence[_Candidate]) -> list[_Candidate]:
-    """Return by rising weight and falling cost, without those that another is as light and as cheap as."""
+    """Return the options that no other dominates in weight and cost, by rising weight and falling cost."""
     kept: list[_Candidate] = []
     for option in sorted(options, key=lambda o: (o.weight, o.exact)):
         if not kept or option.exact < kept[-1].exact:
@@ -250,5 +251,5 @@ def _hull(options: Sequence[_Candidate]) -> list[int]:
 
 
 def _saving(light: _Candidate, heavy: _Candidate) -> float:
-    """Return what the step from one option to the next saves per weight."""
+    """Return the cost saved per unit of weight (hull slope)."""
     return (light.cost - heavy.cost) / (heavy.weight - light.weight)

@@ -107,8 +107,8 @@ def _modelopt(modules: Modules, formats: Mapping[str, Mapping[object, object]]) 
 
 
 def _auto_round(modules: Modules, formats: Mapping[str, Mapping[object, object]]) -> str:
-    """Return a layer_config: every layer by its full name; heads stay as they are unless named, and others are
-    named."""
+    """Return a layer_config with full layer names: unnamed heads stay unquantized; every other kept layer is listed
+    with 16 bits."""
     config: dict[str, object] = {
         module: {"act_bits": 16, "act_data_type": "float", **{str(key): value for key, value in formats[name].items()}}
         for name, names in modules.by_format.items()

@@ -150,7 +150,7 @@ def plan_candidates(checkpoint: Checkpoint, formats: Sequence[str], options: Opt
 
 
 def _arranged(checkpoint: Checkpoint, names: Sequence[str], options: Options) -> tuple[list[Plan], set[str]]:
-    """Return a plan for each format as its layout lets it be carried out, and the layouts; raises all refusals at
+    """Return a plan per format, restricted to what its layout can store, and the layouts; raises all refusals at
     once."""
     plans, layouts, refusals = list[Plan](), set[str](), list[str]()
     for name in names:

@@ -161,7 +161,7 @@ def _producer(subject: Subject) -> str:
 
 
 class _Amaxes:
-    """The amax of originals: of a weight, and of the set it is fused with."""
+    """Amax of each source weight and of its fused set."""
 
     def __init__(self, backend: Backend, originals: Originals | None, weights: Mapping[str, StoredWeight]) -> None:
         self._backend, self._originals, self._weights = backend, originals, weights

@@ -95,7 +95,7 @@ def ranks_by_block(q: Quantized) -> tuple[Array, int]:
 
 
 def between_by_block(q: Quantized) -> Array:
-    """Return, in the folded grid, the blocks with a code that is finite, not zero, and not the largest."""
+    """Return the blocks, in the folded grid, with a code that is finite, not zero, and not the largest."""
     found = np.zeros(grid_of(q).shape, bool)
     top = len(magnitudes(q.format.element)) - 1
     for part, (index, at) in slabs(q):
@@ -117,7 +117,7 @@ def blocks_of(differing: Array, block: Block) -> Array:
 
 @cache
 def _pair_ranks(element: FloatFormat) -> Array:
-    """Return for each byte of two codes the larger of their ranks."""
+    """Return the larger rank of the two codes in each byte."""
     ranks = magnitude_ranks(element)
     pairs = np.arange(256)
     larger: Array = np.maximum(ranks[pairs & 15], ranks[pairs >> 4])

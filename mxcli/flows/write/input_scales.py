@@ -55,9 +55,9 @@ def with_input_scales(
         each.tensor.name: scale_of(each.scheme, amax.of(each.tensor.name), backend) for each in layers if each.scheme
     }
     note = (
-        f"Loaders quantize the inputs of {len(layers):,} layers too, with scales from "
-        f"{printable(captures.where.name)}: larger inputs saturate."
-        f"{f' They fit the largest of {inputs.several}.' if inputs.several else ''}"
+        f"Activations of {len(layers):,} layers are quantized with static scales calibrated on "
+        f"{printable(captures.where.name)}; values above that amax saturate."
+        f"{f' The amax is the largest over {inputs.several}.' if inputs.several else ''}"
     )
     scaled = (replace(each, input_scale=scales.get(each.tensor.name)) for each in plan.tensors)
     return replace(plan, tensors=tuple(scaled), notes=(*plan.notes, note))

@@ -154,8 +154,8 @@ class _Run:
         return WriteJob(info.name, info.nbytes, (target.name,), make, (info,))
 
     def _quantizing(self, task: Task, part: slice) -> WriteJob:
-        """Return the job of some pieces of a tensor; it remembers their statistics, so that those of the tensor add up
-        in the order of its pieces after interruptions too."""
+        """Return the job of some pieces of a tensor; it logs their statistics, so that those of the tensor add up in
+        the order of its pieces after interruptions too."""
         info, pieces, counted = task.planned.tensor, task.pieces[part], list[Stats]()
 
         def make() -> Iterator[tuple[str, Array]]:

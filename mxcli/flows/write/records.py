@@ -20,7 +20,7 @@ from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options, Plan, TensorPlan
 from mxcli.flows.write.arrange import Arrangement
 from mxcli.numerics.formats import find_format
-from mxcli.numerics.hadamard import Hadamard, signs_text
+from mxcli.numerics.hadamard import hadamard_record
 from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.scheme import RULE_NAMES, Scheme, tensor_rules
@@ -30,7 +30,7 @@ END_BYTES = 1 << 16
 
 
 def fingerprint(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return by the name of each weight file its size and the SHA-256 of its header, or of its first and last 64
+    """Return size and SHA-256 of each weight file by name; the digest covers its header, or its first and last 64
     KiB."""
     return {file.name: _of_file(file) for file in checkpoint.files}
 
@@ -89,7 +89,7 @@ def with_statistics(record: Mapping[str, Any], stats: Mapping[str, Stats]) -> di
 def options_record(options: Options) -> dict[str, object]:
     """Return the options by name, with selectors as typed."""
     rules = {name: getattr(options.rules, name) for name in RULE_NAMES}
-    rules["hadamard"] = hadamard_record(options.rules.hadamard)
+    rules["hadamard"] = None if options.rules.hadamard is None else hadamard_record(options.rules.hadamard)
     return {
         "format": options.format,
         **{name: value for name, value in rules.items() if name not in _LAST},
@@ -103,15 +103,8 @@ def options_record(options: Options) -> dict[str, object]:
     }
 
 
-def hadamard_record(hadamard: Hadamard | None) -> dict[str, object] | None:
-    """Return a transform as its size, the seed of its signs if it has one, and the signs."""
-    if hadamard is None:
-        return None
-    return {"size": hadamard.size, "seed": hadamard.seed, "signs": signs_text(hadamard)}
-
-
 def _override(override: Override) -> dict[str, object]:
-    """Return what an override sets, by name."""
+    """Return the settings of an override by name."""
     fields = {"selector": override.selector, "format": override.format, "keep": override.keep}
     record = fields | tensor_rules(override.rules)
     return {key: value for key, value in record.items() if value not in (None, False)}
@@ -157,12 +150,12 @@ Counted = dict[str, object]
 
 
 def counted_record(tensor: str, first: int, stats: Sequence[Stats]) -> Counted:
-    """Return the remembered statistics of pieces of a tensor, from the `first` on."""
+    """Return statistics of pieces of a tensor, from the `first` on, as a run logs them."""
     return {"tensor": tensor, "first_piece": first, "stats": [stats_record(each) for each in stats]}
 
 
 def counted_of(memo: Mapping[str, Any]) -> list[Stats]:
-    """Return remembered statistics."""
+    """Return the statistics that a run logged for pieces of a tensor."""
     return [stats_of(record) for record in memo["stats"]]
 
 
@@ -173,7 +166,8 @@ def add_counted(total: dict[str, Stats], tensor: str, stats: Iterable[Stats]) ->
 
 
 def gathered(memos: Iterable[Any]) -> dict[str, Stats]:
-    """Return the statistics of all tensors from the memos of several runs, in any order; empty memos are skipped."""
+    """Return the statistics of all tensors from those logged by several runs, in any order; empty entries are
+    skipped."""
     parts = [(memo["first_piece"], memo["tensor"], counted_of(memo)) for memo in memos if memo is not None]
     total: dict[str, Stats] = {}
     for _, tensor, stats in sorted(parts, key=itemgetter(0)):
@@ -184,7 +178,8 @@ def gathered(memos: Iterable[Any]) -> dict[str, Stats]:
 FINISHING: Mapping[str, Callable[[dict[str, Any], Sequence[str]], dict[str, object]]] = {
     QUANTIZED: lambda record, memos: with_statistics(record, gathered(map(json.loads, memos))),
 }
-"""Functions that complete the record of a kind of output from the memos of its tensors; others are complete."""
+"""Functions that complete the record of a kind of output from the per-tensor statistics
+logged by each run; others are complete."""
 
 
 @dataclass(frozen=True, slots=True)

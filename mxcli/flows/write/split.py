@@ -84,7 +84,8 @@ def _experts(
     axis = ROW if reduction_axis(planned.tensor, config) == LAST else COLUMN
     if not _is_decided(planned.tensor, config) or axis != planned.axis:
         return (
-            "a stack of experts whose orientation does not follow from the configuration; [expert, out, in] is needed"
+            "an expert stack that is either [expert, out, in] or [expert, in, out]: the configuration does not decide, "
+            "and only the former is supported"
         )
     if config is not None and config.get("model_type") in INTERLEAVED:
         return "a stack of experts in which gate and up alternate"

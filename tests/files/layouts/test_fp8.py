@@ -162,7 +162,7 @@ SCALES = ("F32", (2, 3))
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_told_in_a_sentence(tensors: Described, fault: str) -> None:
+def test_tensors_that_do_not_fit_are_reported_in_a_sentence(tensors: Described, fault: str) -> None:
     for settings in ({}, {"quant_method": "fp8", "weight_block_size": [128, 128]}):
         with pytest.raises(InputError) as refused:
             FP8.weights(on_disk(tensors, **settings))
@@ -170,12 +170,12 @@ def test_tensors_that_do_not_fit_are_told_in_a_sentence(tensors: Described, faul
 
 
 @pytest.mark.parametrize("block", ["128", [128], [128, 0], [128, 1 << 20], [True, 32], {}])
-def test_a_block_that_is_none_is_told_in_a_sentence(block: object) -> None:
+def test_an_invalid_block_is_reported_in_a_sentence(block: object) -> None:
     with pytest.raises(InputError, match=r"weight_block_size .* must be two numbers from 1 to 65536"):
         FP8.weights(on_disk({"a.weight": CODES, "a.weight_scale_inv": SCALES}, weight_block_size=block))
 
 
-def test_readers_are_told_apart() -> None:
+def test_readers_are_distinguished() -> None:
     assert FP8.remarks([weight("fp8_e4m3_128x128", (256, 128))]) == []
     assert FP8.remarks([weight("fp8_e4m3_128x128", (96, 64))]) == []
     (partial,) = FP8.remarks([weight("fp8_e4m3_128x128", (576, 128)), weight("fp8_e4m3_128x128", (256, 128))])

@@ -103,7 +103,7 @@ def test_stacks_are_found_again() -> None:
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_told_in_a_sentence(tensors: Described, fault: str) -> None:
+def test_tensors_that_do_not_fit_are_reported_in_a_sentence(tensors: Described, fault: str) -> None:
     with pytest.raises(InputError) as refused:
         GPT_OSS.weights(on_disk(tensors))
     assert fault in (*refused.value.details, str(refused.value))

@@ -109,7 +109,7 @@ def said(format: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_configuration_tells_the_format(settings: dict[str, Any], format: str) -> None:
+def test_the_configuration_states_the_format(settings: dict[str, Any], format: str) -> None:
     (found,) = QUARK.weights(on_disk(STORED, settings))
     assert (found.format.name, found.shape) == (format, (48, 64))
 
@@ -137,13 +137,13 @@ def test_the_configuration_tells_the_format(settings: dict[str, Any], format: st
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_told_in_a_sentence(tensors: Described, fault: str) -> None:
+def test_tensors_that_do_not_fit_are_reported_in_a_sentence(tensors: Described, fault: str) -> None:
     with pytest.raises(InputError) as refused:
         QUARK.weights(on_disk(tensors, QUARK.settings([weight("mxfp4")], [])))
     assert fault in (*refused.value.details, str(refused.value))
 
 
-def test_a_module_without_a_spec_is_told_in_a_sentence() -> None:
+def test_a_module_without_a_spec_is_reported_in_a_sentence() -> None:
     with pytest.raises(InputError, match=r"l\.0\.up\.weight: .* the configuration does not cover its module"):
         QUARK.weights(on_disk(STORED, {"layer_quant_config": {"other": said("mxfp4")}}))
 

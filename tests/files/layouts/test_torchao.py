@@ -154,13 +154,13 @@ def test_either_order_is_read_back() -> None:
 
 @pytest.mark.parametrize("format", ["mxfp8_e5m2", "mxfp4_e2m1", "nvfp4", "e2m1:e4m3:1x16", "fp8_e4m3_channel"])
 @pytest.mark.parametrize("layout", [SWIZZLED, PLAIN])
-def test_without_a_header_dtypes_and_shapes_tell(layout: Layout, format: str) -> None:
+def test_without_a_header_dtypes_and_shapes_decide(layout: Layout, format: str) -> None:
     (found,) = SWIZZLED.weights(on_disk(layout, weight(format), {}))
     assert (found.format.name, found.shape) == (format, (130, 192))
     assert entries(SWIZZLED, found) == entries(layout, weight(format))
 
 
-def test_what_nothing_tells_is_refused() -> None:
+def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         SWIZZLED.weights(on_disk(PLAIN, weight("mxfp6"), {}))
     assert str(caught.value).splitlines()[-1].strip() == (

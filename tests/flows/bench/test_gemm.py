@@ -1,4 +1,4 @@
-"""The harness of timed products, with a clock that tells what it is told."""
+"""The harness of timed products, with a fake clock."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_operands_of_a_model_are_its_own() -> None:
 
 
 def test_operands_of_several_steps_are_those_of_one(tmp_path: Path) -> None:
-    """The first step lacks a gradient: an input of one and a gradient of another are no layer's."""
+    """The first step lacks a gradient: an input of one and a gradient of another do not belong together."""
     module = "model.layers.0.mlp.down_proj"
     for step, roles in enumerate((("activation",), ("activation", "gradient"), ("activation", "gradient"))):
         features = {"activation": 384, "gradient": 128}
@@ -177,7 +177,7 @@ def test_shapes_that_do_not_fit_memory_are_refused_before_any_work() -> None:
     assert clock.calls == 0
 
 
-def test_memory_that_runs_out_is_no_word_of_the_library() -> None:
+def test_memory_that_runs_out_is_reported_in_our_words() -> None:
     def prepare(*arguments: object) -> Product:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 

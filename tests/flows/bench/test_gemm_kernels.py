@@ -66,7 +66,7 @@ def test_what_folding_rounds_is_counted(engine: Engine) -> None:
 @pytest.mark.parametrize("shape", [(128, 256, 512), (256, 128, 128), (640, 384, 1280)], ids=str)
 @pytest.mark.parametrize("kernel", SCALED, ids=lambda row: row.name)
 def test_torch_takes_the_arguments_for_a_gpu(engine: Engine, kernel: GemmKernel, shape: tuple[int, int, int]) -> None:
-    """The library's own checks of types, shapes, strides and swizzles, on tensors that claim to lie on a GPU."""
+    """The library's own checks of types, shapes, strides and swizzles, on tensors that claim to be on a GPU."""
     if kernel.name == "mxfp4":
         pytest.skip("torch's check counts packed bytes for MXFP4; only a GPU's library says what it takes")
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -87,7 +87,7 @@ def test_torch_takes_the_arguments_for_a_gpu(engine: Engine, kernel: GemmKernel,
     assert tuple(d.shape) == shape[:2]
 
 
-def test_needs_that_are_not_met_are_told(engine: Engine) -> None:
+def test_needs_that_are_not_met_are_reported(engine: Engine) -> None:
     assert GEMM_KERNELS["bf16"].unmet(engine) is None
     assert GEMM_KERNELS["mxfp8"].unmet(engine) == ("needs a GPU of compute capability 10.0 or later; this is the CPU")
     hopper, blackwell = (Engine("cuda:0", engine.backend, capability) for capability in ((9, 0), BLACKWELL))

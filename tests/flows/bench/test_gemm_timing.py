@@ -10,7 +10,7 @@ from mxcli.flows.bench.gemm import BATCH, MOST_BATCHES, drift_percent, time_prod
 
 
 class FakeClock:
-    """Says how long a call took by what `seconds_of(name, how many calls of it before)` tells."""
+    """A clock that returns `seconds_of(name, number of earlier calls of it)` for a call."""
 
     def __init__(self, seconds_of: Callable[[str, int], float]) -> None:
         self._seconds_of = seconds_of

@@ -64,7 +64,7 @@ def test_what_means_nothing(tmp_path: Path, options: dict[str, Any], sentence: s
     assert not (tmp_path / "out").exists()
 
 
-def test_iterators_are_no_steps() -> None:
+def test_iterators_are_not_steps() -> None:
     with pytest.raises(UsageError, match=r"list_iterator object .*: give a number of steps, or the steps themselves"):
         parse_steps(iter([1]))  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What a step takes: of each layer the rows that it has, beside what is on the disk already."""
+"""The size of a step: the rows of each layer, next to what is on the disk already."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_types_stay_what_they_were(tmp_path: Path) -> None:
 
 
 def test_sampled_rows_are_the_same_tokens_everywhere(tmp_path: Path) -> None:
-    """Of a token's number, which runs through all layers: over micro-batches, and whatever their size."""
+    """Of a token's number, which runs through all layers: over micro-batches of any size."""
 
     class Numbered(nn.Module):
         def __init__(self) -> None:
@@ -256,7 +256,7 @@ def test_without_gradients(tmp_path: Path) -> None:
     assert "3 of 4 layers received no gradient: up, down, head (step 0)" in recorder.notes
 
 
-def test_nan_is_recorded_and_told(tmp_path: Path) -> None:
+def test_nan_is_recorded_and_reported(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with mxcli.capture(model, tmp_path) as recorder:
         (model(torch.ones(3, 2)) * torch.tensor([[1.0], [float("nan")], [1.0]])).sum().backward()
@@ -291,7 +291,7 @@ def test_all_layers_of_the_model_are_named(tmp_path: Path) -> None:
     assert described(tmp_path / "step-000000.safetensors")["layers_of_model"] == ["up", "down", "head", "idle"]
 
 
-def test_steps_that_are_asked_for(tmp_path: Path) -> None:
+def test_requested_steps(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
 
     def train(folder: Path, first: int = 0, **options: Any) -> list[str]:
@@ -405,7 +405,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_rows_that_no_step_wrote_are_told_of(tmp_path: Path) -> None:
+def test_rows_that_no_step_wrote_are_reported(tmp_path: Path) -> None:
     model = block()
     with (
         pytest.warns(UserWarning, match="step 0 is not written: call step"),

@@ -51,7 +51,7 @@ def train(model: nn.Module, *tokens: int) -> None:
 @pytest.mark.parametrize("roles", ROLES)
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_every_token_counts_once(tmp_path: Path, reentrant: bool | None, roles: tuple[str, ...]) -> None:
-    """Whatever is recorded, over micro-batches, with and without a validation that is left out."""
+    """For all roles, over micro-batches, with and without a validation that is left out."""
     model = Segment(reentrant)
     with mxcli.capture(model, tmp_path, roles=roles) as recorder:
         train(model, 3, 2)
@@ -75,7 +75,7 @@ def test_every_token_counts_once(tmp_path: Path, reentrant: bool | None, roles: 
 
 
 @pytest.mark.parametrize("roles", ROLES[:2])
-def test_a_validation_before_the_step_is_told_of(tmp_path: Path, roles: tuple[str, ...]) -> None:
+def test_a_validation_before_the_step_is_reported(tmp_path: Path, roles: tuple[str, ...]) -> None:
     model = Segment(True)
     with mxcli.capture(model, tmp_path, roles=roles) as recorder:
         with torch.no_grad():
@@ -111,7 +111,7 @@ def test_several_calls_in_a_segment_keep_their_order(tmp_path: Path, reentrant: 
     assert captured["a.gradient"].flatten().tolist() == [2, 2, 1, 1, 2, 2, 1, 1]
 
 
-def test_sampled_tokens_are_the_same_beside_a_checkpointed_segment(tmp_path: Path) -> None:
+def test_sampled_tokens_are_the_same_next_to_a_checkpointed_segment(tmp_path: Path) -> None:
     model = Segment(True)
     for layer in (model.a, model.b):
         layer.weight.data = torch.eye(4)
@@ -131,7 +131,7 @@ SEVERAL = (
 
 @pytest.mark.parametrize("sample_rows", [None, 2])
 def test_of_several_passes_the_last_counts(tmp_path: Path, sample_rows: int | None) -> None:
-    """Of two losses, and of a gradient that is asked for before, plain and as a penalty."""
+    """Of two losses, and of a gradient that is computed before, plain and as a penalty."""
 
     def captured(name: str, run: Any) -> list[Any]:
         model = nn.Sequential(nn.Linear(8, 4))
@@ -191,7 +191,7 @@ def test_a_validation_is_left_out_of_frozen_layers_too(tmp_path: Path, is_before
 def test_a_validation_is_left_out_of_frozen_layers_of_segments(
     tmp_path: Path, reentrant: bool, roles: tuple[str, ...]
 ) -> None:
-    """No gradient tells of a repetition in the first layer: nothing before it needs any."""
+    """No gradient shows a repetition in the first layer: nothing before it needs any."""
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     layers[0].requires_grad_(False)
     flag = torch.ones(1, requires_grad=True)

@@ -123,7 +123,7 @@ def test_two_dimensional_blocks_are_the_same_either_way_but_for_edges(source: Pa
     assert row.metrics["mse"] == pytest.approx(column.metrics["mse"])
 
 
-def test_both_is_no_axis_to_write_along(source: Path) -> None:
+def test_nothing_is_written_along_both_axes(source: Path) -> None:
     with pytest.raises(UsageError, match="unknown value 'both': --axis takes row, column"):
         make_plan(open_checkpoint(source), options("mxfp8"))
     with pytest.raises(UsageError, match="unknown value 'rows': --axis takes row, column, both"):

@@ -164,7 +164,8 @@ def test_what_is_kept_along_one_axis_is_not_compared(tmp_path: Path) -> None:
 def test_transforms_and_draws_have_the_numbers_of_single_arrays(source: Path, axis: str) -> None:
     """The tensor scale of a fused set follows from what is transformed along that axis."""
     checkpoint = open_checkpoint(source)
-    combinations = combine(["nvfp4"], ["te"], ["nearest-even", "stochastic"], ["none", "16"], axes=(axis,), seed=5)
+    roundings, transforms = ["nearest-even", "stochastic"], ["none", "16"]
+    combinations = combine(["nvfp4"], ["te"], roundings, transforms, axes=(axis,), rules=Rules(seed=5))
     comparison = make_comparison(
         "x", checkpoint, plan_comparison(checkpoint, combinations, options()), backend=Cpu(2)
     )  # fmt: skip
@@ -196,7 +197,7 @@ def test_groups_add_up(source: Path) -> None:
     assert {group[0]["tensors"] for group in kinds.values()} == {2}
 
 
-def test_a_total_is_no_average_of_decibels(tmp_path: Path) -> None:
+def test_a_total_is_not_an_average_of_decibels(tmp_path: Path) -> None:
     loud, quiet = np.full((1, 32), 100.7, np.float32), np.full((1, 32), 0.01007, np.float32)
     save_file({"loud.weight": loud, "quiet.weight": quiet}, tmp_path / "x.safetensors")
     comparison = compared(tmp_path / "x.safetensors", ["mxfp8", "mxfp4"])
@@ -279,9 +280,8 @@ def test_values_that_are_not_finite_are_refused_once(tmp_path: Path) -> None:
     x[2, 7] = np.nan
     save_file({"a.weight": x, "b.weight": x}, tmp_path / "x.safetensors")
     checkpoint = open_checkpoint(tmp_path / "x.safetensors")
-    planned = plan_comparison(
-        checkpoint, combine(["mxfp8"], nonfinite="error"), Options("mxfp8", Rules(nonfinite="error"), analysis=True)
-    )
+    rules = Rules(nonfinite="error")
+    planned = plan_comparison(checkpoint, combine(["mxfp8"], rules=rules), Options("mxfp8", rules, analysis=True))
     with pytest.raises(RefusedError) as refused:
         make_comparison("x", checkpoint, planned, backend=Cpu())
     assert [reason.partition(".")[0] for reason in refused.value.reasons] == ["a", "b"]

@@ -54,7 +54,7 @@ def test_roles_are_not_summed_into_each_other() -> None:
         ("0", "0", "0"),
     ],
 )
-def test_files_of_steps_and_ranks_are_no_layers(file: str, module: str, layer: str, kind: str) -> None:
+def test_files_of_steps_and_ranks_are_not_layers(file: str, module: str, layer: str, kind: str) -> None:
     found = info(f"{file}/{module}.input", "activation", module)
     assert (layer_of(found), kind_of(found)) == (layer, kind)
 

@@ -1,4 +1,4 @@
-"""Limits on metrics: what they mean, what cannot be read, and what is told of those that fail."""
+"""Limits on metrics: what they mean, what cannot be read, and the message on those that fail."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_numbers_are_the_metrics_that_are_one() -> None:
     assert set(NUMBERS) == {name for name, value in values.items() if not isinstance(value, (dict, list))}
 
 
-def test_every_failure_is_told_with_its_values() -> None:
+def test_every_failure_is_reported_with_its_values() -> None:
     conditions = [parse_condition(text) for text in ("sqnr_db<20 and saturated_percent>3", "mse>1", "elements==32")]
     limits = check_limits(conditions, [("a", METRICS_OF_ONE), ("b", {**METRICS_OF_ONE, "sqnr_db": 21.0})])
     assert limits.checked == 2

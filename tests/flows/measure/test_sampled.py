@@ -73,7 +73,7 @@ def metrics(report: Report, name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def asked_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes were asked of files each time; to map a tensor asks for all of it."""
+    """The number of bytes requested from files each time; mapping a tensor requests all of it."""
     asked: list[int] = []
     fill, whole = reading._fill, reading.read_in_place
 
@@ -150,7 +150,7 @@ def test_seed_and_name_decide_and_nothing_else(source: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("format", ["mxfp4", "nvfp4", "fp8_e4m3"])
-def test_a_sample_of_everything_is_no_sample(source: Path, format: str) -> None:
+def test_a_sample_of_everything_is_not_a_sample(source: Path, format: str) -> None:
     whole, sample = reported(source, format), reported(source, format, Sampling(1.0))
     for all_of_it, read in zip(whole.layers, sample.layers, strict=True):
         assert {name: read.metrics[name] for name in METRICS} == dict(all_of_it.metrics)
@@ -192,7 +192,7 @@ def test_an_interval_shrinks_as_more_is_read(source: Path) -> None:
 
 @pytest.mark.parametrize("format", ["mxfp4", "nvfp4_2d", "e2m1:e8m0:24x8"])
 @pytest.mark.parametrize("axis", [None, "column"])
-def test_worst_blocks_lie_where_they_are_said_to(source: Path, format: str, axis: str | None) -> None:
+def test_worst_blocks_are_where_the_report_says(source: Path, format: str, axis: str | None) -> None:
     """In both directions, and where blocks do not fill the matrices of a tensor: their noise is that of that place."""
     whole, sample = (reported(source, format, asked, axis=axis) for asked in (None, sampling(0.3)))
     checkpoint = open_checkpoint(source)
@@ -237,7 +237,7 @@ def test_a_block_that_is_the_tensor_has_the_scale_of_the_sample(source: Path) ->
     assert found["mse_uncertainty"] < 0.1 * found["mse"]
     assert sample.sample is not None
     assert sample.sample.tensor_scales == ("int8:fp32:tensor",)
-    assert any("a lower bound of the tensor's own" in note for note in sample.notes)
+    assert any("follows from the amax of the sample, a lower bound" in note for note in sample.notes)
 
 
 def test_a_tensor_scale_is_a_lower_bound_and_that_is_said(source: Path) -> None:
@@ -246,10 +246,11 @@ def test_a_tensor_scale_is_a_lower_bound_and_that_is_said(source: Path) -> None:
     assert sample.sample is not None
     assert sample.sample.tensor_scales == ("nvfp4",)
     assert any(
-        note.startswith("nvfp4: the scale of a tensor follows from the largest magnitude") for note in sample.notes
+        note.startswith("nvfp4: the tensor scale follows from the amax of the sample, a lower bound")
+        for note in sample.notes
     )
     plain = reported(source, "mxfp4", sampling(0.1))
-    assert not any("largest magnitude" in note for note in plain.notes)
+    assert not any("tensor scale" in note for note in plain.notes)
     assert any(note.startswith("Counts, extremes, histograms") for note in plain.notes)
     assert any(note.startswith("1 of 4 tensors are read whole") for note in plain.notes)
 
@@ -296,7 +297,7 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
     assert found["nonfinite"] > 3000
 
 
-def test_a_sample_of_zeros_is_no_tensor_of_zeros(tmp_path: Path) -> None:
+def test_a_sample_of_zeros_is_not_a_tensor_of_zeros(tmp_path: Path) -> None:
     save_file({GATE: np.zeros((512, 64), np.float32)}, tmp_path / "x.safetensors")
     assert any("of zeros only" in note for note in reported(tmp_path / "x.safetensors", "mxfp4").notes)
     sample = reported(tmp_path / "x.safetensors", "mxfp4", sampling())

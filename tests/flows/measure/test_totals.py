@@ -49,7 +49,7 @@ def test_a_step_has_the_totals_of_its_own_report(tmp_path: Path) -> None:
     assert report.sum["saturated"] == sum(int(str(each.metrics["saturated"])) for each in report.by_step)
 
 
-def test_steps_are_told_along_each_axis(tmp_path: Path) -> None:
+def test_steps_are_reported_along_each_axis(tmp_path: Path) -> None:
     source = write_steps(tmp_path / "steps")
     both = reported(source, BOTH)
     assert list(totals_over_steps(both.by_step)) == [(role, axis) for role in ROLES for axis in ("row", "column")]
@@ -79,7 +79,7 @@ def test_tensors_without_a_step_are_in_no_series(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["layer", "kind"])
 @pytest.mark.parametrize("spelling", ["step-{}", "rank-0-iter-{}", "{}_of_run.5"])
-def test_a_step_is_no_part_of_a_layer(tmp_path: Path, name: str, spelling: str) -> None:
+def test_a_step_is_not_a_part_of_a_layer(tmp_path: Path, name: str, spelling: str) -> None:
     from mxcli.flows.measure.totals import labels
 
     for file in write_steps(tmp_path / "steps").iterdir():

@@ -58,7 +58,7 @@ def test_they_have_the_noise_that_was_measured(source: str, format: str) -> None
             assert block.scheme.format.element.value(each.code) * block.scale == pytest.approx(each.quantized, rel=1e-6)
 
 
-def test_of_large_blocks_the_elements_with_most_error_are_told() -> None:
+def test_of_large_blocks_the_elements_with_most_error_are_listed() -> None:
     blocks, layers = found(SAMPLES / "tiny-llama", "nvfp4_2d")
     for block in blocks:
         assert (block.size, len(block.elements)) == (256, ELEMENTS)

@@ -106,7 +106,7 @@ def test_rows_that_two_dimensional_blocks_do_not_divide_are_named(tmp_path: Path
 
 
 # 128x128 blocks were refused for 576x2048.
-def test_edges_of_fp8_blocks_are_no_refusal(tmp_path: Path) -> None:
+def test_edges_of_fp8_blocks_are_not_refused(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "m", {"model.a.weight": noise(130, 200)}, Options("fp8_e4m3_128x128"))
     assert not plan.tensors[0].padded
 
@@ -122,7 +122,7 @@ def test_a_quantized_source_is_refused(tmp_path: Path) -> None:
     assert refused.value.exit_code == 4
 
 
-def test_a_lora_adapter_is_no_model(tmp_path: Path) -> None:
+def test_a_lora_adapter_is_not_a_model(tmp_path: Path) -> None:
     tensors = {"base.q_proj.lora_A.weight": noise(8, 64), "base.q_proj.lora_B.weight": noise(64, 8)}
     with pytest.raises(RefusedError, match="LoRA adapter"):
         plan_of(tmp_path / "m", tensors, Options("mxfp4"), None)
@@ -182,7 +182,7 @@ def test_fused_sets_are_known_under_other_names(tmp_path: Path, names: tuple[str
     assert list(plan_of(tmp_path / "m", tensors, Options("nvfp4"), None).groups) == [group]
 
 
-def test_fused_members_may_lie_in_different_shards(tmp_path: Path) -> None:
+def test_fused_members_may_be_in_different_shards(tmp_path: Path) -> None:
     shards = {
         "model-00001-of-00002.safetensors": {"l.gate_proj.weight": noise(16, 32)},
         "model-00002-of-00002.safetensors": {"l.up_proj.weight": noise(16, 32)},
@@ -190,7 +190,7 @@ def test_fused_members_may_lie_in_different_shards(tmp_path: Path) -> None:
     assert len(plan_of(tmp_path / "m", shards, Options("nvfp4"), None).groups["l.gate_proj+up_proj"]) == 2
 
 
-def test_a_fused_set_in_part_is_no_group_and_noted(tmp_path: Path) -> None:
+def test_a_partial_fused_set_is_not_a_group_and_noted(tmp_path: Path) -> None:
     rules = (Rule(False, "*.up_proj.weight"),)
     plan = plan_of(tmp_path / "m", llama(), Options("nvfp4", selection=rules))
     assert list(plan.groups) == ["model.layers.0.self_attn.q_proj+k_proj+v_proj"]
@@ -266,7 +266,7 @@ def test_a_set_that_is_named_joins_the_known_one_it_shares_a_member_with(tmp_pat
         ("q+", "a set is the last parts"),
         ("attn.q+attn.k", "a set is the last parts"),
         ("q+k,k+v", "k is in two sets"),
-        ("foo+bar", r"no two layers of one module are called foo\+bar"),
+        ("foo+bar", r"foo\+bar matches no two layers of one module"),
     ],
 )
 def test_sets_that_make_no_sense_are_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -130,7 +130,7 @@ def test_a_format_is_needed_from_somewhere() -> None:
         ('[[override]]\nselect = "a"\nformat = "nvfp4"\nscale_rounding = "floor"', 4, "floor does not serve nvfp4"),
     ],
 )
-def test_a_fault_is_told_with_its_line(text: str, line: int, words: str) -> None:
+def test_a_fault_is_reported_with_its_line(text: str, line: int, words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
         parse_recipe(text, "r.toml")
     assert f"r.toml:{line}: " in str(refused.value)
@@ -145,7 +145,7 @@ def test_all_faults_come_at_once_in_order_of_lines() -> None:
     ]  # fmt: skip
 
 
-def test_files_that_are_no_recipe(tmp_path: Path) -> None:
+def test_files_that_are_not_recipes(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text("format = \n")
     with pytest.raises(UsageError, match=r"r\.toml: not valid TOML: .*line 1"):
         read_recipe(tmp_path / "r.toml")
@@ -156,7 +156,7 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
         read_recipe(tmp_path / "none.toml")
 
 
-def test_selectors_that_take_nothing_are_told_with_their_lines(checkpoint: Checkpoint) -> None:
+def test_selectors_that_take_nothing_are_reported_with_their_lines(checkpoint: Checkpoint) -> None:
     text = 'format = "mxfp4"\nexclude = [\n"*.q_proj",\n"*.qproj"]\n[[override]]\nselect = "*.dwn_proj"\nkeep = true'
     with pytest.raises(UsageError) as refused:
         check_selectors(parse_recipe(text, "r.toml"), checkpoint)
@@ -166,7 +166,7 @@ def test_selectors_that_take_nothing_are_told_with_their_lines(checkpoint: Check
     )
 
 
-def test_an_override_starts_anew_from_what_is_asked_for_all(checkpoint: Checkpoint) -> None:
+def test_an_override_starts_from_the_options_of_all_tensors(checkpoint: Checkpoint) -> None:
     overrides = (
         Override("*.mlp.*", "mxfp8", rules=Rules(scale_rounding="ceil")),
         Override("*.down_proj", "mxfp6"),

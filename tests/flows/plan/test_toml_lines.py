@@ -1,4 +1,4 @@
-"""Lines of a TOML file, found beside the standard library's parser."""
+"""Line numbers of a TOML file, next to the standard library's parser."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_several_steps_are_multiplied_by_themselves_and_added_up(tmp_path: Path)
     assert report.notes == ("Products of 2 steps (0 to 7) are added up, each of its own tokens.",)
 
 
-def test_a_gradient_of_another_step_is_no_partner(tmp_path: Path) -> None:
+def test_a_gradient_of_another_step_is_not_a_partner(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", {"a.weight": noise(32, 64)})
     (tmp_path / "x").mkdir()
     for step, tensors in enumerate(({"a.activation": noise(8, 64)}, {"a.gradient": noise(8, 32)})):

@@ -1,4 +1,4 @@
-"""Which blocks of a model the names of its layers tell, and what is said of those that stay high."""
+"""Blocks of a model from the names of its layers, and notes on those that stay high."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_high_blocks_of_names_without_dots() -> None:
     ]
 
 
-def test_that_no_block_can_be_told_is_said() -> None:
+def test_unknown_blocks_are_reported() -> None:
     assert high_notes([MXFP8], blocks_of(["fc1"]), ["fc1"]) == []
     assert high_notes([NVFP4, FP8, MXFP8], blocks_of(["fc1"]), ["fc1"]) == [
         "nvfp4: no block stays high, though the last 15 % of blocks, rounded up should: names of layers, such as "

@@ -163,7 +163,7 @@ def test_what_is_not_quantized_has_no_error() -> None:
         assert not product.operands
 
 
-def test_blocks_that_stay_high_are_exact_and_told() -> None:
+def test_blocks_that_stay_high_are_exact_and_reported() -> None:
     report = trained(model_of(MODEL, CAPTURES, "*.[qk]_proj"), *rows("mxfp8", "nvfp4", "fp8_current"))
     high = {
         name: {p.layer.split(".")[2] for p in report.products if p.recipe == name and p.energies.noise == 0}
@@ -301,7 +301,7 @@ def test_captured_weights_serve_as_the_model_of_their_step(tmp_path: Path) -> No
     assert trained(model_of(source, again), *rows("mxfp8")).products[0].energies.signal == signal[2]
 
 
-def test_a_weight_of_another_step_is_told(tmp_path: Path) -> None:
+def test_a_weight_of_another_step_is_reported(tmp_path: Path) -> None:
     tensors = {
         "a.w": ("weight", 1, values(32, 64)),
         "a.x": ("activation", 3, values(16, 64)),
@@ -370,7 +370,7 @@ def layers(*names: str) -> dict[str, tuple[str, int | None, np.ndarray]]:
     }
 
 
-def test_blocks_are_those_of_the_model_that_captures_tell_of(tmp_path: Path) -> None:
+def test_blocks_are_those_of_the_captured_model(tmp_path: Path) -> None:
     some = layers("h.0.fc", "h.5.fc", "h.11.fc")
     alone = trained(model_of(captured(tmp_path / "x", some)), *rows("nvfp4"))
     assert alone.high == {"nvfp4": ("h.11",)}

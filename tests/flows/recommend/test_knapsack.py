@@ -75,7 +75,7 @@ def test_ties_go_to_fewer_bits_then_to_the_order_of_the_source() -> None:
     assert optimum([[(4, 1.0), (8, 1.0)], [(4, 0.5), (4, 0.5)]], 100) == Optimum((0, 0), 8, 1.5, 1.5, True)
 
 
-def test_sums_that_floats_cannot_tell_apart_are_told_apart() -> None:
+def test_sums_that_are_equal_as_floats_are_distinguished() -> None:
     tiny: list[list[Option]] = [[(0, 1.0), (1, 1.0 - 2**-53)], [(0, 1e9), (1, 1e9)], [(0, 2.0**-60), (1, 0.0)]]
     found = optimum(tiny, 1)
     assert found is not None

@@ -169,7 +169,7 @@ def test_options_go_into_the_recipe(checkpoint: Checkpoint) -> None:
     assert {s.tensor.name: s.scheme for s in steps} == {s.tensor.name: s.scheme for s in result.plan.tensors}
 
 
-def test_what_the_layout_cannot_hold_is_no_choice(tmp_path: Path) -> None:
+def test_what_the_layout_cannot_hold_is_not_chosen(tmp_path: Path) -> None:
     tensors = layer("model.layers.0") | {
         "model.layers.0.mlp.odd": noise(32, 64),
         "model.layers.0.attn.lone": noise(8, 64),
@@ -268,7 +268,7 @@ def captured(folder: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> Path:
     return write_model(folder, tensors) / "model.safetensors"
 
 
-def test_captures_without_metadata_serve_by_name_and_what_is_missing_is_told(
+def test_captures_without_metadata_serve_by_name_and_what_is_missing_is_reported(
     tmp_path: Path, checkpoint: Checkpoint
 ) -> None:
     name = "model.layers.0.mlp.down_proj.activation"

@@ -99,7 +99,7 @@ def test_scales_one_step_apart_are_counted(tmp_path: Path) -> None:
     assert difference.distance.relative_error == pytest.approx(1 / 3)
 
 
-def test_a_rule_that_searches_is_no_other_rule(tmp_path: Path) -> None:
+def test_a_rule_that_searches_is_the_same_rule(tmp_path: Path) -> None:
     result = both(
         tmp_path,
         Options("mxfp8", Rules(scale_rounding="best", nonfinite="error")),
@@ -148,7 +148,7 @@ def test_tensor_scales_that_one_side_shares_are_counted(tmp_path: Path) -> None:
     assert result.fused == (1, 0)
 
 
-def test_tensor_scales_that_are_only_spelled_apart_are_no_difference(tmp_path: Path) -> None:
+def test_tensor_scales_that_are_only_spelled_differently_are_equal(tmp_path: Path) -> None:
     folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("nvfp4"))
 
     def nudged(tensors: Tensors) -> None:
@@ -162,7 +162,7 @@ def test_tensor_scales_that_are_only_spelled_apart_are_no_difference(tmp_path: P
 @pytest.mark.parametrize(
     ("format", "ending"), [("nvfp4", "_scale"), ("fp8_e4m3_channel", "_scale"), ("mxfp8", "_scale")]
 )
-def test_a_scale_that_is_nan_is_no_distance(tmp_path: Path, format: str, ending: str) -> None:
+def test_a_nan_scale_has_no_distance(tmp_path: Path, format: str, ending: str) -> None:
     folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options(format, layout="mxcli"))
 
     def broken(tensors: Tensors) -> None:

@@ -566,7 +566,7 @@ def test_codes_that_are_nan_are_found(tmp_path: Path) -> None:
 
 
 # Rules whose smallest scale is 0 leave only zeros and largest codes in a block that is tiny compared with the tensor.
-def test_a_scale_that_underflowed_is_no_lost_one(tmp_path: Path) -> None:
+def test_an_underflowed_scale_is_not_lost(tmp_path: Path) -> None:
     x = np.full((4, 64), 1e-7, np.float32)
     x[0, :16] = np.linspace(1, 100, 16)
     folder = quantized(source(tmp_path / "m", {"a.weight": ("F32", x)}), tmp_path / "q", Options("nvfp4"))

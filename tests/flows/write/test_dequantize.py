@@ -157,7 +157,7 @@ def test_a_source_without_configuration_gets_none_back(tmp_path: Path) -> None:
 
 
 # A weight in one shard, its scale in another.
-def test_codes_and_scales_may_lie_in_different_shards(tmp_path: Path) -> None:
+def test_codes_and_scales_may_be_in_different_shards(tmp_path: Path) -> None:
     quantized(write_model(tmp_path / "m", {"a.weight": noise(4, 64)}), tmp_path / "q", Options("nvfp4"))
     together = restored(tmp_path / "q", tmp_path / "d")
     parts = read_raw(tmp_path / "q" / "model.safetensors")

@@ -122,7 +122,7 @@ def test_the_largest_of_several_steps_counts_and_is_said(tmp_path: Path, source:
     plan = planned(source, tmp_path / "steps", Options("nvfp4"))
     once = planned(source, captured(tmp_path, INPUTS), Options("nvfp4"))
     assert [step.input_scale for step in plan.tensors] == [step.input_scale for step in once.tensors]
-    assert plan.notes[-1].endswith("larger inputs saturate. They fit the largest of 3 steps (0 to 20).")
+    assert plan.notes[-1].endswith("that amax saturate. The amax is the largest over 3 steps (0 to 20).")
 
 
 def test_compressed_tensors_says_that_inputs_are_nvfp4_too(tmp_path: Path, source: Path) -> None:
@@ -197,7 +197,8 @@ def test_the_record_and_the_notes_report_it(tmp_path: Path, source: Path) -> Non
     captures = captured(tmp_path, INPUTS)
     plan = planned(source, captures, Options("nvfp4"))
     assert plan.notes[-1] == (
-        "Loaders quantize the inputs of 7 layers too, with scales from captures.safetensors: larger inputs saturate."
+        "Activations of 7 layers are quantized with static scales calibrated on captures.safetensors; values above "
+        "that amax saturate."
     )
     written(source, captures, tmp_path / "q", Options("nvfp4"))
     tensors = json.loads((tmp_path / "q" / "mxcli.json").read_text())["tensors"]

@@ -214,7 +214,7 @@ def test_every_tensor_is_accounted_for(tmp_path: Path) -> None:
 
 
 # A router was kept but not listed.
-def test_routers_and_whatever_linear_is_kept_are_ignored_by_name(tmp_path: Path) -> None:
+def test_routers_and_all_kept_linear_layers_are_ignored_by_name(tmp_path: Path) -> None:
     tensors = llama() | {"model.layers.0.mlp.gate.weight": noise(8, 64)}
     rules = (Rule(False, "*.q_proj.weight"),)
     quantized(write_model(tmp_path / "m", tensors, LLAMA), tmp_path / "out", Options("mxfp4", selection=rules))
@@ -335,7 +335,7 @@ def test_values_that_are_not_finite_are_all_named(tmp_path: Path) -> None:
     assert sum(stats.nan + stats.infinite for _, stats in written.layers if stats) == 2
 
 
-def test_the_index_tells_the_true_size(tmp_path: Path) -> None:
+def test_the_index_states_the_true_size(tmp_path: Path) -> None:
     shards = {
         "model-00001-of-00002.safetensors": {"a.weight": noise(2, 32), "a.norm.weight": noise(5)},
         "model-00002-of-00002.safetensors": {"b.weight": noise(2, 64)},
@@ -412,7 +412,7 @@ def test_the_record_says_what_became_of_every_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["mxfp8_e5m2", "mxint8", "nvfp4", "fp8_e4m3", "fp8_e5m2_channel"])
-def test_the_record_is_plain_json_whatever_the_values(tmp_path: Path, format: str) -> None:
+def test_the_record_is_plain_json_for_all_values(tmp_path: Path, format: str) -> None:
     extremes = np.zeros((4, 128), np.float32)
     extremes[0, ::3] = np.finfo(np.float32).max
     extremes[1, ::5] = np.finfo(np.float32).smallest_subnormal

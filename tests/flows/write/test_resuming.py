@@ -84,7 +84,7 @@ EFFECTS = ("fsync", "replace", "write", "ftruncate", "unlink", "rmdir", "mkdir")
 
 @contextmanager
 def killed_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """From its `number`-th effect on the disk on a run has none any more, whatever it tries on its way out; the effects
+    """From its `number`-th effect on the disk on a run has none any more, also on its way out; the effects
     are counted."""
     count = [0]
 
@@ -264,7 +264,7 @@ def test_there_is_nothing_to_resume_in_a_complete_output(tmp_path: Path, source:
         quantized(source, tmp_path / "out", resume=True)
 
 
-def test_other_files_in_the_directory_are_no_part_of_it(tmp_path: Path, source: Path) -> None:
+def test_other_files_in_the_directory_are_not_part_of_it(tmp_path: Path, source: Path) -> None:
     stopped_run(source, tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(RefusedError, match="exists and holds 1 entries"):
@@ -308,7 +308,7 @@ def test_files_are_joined_and_one_that_is_too_large_stands_alone(tmp_path: Path,
 
 @pytest.mark.parametrize("count", [1, 3, pytest.param(9, marks=pytest.mark.slow)])
 def test_shares_make_up_the_output_of_one_machine(tmp_path: Path, source: Path, count: int) -> None:
-    """Also of sets whose members, q, k and v, or gate and up of an expert, lie in different shares."""
+    """Also of sets whose members, q, k and v, or gate and up of an expert, are in different shares."""
     quantized(source, tmp_path / "whole", size=SIZE, command="quantize it")
     (tmp_path / "out").mkdir()
     order = np.random.default_rng(count).permutation(count) + 1
@@ -373,7 +373,7 @@ def test_a_finished_share_that_is_resumed_and_killed_is_not_merged_as_it_is(
     assert refused > 3
 
 
-def test_what_cannot_be_merged_is_told_at_once(tmp_path: Path, source: Path) -> None:
+def test_what_cannot_be_merged_is_reported_at_once(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError, match="no such directory"):
         merge_shares(out)
