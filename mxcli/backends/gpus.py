@@ -221,7 +221,7 @@ def _nvrtc() -> Version | str:
 
 
 def _package_problems(driver: Version | None, cupy: Mapping[str, str], nvrtc: Version | str) -> Iterator[str]:
-    """Yield what is wrong with the packages, except for faults of a missing driver."""
+    """Yield what is wrong with the packages; a missing driver is not their fault."""
     install = _install(driver)
     if not cupy:
         yield f"CuPy is not installed: {install}"

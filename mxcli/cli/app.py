@@ -33,7 +33,7 @@ from mxcli.cli import (
 )
 from mxcli.cli.arguments import normalized
 from mxcli.cli.groups import GroupedHelp
-from mxcli.cli.streams import INTERRUPTED, say, silence
+from mxcli.cli.terminal import INTERRUPTED, say, silence
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, UsageError, printable
 
 _EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS}

@@ -14,7 +14,7 @@ from mxcli.cli.groups import GroupedHelp, vary, verb
 from mxcli.cli.machine import Machine
 from mxcli.cli.options import FORMAT_NAMES, SchemeOptions, completes
 from mxcli.cli.outputs import Results, deliver_forms
-from mxcli.cli.streams import Messages
+from mxcli.cli.terminal import Messages
 from mxcli.errors import UsageError
 
 if TYPE_CHECKING:

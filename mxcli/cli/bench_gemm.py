@@ -14,7 +14,7 @@ from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine
 from mxcli.cli.options import Captures
 from mxcli.cli.outputs import Results, deliver_forms
-from mxcli.cli.streams import Messages, on_disk
+from mxcli.cli.terminal import Messages, on_disk
 from mxcli.errors import UsageError, import_extra, printable
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from mxcli.cli.machine import Machine, memory_size
 from mxcli.cli.options import DryRun, Dtype
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.progress import progress
-from mxcli.cli.streams import INTERRUPTED, Messages, say
+from mxcli.cli.terminal import INTERRUPTED, Messages, say
 from mxcli.cli.writing import Writing, stopping
 from mxcli.errors import EnvironmentFailure, InputError, UsageError, import_extra, printable
 

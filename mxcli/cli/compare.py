@@ -24,7 +24,7 @@ from mxcli.cli.options import (
 from mxcli.cli.outputs import Results, deliver_forms, deliver_pages, enforce_limits, stated_limits
 from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import Requested, requested_options
-from mxcli.cli.streams import INTERRUPTED, Messages, deliver
+from mxcli.cli.terminal import INTERRUPTED, Messages, deliver
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:

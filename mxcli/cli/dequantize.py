@@ -11,7 +11,7 @@ from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine, open_backend
 from mxcli.cli.options import Dtype, Source
 from mxcli.cli.outputs import Results, deliver_forms
-from mxcli.cli.streams import INTERRUPTED, Messages
+from mxcli.cli.terminal import INTERRUPTED, Messages
 from mxcli.cli.writing import Writing, report_unfinished, resumed_notes, write_options
 
 

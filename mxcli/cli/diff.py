@@ -10,7 +10,7 @@ from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine, open_backend
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.progress import progress
-from mxcli.cli.streams import Messages
+from mxcli.cli.terminal import Messages
 from mxcli.errors import LimitError
 
 _RESULTS = vary(

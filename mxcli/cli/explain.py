@@ -8,7 +8,7 @@ import typer
 
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.options import completes
-from mxcli.cli.streams import Messages, deliver
+from mxcli.cli.terminal import Messages, deliver
 
 
 @verb

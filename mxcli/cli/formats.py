@@ -9,7 +9,7 @@ import typer
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.options import FORMAT_NAMES, completes
 from mxcli.cli.outputs import Results
-from mxcli.cli.streams import Messages, deliver
+from mxcli.cli.terminal import Messages, deliver
 
 _RESULTS = vary(
     only=("wide", "json", "markdown", "force"),

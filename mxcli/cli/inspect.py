@@ -7,7 +7,7 @@ from typing import Annotated
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.options import Source
 from mxcli.cli.outputs import Results, deliver_forms
-from mxcli.cli.streams import Messages
+from mxcli.cli.terminal import Messages
 
 
 @verb

@@ -14,7 +14,7 @@ from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from mxcli.backends.backend import Backend
-    from mxcli.cli.streams import Messages
+    from mxcli.cli.terminal import Messages
     from mxcli.flows.plan.memory import Need
     from mxcli.output.plans import Site
 

@@ -8,7 +8,7 @@ import typer
 
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.outputs import Results, deliver_forms
-from mxcli.cli.streams import Messages
+from mxcli.cli.terminal import Messages
 
 
 @verb

@@ -11,7 +11,7 @@ import typer
 
 from mxcli.cli.arguments import STDOUT, repeatable
 from mxcli.cli.options import METRIC_NAMES, completes
-from mxcli.cli.streams import deliver, on_disk, refuse_existing, refuse_source
+from mxcli.cli.terminal import deliver, on_disk, refuse_existing, refuse_source
 from mxcli.errors import InputError, RefusedError, UsageError, did_you_mean, import_extra, printable, together
 
 if TYPE_CHECKING:

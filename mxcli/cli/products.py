@@ -13,7 +13,7 @@ from mxcli.cli.options import FORMAT_NAMES, SchemeOptions, Selection, completes
 from mxcli.cli.outputs import Results, deliver_forms, deliver_pages
 from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import report_decisions, requested_options
-from mxcli.cli.streams import Messages
+from mxcli.cli.terminal import Messages
 
 if TYPE_CHECKING:
     from mxcli.files.tensors import TensorInfo

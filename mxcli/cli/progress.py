@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from mxcli.cli.streams import Messages, say
+from mxcli.cli.terminal import Messages, say
 from mxcli.errors import printable
 from mxcli.output.screen import shortened
 

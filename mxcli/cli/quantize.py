@@ -14,7 +14,7 @@ from mxcli.cli.machine import Machine, found_device, open_backend
 from mxcli.cli.options import Captures, DryRun, SaveRecipe, SchemeOptions, Selection, Source
 from mxcli.cli.outputs import Results, deliver_forms, deliver_report
 from mxcli.cli.recipes import requested_options, save_recipe
-from mxcli.cli.streams import INTERRUPTED, Messages
+from mxcli.cli.terminal import INTERRUPTED, Messages
 from mxcli.cli.writing import Writing, report_unfinished, resumed_notes, write_options
 from mxcli.errors import UsageError, printable
 

@@ -11,7 +11,7 @@ import typer
 from mxcli.cli.arguments import INCLUDE
 from mxcli.cli.groups import typed
 from mxcli.cli.options import SchemeOptions
-from mxcli.cli.streams import Messages, deliver
+from mxcli.cli.terminal import Messages, deliver
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:

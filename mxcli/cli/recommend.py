@@ -16,7 +16,7 @@ from mxcli.cli.options import Captures, DryRun, Formats, SaveRecipe, SchemeOptio
 from mxcli.cli.outputs import Results, deliver_forms, ended
 from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import Requested, requested_options
-from mxcli.cli.streams import Messages, deliver, on_disk, refuse_existing
+from mxcli.cli.terminal import Messages, deliver, on_disk, refuse_existing
 from mxcli.errors import InputError, UsageError, printable
 
 if TYPE_CHECKING:

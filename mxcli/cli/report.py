@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mxcli.cli.former import Former, ran_as_other_verb
+from mxcli.cli.deprecated import DeprecatedOptions, ran_as_other_verb
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine, open_backend, planned_site
 from mxcli.cli.options import SchemeOptions, Selection, Source
@@ -24,7 +24,7 @@ from mxcli.cli.outputs import (
 )
 from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import report_decisions, requested_options
-from mxcli.cli.streams import INTERRUPTED, Messages
+from mxcli.cli.terminal import INTERRUPTED, Messages
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportOptions(Former):
+class ReportOptions(DeprecatedOptions):
     """The extent of a report, arrays per block, and former options."""
 
     per_block: Annotated[

@@ -13,7 +13,7 @@ from mxcli.cli.options import Selection, Source, completes
 from mxcli.cli.outputs import Results, deliver_forms, deliver_pages
 from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import selection_rules
-from mxcli.cli.streams import Messages
+from mxcli.cli.terminal import Messages
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from mxcli.cli.machine import Machine, open_backend
 from mxcli.cli.options import Source
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.progress import progress
-from mxcli.cli.streams import Messages
+from mxcli.cli.terminal import Messages
 from mxcli.errors import LimitError
 
 _RESULTS = vary(

@@ -15,11 +15,11 @@ import typer
 
 from mxcli.cli.machine import memory_size
 from mxcli.cli.progress import progress
-from mxcli.cli.streams import INTERRUPTED, say
+from mxcli.cli.terminal import INTERRUPTED, say
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from mxcli.cli.streams import Messages
+    from mxcli.cli.terminal import Messages
     from mxcli.files.progress import Share
     from mxcli.flows.write.pipeline import Outcome, WriteOptions
 

@@ -134,7 +134,7 @@ def _common_header(folder: Path, records: Sequence[ProgressRecord]) -> JsonLine:
 
 
 def _damages(header: JsonLine, partials: Partials) -> Iterator[str]:
-    """Yield the outputs that the progress logs state and the disk lacks."""
+    """Yield the files that are missing on disk, or differ from what the progress logs state."""
     for name, (nbytes, header_bytes, digest) in header[SHARDS].items():
         file = partials.reopen(name)
         if file is None:

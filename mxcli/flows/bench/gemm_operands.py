@@ -1,7 +1,7 @@
 """Operands of timed products: random BF16 values of a chosen distribution, or a model's own weights and captures.
 
-Zeros and constants draw less power and run faster than anything a model holds, so they are
-included only to show that.
+Zeros and constants draw less power and run faster than anything a model holds, so they are included only to show
+that.
 """
 
 from __future__ import annotations

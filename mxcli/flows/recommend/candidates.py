@@ -85,7 +85,7 @@ def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
 
 
 def formats_of(group: Group, steps: Sequence[Mapping[str, TensorPlan]]) -> tuple[int, ...]:
-    """Return the plans, given their tensors by name, that quantize all of a group."""
+    """Return the indices of the plans, each given as its tensors by name, that quantize all of a group."""
     names = [info.name for info in group.tensors]
     return tuple(at for at, of in enumerate(steps) if all(of[name].scheme for name in names))
 

@@ -1,4 +1,4 @@
-"""Former options of `mxcli report`, which run the verbs that replaced them."""
+"""Deprecated options of `mxcli report`, which run the verbs that replaced them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mxcli.cli.machine import Machine
 from mxcli.cli.options import Measuring, SchemeOptions, Selection
 from mxcli.cli.outputs import Results
 from mxcli.cli.products import ProductScheme, products
-from mxcli.cli.streams import Messages
+from mxcli.cli.terminal import Messages
 from mxcli.cli.training import TrainingOptions, training
 from mxcli.errors import UsageError
 
@@ -21,7 +21,7 @@ _REFUSED_WITH_PRODUCTS = frozenset(("axis", *_MEASURING))
 
 
 @dataclass(frozen=True, slots=True)
-class Former(Measuring):
+class DeprecatedOptions(Measuring):
     """The extent of a report, and hidden options that are verbs now."""
 
     training: Annotated[
@@ -51,7 +51,7 @@ def ran_as_other_verb(
     source: str,
     scheme: SchemeOptions,
     selection: Selection,
-    former: Former,
+    former: DeprecatedOptions,
     output: tuple[Results, Machine, Messages],
 ) -> bool:
     """Run `mxcli training` or `mxcli products` if the former options of report request it, and return whether one ran.
