@@ -1,4 +1,4 @@
-"""DeprecatedOptions spellings of `mxcli report`: the same stdout and exit codes as the verbs that replaced them, and a note."""
+"""Former spellings of `mxcli report`: the same stdout and exit codes as the verbs that replaced them, and a note."""
 
 from __future__ import annotations
 
