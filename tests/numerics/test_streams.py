@@ -130,7 +130,12 @@ def test_every_draw_needs_a_seed() -> None:
     for seed, draws, words in (
         (-1, 1, "--seed -1: a seed is an integer from 0 to 4294967295."),
         (4294967296, 1, "--seed 4294967296: a seed is an integer"),
-        (4294967295, 3, "--seed 4294967295 with --draws 3: the last draw has seed 4294967297, and a seed is"),
+        (
+            4294967295,
+            3,
+            "--seed 4294967295 with --draws 3: the last draw has seed 4294967297, and a seed is an integer from 0 to "
+            "4294967295.",
+        ),
     ):
         with pytest.raises(UsageError) as error:
             check_draws(seed, draws)

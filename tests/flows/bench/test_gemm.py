@@ -195,7 +195,8 @@ def test_captures_that_do_not_fit_or_are_not_finite_are_named(tmp_path: Path) ->
         held = write_model(folder, {name.replace("__", "."): bf16(x) for name, x in captured.items()})
         return Values(DISTRIBUTIONS["normal"], 0, model, open_checkpoint(held))
 
-    with pytest.raises(InputError, match=r"a.activation \[4, 63\] does not fit as X of a.weight, which has 64 "):
+    words = r"a.activation \[4, 63\] does not fit as X of a.weight, which has 64 features there"
+    with pytest.raises(InputError, match=words):
         values(a__activation=np.ones((4, 63))).check(shapes)
     with pytest.raises(InputError, match="holds no activations or gradients of the layers"):
         values(b__activation=np.ones((4, 64))).check(shapes)
