@@ -16,12 +16,13 @@ TREES = {module: ast.parse(text, module) for module, text in sorted(MODULES.item
 
 # A folder is a layer, a folder of flows/ is a wing, and a module next to folders is a layer or wing of its own;
 # each with what it may import. "" is mxcli itself, "flows" stands for all wings.
-BELOW_FLOWS = {"", "errors", "numerics", "backends", "files"}
+BELOW_FLOWS = {"", "atomic", "errors", "numerics", "backends", "files"}
 MAY_IMPORT = {
     "errors": set(),
+    "atomic": set(),
     "numerics": {"errors"},
-    "backends": {"", "errors", "numerics"},
-    "files": {"errors", "numerics"},
+    "backends": {"", "atomic", "errors", "numerics"},
+    "files": {"atomic", "errors", "numerics"},
     "flows/doctor": BELOW_FLOWS,
     "flows/plan": BELOW_FLOWS,
     "flows/measure": BELOW_FLOWS | {"flows/plan"},
@@ -31,9 +32,9 @@ MAY_IMPORT = {
     "flows/verify": BELOW_FLOWS | {"flows/plan", "flows/measure", "flows/write"},
     "flows/recommend": BELOW_FLOWS | {"flows/plan", "flows/measure", "flows/products", "flows/write"},
     "flows/capture": BELOW_FLOWS | {"flows/write", "flows/doctor"},
-    "output": {"", "errors", "numerics", "backends", "files", "flows"},
-    "cli": {"", "errors", "numerics", "backends", "files", "flows", "output"},
-    "api": {"errors", "numerics", "backends", "files", "flows"},
+    "output": {"", "atomic", "errors", "numerics", "backends", "files", "flows"},
+    "cli": {"", "atomic", "errors", "numerics", "backends", "files", "flows", "output"},
+    "api": {"atomic", "errors", "numerics", "backends", "files", "flows"},
     "": {"errors", "numerics", "api"},
     "__main__": {"cli"},
 }

@@ -1,0 +1,96 @@
+"""Content hashes: XXH3 of each tensor, which costs less than reading it, and SHA-256 of each finished file.
+
+XXH3-128 (Collet, xxHash) finds any accidental change; it is not meant to withstand a forger, which SHA-256 of a file
+is. Tensors longer than a chunk have a hash per chunk too, so that a change is located without the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from mxcli.errors import InputError, printable
+from mxcli.files.tensors import Array
+
+CHUNK_BYTES = 1 << 20
+XXH3, CHUNKS = "xxh3_128", "chunks_xxh3_64"
+_XXH3_TEXT, _CHUNK_TEXT = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
+_FILE_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class ContentHash:
+    """XXH3-128 of a tensor's bytes as stored, and XXH3-64 of each chunk of CHUNK_BYTES if there are several; both in
+    hexadecimal digits."""
+
+    xxh3: str
+    chunks: tuple[str, ...] = ()
+
+    @property
+    def record(self) -> dict[str, object]:
+        """Return it as JSON has it."""
+        return {XXH3: self.xxh3, **({CHUNKS: list(self.chunks)} if self.chunks else {})}
+
+
+def hash_of(array: Array) -> ContentHash:
+    """Return the hash of an array's bytes in C order."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if flat.nbytes <= CHUNK_BYTES:
+        return ContentHash(xxhash.xxh3_128_hexdigest(flat.data))
+    whole, chunks = xxhash.xxh3_128(), []
+    for begin in range(0, flat.nbytes, CHUNK_BYTES):
+        chunk = flat[begin : begin + CHUNK_BYTES].data
+        whole.update(chunk)
+        chunks.append(xxhash.xxh3_64_hexdigest(chunk))
+    return ContentHash(whole.hexdigest(), tuple(chunks))
+
+
+def recorded_hash(record: object) -> ContentHash | None:
+    """Return the hash that a JSON value states; None if it states none, or not in the form that mxcli writes."""
+    if not isinstance(record, Mapping):
+        return None
+    whole, chunks = record.get(XXH3), record.get(CHUNKS, [])
+    if not isinstance(whole, str) or not _XXH3_TEXT.fullmatch(whole) or not isinstance(chunks, list):
+        return None
+    if not all(isinstance(chunk, str) and _CHUNK_TEXT.fullmatch(chunk) for chunk in chunks):
+        return None
+    return ContentHash(whole, tuple(chunks))
+
+
+def differing_bytes(recorded: ContentHash, found: ContentHash, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each range of a tensor's bytes that has another hash than recorded, adjacent chunks
+    joined; the whole tensor where chunks do not locate it."""
+    if recorded.xxh3 == found.xxh3:
+        return
+    if len(recorded.chunks) != len(found.chunks) or recorded.chunks == found.chunks:
+        yield 0, nbytes
+        return
+    begin = None
+    for at, (one, other) in enumerate(zip(recorded.chunks, found.chunks, strict=True)):
+        if one != other and begin is None:
+            begin = at * CHUNK_BYTES
+        elif one == other and begin is not None:
+            yield begin, at * CHUNK_BYTES
+            begin = None
+    if begin is not None:
+        yield begin, nbytes
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's whole content, as `sha256sum` prints it. Raises InputError if it cannot be
+    read."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_FILE_BYTES))
+    try:
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+    except OSError as error:
+        raise InputError(f"{printable(path)}: cannot be read: {printable(error)}.") from error
+    return digest.hexdigest()

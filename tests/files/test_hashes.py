@@ -1,0 +1,74 @@
+"""Content hashes: known answers, the place of a change, and records that state none."""
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mxcli.errors import InputError
+from mxcli.files.hashes import CHUNK_BYTES, ContentHash, differing_bytes, hash_of, recorded_hash, sha256_of
+
+LONG = np.arange(3 * CHUNK_BYTES // 2 + 5, dtype=np.uint8)
+
+
+def test_known_answers() -> None:
+    # XXH3_128bits of nothing, from the reference implementation.
+    assert hash_of(np.empty(0, np.uint8)) == ContentHash("99aa06d3014798d86001c324468d497f")
+    assert hash_of(np.frombuffer(b"abc", np.uint8)).xxh3 == "06b05ab6733a618578af5f94892f3950"
+
+
+def test_a_hash_is_of_the_bytes_in_order() -> None:
+    matrix = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    assert hash_of(matrix.T) == hash_of(np.ascontiguousarray(matrix.T)) != hash_of(matrix)
+    assert hash_of(matrix) == hash_of(matrix.reshape(-1).view(np.uint8))
+
+
+def test_long_tensors_have_a_hash_per_chunk() -> None:
+    assert len(hash_of(LONG).chunks) == 2
+    assert recorded_hash(hash_of(LONG).record) == hash_of(LONG)
+    assert recorded_hash(hash_of(LONG[:5]).record) == hash_of(LONG[:5])
+
+
+@pytest.mark.parametrize(
+    ("at", "ranges"),
+    [
+        ([0], [(0, CHUNK_BYTES)]),
+        ([CHUNK_BYTES - 1, CHUNK_BYTES], [(0, LONG.nbytes)]),
+        ([LONG.nbytes - 1], [(CHUNK_BYTES, LONG.nbytes)]),
+        ([], []),
+    ],
+)
+def test_a_change_is_located(at: list[int], ranges: list[tuple[int, int]]) -> None:
+    changed = LONG.copy()
+    changed[at] ^= 1
+    assert list(differing_bytes(hash_of(LONG), hash_of(changed), LONG.nbytes)) == ranges
+
+
+def test_without_chunks_the_whole_tensor_differs() -> None:
+    assert list(differing_bytes(ContentHash("0" * 32), hash_of(LONG), LONG.nbytes)) == [(0, LONG.nbytes)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        "99aa06d3014798d86001c324468d497f",
+        {},
+        {"xxh3_128": 1},
+        {"xxh3_128": "xyz"},
+        {"xxh3_128": "0" * 32, "chunks_xxh3_64": "0" * 16},
+        {"xxh3_128": "0" * 32, "chunks_xxh3_64": [1]},
+    ],
+)
+def test_other_records_state_no_hash(record: object) -> None:
+    assert recorded_hash(record) is None
+
+
+def test_sha256_agrees_with_sha256sum(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(LONG.tobytes() * 12)
+    listed = subprocess.run(["sha256sum", "file"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert listed.split()[0] == sha256_of(tmp_path / "file") == hashlib.sha256(LONG.tobytes() * 12).hexdigest()
+    with pytest.raises(InputError, match="absent: cannot be read"):
+        sha256_of(tmp_path / "absent")
