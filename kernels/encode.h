@@ -9,10 +9,11 @@
 namespace MXCLI_ISA {
 namespace {
 
-// Fix compile-time choices in an encoder, so that the compiler removes their branches.
+// Fix compile-time choices in an encoder, so that the compiler removes their branches. Rare schemes, which are not plain,
+// decide at run time whether they divide.
 template <bool Divides, bool Plain>
 inline __attribute__((always_inline)) MxEncoder known(MxEncoder e) {
-  e.divides = Divides;
+  if (Plain) e.divides = Divides;
   e.plain = Plain;
   return e;
 }

@@ -72,7 +72,8 @@ struct AmaxState {
 };
 
 // Bits of the largest magnitude; with `finite_only`, of the largest finite one, counting non-finite elements.
-uint32_t largest_magnitude(const MxTensor& t, int threads, bool finite_only, int64_t* nonfinite, int64_t* first) {
+MX_NOINLINE uint32_t largest_magnitude(const MxTensor& t, int threads, bool finite_only, int64_t* nonfinite,
+                                       int64_t* first) {
   const int64_t n = t.batch * t.rows * t.columns;
   auto states = run_chunks<AmaxState>((n + kChunk - 1) / kChunk, threads, [&](AmaxState& s, int64_t chunk) {
     for (int64_t at = chunk * kChunk, end = std::min(n, at + kChunk); at < end; at += kStripe) {
@@ -203,8 +204,7 @@ void quantize_blocks(const Job& job, int threads) {
 template <bool Stats>
 void quantize_mode(const Job& job, int threads) {
   const MxEncoder& e = job.encoder;
-  if (!e.plain && e.divides) quantize_blocks<0, true, false, Stats>(job, threads);
-  else if (!e.plain) quantize_blocks<0, false, false, Stats>(job, threads);
+  if (!e.plain) quantize_blocks<0, false, false, Stats>(job, threads);
   else if (e.divides) quantize_blocks<0, true, true, Stats>(job, threads);
   else if (job.block_columns == 16) quantize_blocks<16, false, true, Stats>(job, threads);
   else if (job.block_columns == 32) quantize_blocks<32, false, true, Stats>(job, threads);

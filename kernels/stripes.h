@@ -74,7 +74,7 @@ struct Loops {
   }
 
   // Choose the scales of blocks 0..n from their amax.
-  void choose_scales(int n) {
+  MX_NOINLINE void choose_scales(int n) {
     Blocks& b = w.blocks;
     const MxScheme r = job.r;
     std::fill(b.amax + n, b.amax + (n + kLanes - 1) / kLanes * kLanes, 0u);
@@ -99,7 +99,7 @@ struct Loops {
 
   // Set each block's largest code and whether any element saturates. Scaling and encoding are monotonic, so the amax
   // decides both; under random rounding, update_top_codes finds the code.
-  void find_top_codes(int n) {
+  MX_NOINLINE void find_top_codes(int n) {
     Blocks& b = w.blocks;
     const MxEncoder encoder = own_encoder();
     const uint32_t magnitude_mask = mx_magnitude_mask(encoder.element);
@@ -117,7 +117,7 @@ struct Loops {
   }
 
   // Squared error of block rows x [column, end) under an exponent, summed in binary64 in element order.
-  double squared_error(mx_i32 exponent, int64_t row, int64_t rows, int64_t column, int64_t end) {
+  MX_NOINLINE double squared_error(mx_i32 exponent, int64_t row, int64_t rows, int64_t column, int64_t end) {
     const MxEncoder encoder = own_encoder();
     auto scale = mx_power_of_two_scale(mx_u32(exponent), job.r);
     double error = 0;
@@ -135,7 +135,7 @@ struct Loops {
   }
 
   // Choose block i's candidate exponent: the lowest error; ties go to the largest exponent.
-  void choose_candidate(int i, int64_t row, int64_t rows, int64_t column, int64_t end) {
+  MX_NOINLINE void choose_candidate(int i, int64_t row, int64_t rows, int64_t column, int64_t end) {
     Blocks& b = w.blocks;
     if (b.is_nan[i] || b.amax[i] == 0 || b.amax[i] >= MX_INFINITY_BITS) return;
     const int exponent = mx_floor_exponent(b.amax[i], job.r);
@@ -166,7 +166,7 @@ struct Loops {
 
   // Count a piece's non-finite elements and replace them by zeros, which exclude them from all sums. Return their
   // count.
-  int exclude_nonfinite(const Span& span, int at, int n) {
+  MX_NOINLINE int exclude_nonfinite(const Span& span, int at, int n) {
     int found = 0;
     for (int i = at; i < at + n; ++i) {
       const uint32_t bits = mx_bits(w.x[i]) & 0x7FFFFFFFu;
@@ -178,7 +178,7 @@ struct Loops {
     return found;
   }
 
-  int count_saturated(int at, int n, float factor) {
+  MX_NOINLINE int count_saturated(int at, int n, float factor) {
     const MxEncoder encoder = own_encoder();
     int count = 0;
     for (int i = at; i < at + n; ++i) count += mx_saturates(w.x[i], factor, encoder);
@@ -186,7 +186,7 @@ struct Loops {
   }
 
   // Raise the blocks' largest codes to those of a span's elements.
-  void update_top_codes(const Span& span, int width, int blocks) {
+  MX_NOINLINE void update_top_codes(const Span& span, int width, int blocks) {
     for (int i = 0; i < blocks; ++i)
       for (int k = i * width, end = std::min(span.width, k + width); k < end; ++k)
         w.blocks.top_code[i] = std::max(w.blocks.top_code[i], mx_magnitude_code(w.wide_codes[k], job.r.element));
@@ -257,7 +257,7 @@ struct Loops {
   }
 
   // Add a span's codes to the histogram, except those of NaN blocks.
-  void count_codes(const Span& span, int width, int blocks) {
+  MX_NOINLINE void count_codes(const Span& span, int width, int blocks) {
     const bool all = std::none_of(w.blocks.is_nan, w.blocks.is_nan + blocks, [](uint32_t nan) { return nan; });
     const bool pairs = job.r.stored_bits == 4;
     if (all && pairs && span.width % 2 == 0) {
@@ -271,7 +271,7 @@ struct Loops {
     }
   }
 
-  void finish_blocks(int n, int64_t first) {
+  MX_NOINLINE void finish_blocks(int n, int64_t first) {
     const MxPerBlock& per = job.result.per_block;
     const Blocks& b = w.blocks;
     for (int i = 0; i < n; ++i) {
@@ -315,7 +315,8 @@ struct Loops {
 
   // Prepare block 0 of `w.blocks` for block rows x [column, end), wider than a stripe, of known amax; `scale_amax` is
   // the amax that determines its scale.
-  void begin_wide(uint32_t amax, uint32_t scale_amax, int64_t row, int64_t rows, int64_t column, int64_t end) {
+  MX_NOINLINE void begin_wide(uint32_t amax, uint32_t scale_amax, int64_t row, int64_t rows, int64_t column,
+                              int64_t end) {
     w.blocks.amax[0] = scale_amax;
     choose_scales(1);
     if (job.r.candidate_count) choose_candidate(0, row, rows, column, end);

@@ -39,7 +39,7 @@ inline void rotate(float* x, MxRotation rotation) {
 }
 
 // Load and rotate a group.
-inline void load_group(const MxTensor& t, int64_t at, float* x) {
+MX_NOINLINE void load_group(const MxTensor& t, int64_t at, float* x) {
   load_plain(t, at, t.rotation.size, x);
   switch (t.rotation.size) {
     case 16: rotate<16>(x, t.rotation); break;
@@ -50,7 +50,7 @@ inline void load_group(const MxTensor& t, int64_t at, float* x) {
 }
 
 // Load elements at..at+n, rotated if the tensor is. Rows consist of whole groups.
-inline void load(const MxTensor& t, int64_t at, int n, float* x) {
+MX_NOINLINE void load(const MxTensor& t, int64_t at, int n, float* x) {
   const int size = t.rotation.size;
   if (size == 0) return load_plain(t, at, n, x);
   const int64_t end = at + n;
@@ -67,7 +67,7 @@ inline void load(const MxTensor& t, int64_t at, int n, float* x) {
 }
 
 // Draw the random numbers of elements first..first+n.
-inline void draw(MxKey key, int64_t first, int n, float* drawn) {
+MX_NOINLINE void draw(MxKey key, int64_t first, int n, float* drawn) {
   constexpr int kQuarter = 64;
   const int64_t end = first + n;
   alignas(64) float four[4][kQuarter], in_order[4 * kQuarter];
@@ -83,7 +83,7 @@ inline void draw(MxKey key, int64_t first, int n, float* drawn) {
   }
 }
 
-inline void canonicalize_zeros(float* x, int n, const MxScheme& r) {
+MX_NOINLINE void canonicalize_zeros(float* x, int n, const MxScheme& r) {
   const int clear = r.clear_zero_input, set = r.set_zero_input;
   for (int i = 0; i < n; ++i) x[i] = mx_zero_input(x[i], clear, set);
 }
@@ -122,14 +122,14 @@ inline void pack6(const uint8_t* codes, int n, uint8_t* out) {
   }
 }
 
-inline void store_codes(const uint8_t* codes, int n, int bits, uint8_t* out) {
+MX_NOINLINE void store_codes(const uint8_t* codes, int n, int bits, uint8_t* out) {
   if (bits == 4) pack4(codes, n, out);
   else if (bits == 6) pack6(codes, n, out);
   else std::memcpy(out, codes, size_t(n));
 }
 
 // Unpack codes first..first+n of a row to one per byte.
-inline void unpack_row(const uint8_t* packed, int64_t first, int64_t n, int bits, uint8_t* codes) {
+MX_NOINLINE void unpack_row(const uint8_t* packed, int64_t first, int64_t n, int bits, uint8_t* codes) {
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = first + i;
     if (bits == 4) {
