@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import warnings
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
 from mxcli.backends import AUTO, CPU, CUDA, choose_backend, open_resident, unpacked
 from mxcli.backends.backend import Backend
+from mxcli.backends.given import beyond_binary32, check_plain, dtype_name, elements_of, plain_array, torch_tensor
 from mxcli.backends.reencode import reencode
-from mxcli.errors import RefusedError, UsageError
+from mxcli.errors import RefusedError, UsageError, printable
 from mxcli.files import packing
 from mxcli.flows.capture.capture import capture as capture
 from mxcli.flows.measure.nonfinite import nonfinite_values
@@ -21,7 +24,7 @@ from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.metric_formulas import Value
 from mxcli.numerics.metrics import measured
 from mxcli.numerics.reencodings import find_reencoding
-from mxcli.numerics.scheme import RuleOptions, Scheme, resolve, rules_from
+from mxcli.numerics.scheme import NONFINITE_POLICIES, RuleOptions, Scheme, resolve, rules_from
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -30,7 +33,11 @@ if TYPE_CHECKING:
 
     Tensor: TypeAlias = "torch.Tensor | np.ndarray[Any, Any]"
 
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
+_SCALE_DTYPES = ("uint8", "float8_e8m0fnu", "float8_e4m3fn")
+_MOST_THREADS = 1024
+_BEYOND = "beyond binary32's range (3.4e38)"
+_NAMES = ("scale_rounding", "rounding", "dialect")
+"""Rules given by name, or None."""
 
 
 class QuantizedTensor:
@@ -99,6 +106,8 @@ class QuantizedTensor:
         two, and for a tensor whose codes stand for transformed values."""
         if self._q.scheme.hadamard is not None:
             raise UsageError(f"codes under a {self._q.scheme.hadamard.name} transform: reencode a tensor without one")
+        if not isinstance(target, str):
+            raise UsageError(f"target {_shown(target)} is not a name such as 'row'")
         scheme = find_reencoding(target, self.format).scheme
         found = reencode(self._q, scheme, self._backend)
         again = QuantizedTensor(found.quantized, as_torch=self._as_torch, backend=self._backend, axis=self._axis)
@@ -139,14 +148,17 @@ def quantize(
     dialect, nonfinite (error, saturate or nan-block; default saturate), seed (of rounding="stochastic", which depends
     on it and the element's index along the axis only), hadamard (16, 32, 64 or 128: a random Hadamard transform of
     groups of that size along the axis first, with Transformer Engine's signs for 16) and hadamard_seed (other signs).
+    Formats are defined on binary32: float64 is rounded to it first, which warns of finite values beyond its range (they
+    count as infinite; `nonfinite="error"` refuses them), and values below it become zero.
+
     Raises UsageError for an unknown name or type, and RefusedError for what a policy refuses.
     """
-    scheme = resolve(format, rules_from(rules))
+    scheme = _scheme(format, rules)
     backend = _backend_for(x, device, threads)
-
+    axes = _axes(axis)
     if axis == BOTH:
         raise UsageError("axis 'both' makes two tensors: call mxcli.quantize_both")
-    array, dtype = _checked(x, scheme, on_indivisible, backend, *_axes(axis))
+    array, dtype = _checked(x, scheme, on_indivisible, backend, *axes)
     quantized = backend.quantize(array, dtype, scheme, stats=False)
     return QuantizedTensor(quantized, as_torch=not isinstance(x, np.ndarray), backend=backend, axis=axis)
 
@@ -162,11 +174,11 @@ def quantize_both(
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
     """Quantize a tensor along rows and along columns, as two products of training take it; on a GPU in one read where
     blocks are rows of 16 or 32. Arguments as in quantize."""
-    scheme = resolve(format, rules_from(rules))
+    scheme = _scheme(format, rules)
     backend = _backend_for(x, device, threads)
     for axis in (ROW, COLUMN):
         _checked(x, scheme, on_indivisible, backend, axis)
-    array, dtype = _array(x)
+    array, dtype = elements_of(x)
     row, column = (
         QuantizedTensor(quantized, as_torch=not isinstance(x, np.ndarray), backend=backend, axis=axis)
         for axis, quantized in zip((ROW, COLUMN), backend.quantize_both(array, dtype, scheme), strict=True)
@@ -189,7 +201,7 @@ def measure(
 
     With axis "both" the metrics under the keys "row" and "column".
     """
-    scheme = resolve(format, rules_from(rules))
+    scheme = _scheme(format, rules)
     backend = _backend_for(x, device, threads)
 
     def along(one: str) -> dict[str, Value]:
@@ -204,15 +216,56 @@ def measure(
 
 def swizzle(scales: Tensor) -> Tensor:
     """Return one-byte scales [rows, blocks] in the 128x4 order of block-scaled matrix products, flat and padded with
-    zeros."""
-    if isinstance(scales, np.ndarray):
-        return packing.swizzle(scales)
-    if _torch_tensor(scales) is None:
-        raise UsageError(f"{type(scales).__name__} is neither a torch tensor nor a numpy array")
+    zeros: uint8, or E8M0 or E4M3 scales as float8. Raises UsageError for elements of another type."""
+    tensor = torch_tensor(scales)
+    if tensor is None:
+        array = plain_array(scales)
+        _check_scales(f"an array of type {array.dtype.name}", array.dtype.name)
+        return packing.swizzle(array)
     import torch
 
-    swizzled = packing.swizzle(scales.view(torch.uint8).cpu().numpy())
-    return cast("Tensor", torch.from_numpy(swizzled).to(scales.device))
+    check_plain(tensor)
+    name = dtype_name(tensor)
+    _check_scales(f"a tensor of type {name}", name)
+    swizzled = packing.swizzle(tensor.detach().resolve_neg().view(torch.uint8).cpu().numpy())
+    return cast("Tensor", torch.from_numpy(swizzled).to(tensor.device))
+
+
+def _check_scales(what: str, name: str) -> None:
+    if name not in _SCALE_DTYPES:
+        raise UsageError(f"{what} is not one of {', '.join(_SCALE_DTYPES)}: scales are one byte each")
+
+
+def _scheme(format: str | BlockFormat, rules: RuleOptions) -> Scheme:
+    """Return the scheme of a format under rules. Raises UsageError for values of another type."""
+    if not isinstance(format, str | BlockFormat):
+        raise UsageError(f"format {_shown(format)} is neither a name such as 'mxfp8' nor a row of mxcli.formats")
+    given: dict[str, Any] = dict(rules)
+    for name in _NAMES:
+        if given.get(name) is not None and not (isinstance(given[name], str) and given[name].strip()):
+            raise UsageError(f"{name} {_shown(given[name])} is not a name")
+    if not isinstance(given.get("nonfinite", ""), str):
+        raise UsageError(f"nonfinite {_shown(given['nonfinite'])} is not one of {', '.join(NONFINITE_POLICIES)}")
+    for name, what in (
+        ("seed", "a seed is an integer from 0 to 4294967295"),
+        ("hadamard", "a Hadamard transform has 16, 32, 64 or 128 elements"),
+        ("hadamard_seed", "a seed is an integer from 0"),
+    ):
+        if given.get(name) is not None:
+            given[name] = _whole(name, given[name], what)
+    return resolve(format, rules_from(given))
+
+
+def _whole(name: str, value: object, what: str) -> int:
+    """Return a number of Python or numpy as an int. Raises UsageError for anything else, bool included."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
+        raise UsageError(f"{name} {_shown(value)}: {what}")
+    return int(value)
+
+
+def _shown(value: object) -> str:
+    """Return a value as Python writes it, in one short line."""
+    return printable(" ".join(repr(value).split()))
 
 
 @functools.cache
@@ -233,50 +286,29 @@ def _backend_for(x: Tensor, device: str | None, threads: int | None) -> Backend:
         if "torch" not in sys.modules or not isinstance(device, sys.modules["torch"].device):
             raise UsageError(f"device {device!r} is neither a word such as 'cuda:0' nor a torch device")
         device = str(device)
-    if threads is not None and not isinstance(threads, int):
-        raise UsageError(f"threads {threads!r} is not a whole number")
-    torch_tensor = _torch_tensor(x)
-    if torch_tensor is None or torch_tensor.device.type == CPU:
+    if threads is not None:
+        threads = _whole("threads", threads, f"give a whole number from 1 to {_MOST_THREADS}")
+        if threads > _MOST_THREADS:
+            raise UsageError(f"threads {threads}: give a whole number from 1 to {_MOST_THREADS}")
+    tensor = torch_tensor(x)
+    if tensor is None:
+        plain_array(x)
         return _backend(device, threads)
-    where = str(torch_tensor.device)
-    if torch_tensor.device.type != CUDA:
+    if tensor.device.type == CPU:
+        check_plain(tensor)
+        return _backend(device, threads)
+    where = str(tensor.device)
+    if tensor.device.type != CUDA:
         raise UsageError(f"a tensor on {where}: only tensors in memory and on CUDA devices are read; pass x.cpu()")
-    if device not in (None, AUTO, torch_tensor.device.type, where):
+    if device not in (None, AUTO, tensor.device.type, where):
         raise UsageError(f"device '{device}' for a tensor on {where}: pass x.to('{device}'), or leave device out")
     return _resident(where)
 
 
-def _torch_tensor(x: Tensor) -> torch.Tensor | None:
-    return x if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor) else None
-
-
-def _array(x: Tensor) -> tuple[Any, str]:
-    """Return the elements without a copy where they are contiguous, BF16 as the uint16 of its bits, and their type: a
-    numpy array, or of a tensor on a GPU a tensor."""
-    tensor = _torch_tensor(x)
-    if tensor is not None:
-        import torch
-
-        name = str(tensor.dtype).removeprefix("torch.")
-        if name not in _DTYPES:
-            raise UsageError(f"a tensor of type {name} is not one of {', '.join(_DTYPES)}")
-        if tensor.layout is not torch.strided:
-            raise UsageError(f"a tensor of layout {tensor.layout}: pass x.to_dense()")
-        data = tensor.detach().resolve_neg().contiguous()
-        bits = data.view(torch.uint16) if name == "bfloat16" else data
-        return bits if tensor.is_cuda else bits.numpy(), _DTYPES[name]
-    if not isinstance(x, np.ndarray):
-        raise UsageError(f"{type(x).__name__} is neither a torch tensor nor a numpy array")
-    if x.dtype.name not in _DTYPES:
-        raise UsageError(f"an array of type {x.dtype.name} is not one of {', '.join(_DTYPES)}")
-    native = x.astype(x.dtype.newbyteorder("="), copy=False)
-    return (native.view(np.uint16) if x.dtype.name == "bfloat16" else native), _DTYPES[x.dtype.name]
-
-
 def _axes(axis: str) -> tuple[str, ...]:
     """Return the axes that a name stands for."""
-    if axis not in (ROW, COLUMN, BOTH):
-        raise UsageError(f"axis '{axis}' is none of {ROW}, {COLUMN}, {BOTH}")
+    if not isinstance(axis, str) or axis not in (ROW, COLUMN, BOTH):
+        raise UsageError(f"axis {_shown(axis)} is none of {ROW}, {COLUMN}, {BOTH}")
     return tuple(str(one) for one in axes_of(axis))
 
 
@@ -293,9 +325,9 @@ def _along(x: Tensor, axis: str) -> Tensor:
 
 def _checked(tensor: Tensor, scheme: Scheme, on_indivisible: str, backend: Backend, axis: str = ROW) -> tuple[Any, str]:
     """Return the elements along an axis and their type, after what the policies refuse is refused."""
-    x, dtype = _array(_along(tensor, axis) if hasattr(tensor, "swapaxes") else tensor)
-    if on_indivisible not in ("pad", "error"):
-        raise UsageError(f"on_indivisible '{on_indivisible}' is neither pad nor error")
+    x, dtype = elements_of(_along(tensor, axis))
+    if not isinstance(on_indivisible, str) or on_indivisible not in ("pad", "error"):
+        raise UsageError(f"on_indivisible {_shown(on_indivisible)} is neither pad nor error")
     if x.ndim == 0:
         raise UsageError("a tensor without dimensions has no blocks: give it one, x.reshape(1)")
     if on_indivisible == "error" and not divides(scheme.format, x.shape):
@@ -303,13 +335,24 @@ def _checked(tensor: Tensor, scheme: Scheme, on_indivisible: str, backend: Backe
             f"shape {list(x.shape)} does not divide into blocks of {scheme.format.block_name} ({scheme.format.name}): "
             "pad it, or pass on_indivisible='pad'"
         )
+    beyond = beyond_binary32(x) if dtype == "F64" else 0
     if scheme.nonfinite == "error":
         found = backend.amax(x, dtype)
         if found.nonfinite:
             values = nonfinite_values(found.nonfinite, math.prod(x.shape), x.shape, found.first_nonfinite)
+            if beyond == found.nonfinite:
+                values = values.replace("NaN or infinite", _BEYOND)
+            elif beyond:
+                values += f"; {beyond:,} of them are {_BEYOND}"
             raise RefusedError(f"{values}: pass nonfinite='saturate' or 'nan-block'")
         if scheme.hadamard is not None and backend.amax(x, dtype, scheme.hadamard).nonfinite:
             raise RefusedError(
                 f"values that overflow binary32 under the {scheme.hadamard.name} transform: scale them down"
             )
+    elif beyond:
+        warnings.warn(
+            f"{beyond:,} of {math.prod(x.shape):,} values are {_BEYOND}, in which formats are defined: they count as "
+            "infinite (nonfinite='error' refuses them)",
+            stacklevel=3,
+        )
     return x, dtype

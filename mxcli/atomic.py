@@ -30,15 +30,17 @@ def whole_file(path: Path, *, replace: bool, mode: int = 0o666) -> Iterator[Bina
     """
     file, temporary = create_unique(path.parent, mode)
     try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
         if replace:
             os.replace(temporary, path)
         else:
             name_new(temporary, path)
     except BaseException:
+        with suppress(OSError):
+            file.close()
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 
 SHOWN_CHARACTERS = 200
+MOST_CHARACTERS = 2000
+"""The most characters of one sentence; a longer one quotes a file."""
 EXTRAS = {"torch": "torch", "matplotlib": "plots", "transformers": "capture", "gguf": "gguf"}
 """The extra of mxcli that installs a package, by the package's name."""
 
@@ -24,8 +27,8 @@ class MxcliError(Exception):
 
     def __init__(self, message: str, details: Sequence[str] = ()) -> None:
         super().__init__(message, tuple(details))
-        self.message = message
-        self.details = tuple(details)
+        self.message = _shortened(message, MOST_CHARACTERS)
+        self.details = tuple(_shortened(detail, MOST_CHARACTERS) for detail in details)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -78,6 +81,16 @@ def together(kind: type[MxcliError], headline: str, problems: Sequence[str]) -> 
     return kind(f"{headline}: {len(problems):,} problems.", problems)
 
 
+@contextmanager
+def written_to(path: object) -> Iterator[None]:
+    """Turn an error of writing to `path` into EnvironmentFailure."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or printable(error)
+        raise EnvironmentFailure(f"{printable(path)}: cannot be written: {why}.") from error
+
+
 def import_extra(package: str, what: str, extra: str | None = None) -> ModuleType:
     """Import a package that an extra of mxcli installs; `what` needs it.
 
@@ -95,13 +108,15 @@ def import_extra(package: str, what: str, extra: str | None = None) -> ModuleTyp
 
 def printable(text: object) -> str:
     """Return the text with unprintable characters escaped, shortened in the middle when very long."""
-    shown = str(text)
-    if len(shown) > SHOWN_CHARACTERS:
-        half = SHOWN_CHARACTERS // 2
-        shown = f"{shown[:half]}…{shown[-half:]}"
+    shown = _shortened(str(text), SHOWN_CHARACTERS)
     if shown.isprintable():
         return shown
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
+
+
+def _shortened(text: str, most: int) -> str:
+    """Return the text, with its middle left out if it is longer than `most`."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
 
 
 def closest(word: str, known: Iterable[str]) -> list[str]:

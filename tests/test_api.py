@@ -157,8 +157,8 @@ def test_swizzle_is_the_order_of_128x4_tiles() -> None:
             given, wanted = tensors.get_tensor(f"{case}.in"), tensors.get_tensor(f"{case}.out")
             assert torch.equal(mxcli.swizzle(given), wanted.reshape(-1)), case
             assert np.array_equal(mxcli.swizzle(given.numpy()), wanted.numpy().reshape(-1)), case
-    with pytest.raises(UsageError, match="needs two dimensions of bytes"):
-        mxcli.swizzle(np.zeros((2, 2), np.float32))
+    with pytest.raises(UsageError, match=r"scales of shape \[2\] .* needs two dimensions of bytes"):
+        mxcli.swizzle(np.zeros(2, np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,11 @@ def test_swizzle_is_the_order_of_128x4_tiles() -> None:
         (lambda: mxcli.quantize(X.to_sparse(), "mxfp8"), UsageError, "pass x.to_dense()"),
         (lambda: mxcli.quantize(X, "mxfp8", device=0), UsageError, "device 0 is neither a word such as 'cuda:0'"),
         (lambda: mxcli.quantize(X, "mxfp8", device=""), UsageError, "unknown device ''"),
-        (lambda: mxcli.quantize(X, "mxfp8", threads=1.5), UsageError, "threads 1.5 is not a whole number"),
+        (
+            lambda: mxcli.quantize(X, "mxfp8", threads=1.5),
+            UsageError,
+            "threads 1.5: give a whole number from 1 to 1024",
+        ),
         (lambda: mxcli.swizzle([1]), UsageError, "list is neither a torch tensor nor a numpy array"),
     ],
 )
@@ -292,3 +296,181 @@ def test_invalid_seeds_and_what_cannot_be_reencoded() -> None:
 def test_an_unknown_rule_is_named() -> None:
     with pytest.raises(TypeError, match="unexpected keyword 'scale_rouding': rules are scale_rounding, rounding, "):
         mxcli.quantize(X, "mxfp8", scale_rouding="floor")  # type: ignore[call-arg]
+
+
+# --- Values of other types ---------------------------------------------------------------------------------
+
+SCALES = np.zeros((2, 2), np.uint8)
+STRUCTURED = np.zeros((2, 32), [("a", "<f4"), ("b", "<f4")])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        None,
+        [[1.0]],
+        3.0,
+        "mxfp8",
+        X.bool(),
+        X.long(),
+        X.to(torch.complex64),
+        X.to(torch.complex64).conj(),
+        X.to("meta"),
+        X.to_sparse(),
+        X.to_sparse_csr(),
+        torch.quantize_per_tensor(X, 0.1, 0, torch.quint8),
+        torch.nested.nested_tensor([X[0], X[1, :32]]),
+        X.to(torch.float8_e4m3fn),
+        torch.tensor(1.0),
+        np.float32(1),
+        np.array(1.0),
+        X.numpy().astype("O"),
+        X.numpy().astype("c8"),
+        X.numpy().astype("g"),
+        X.numpy() > 0,
+        X.numpy().astype("U4"),
+        STRUCTURED,
+        STRUCTURED.view(np.recarray),
+        np.ma.masked_array(X.numpy(), X.numpy() > 0),
+        np.ma.masked_array(X.numpy()),
+        np.zeros((2, 2), "M8[s]"),
+    ],
+    ids=lambda x: f"{type(x).__name__}",
+)
+@pytest.mark.parametrize("axis", ["row", "column"])
+def test_what_is_not_a_tensor_of_floats_is_refused(x: Any, axis: str) -> None:
+    for call in (mxcli.quantize, mxcli.measure):
+        with pytest.raises(UsageError):
+            call(x, "mxfp8", axis=axis)
+    with pytest.raises(UsageError):
+        mxcli.quantize_both(x, "mxfp8")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("format", None, "format None is neither a name such as 'mxfp8' nor a row of mxcli.formats"),
+        ("format", 8, "format 8 is neither a name"),
+        ("format", ["mxfp8"], "format ['mxfp8'] is neither a name"),
+        ("format", "", "unknown format ''"),
+        ("scale_rounding", 1, "scale_rounding 1 is not a name"),
+        ("scale_rounding", ["floor"], "scale_rounding ['floor'] is not a name"),
+        ("scale_rounding", "", "scale_rounding '' is not a name"),
+        ("rounding", {}, "rounding {} is not a name"),
+        ("rounding", b"nearest", "rounding b'nearest' is not a name"),
+        ("dialect", 2.0, "dialect 2.0 is not a name"),
+        ("nonfinite", None, "nonfinite None is not one of error, saturate, nan-block"),
+        ("nonfinite", [], "nonfinite [] is not one of"),
+        ("seed", True, "seed True: a seed is an integer from 0 to 4294967295"),
+        ("seed", float("nan"), "seed nan: a seed is an integer"),
+        ("seed", 10**40, "a seed is an integer from 0 to 4294967295"),
+        ("seed", "1", "seed '1': a seed is an integer"),
+        ("hadamard", "16", "hadamard '16': a Hadamard transform has 16, 32, 64 or 128 elements"),
+        ("hadamard", 16.0, "hadamard 16.0: a Hadamard transform has"),
+        ("hadamard", True, "hadamard True: a Hadamard transform has"),
+        ("hadamard", [16], "hadamard [16]: a Hadamard transform has"),
+        ("hadamard_seed", float("nan"), "hadamard_seed nan: a seed is an integer from 0"),
+        ("axis", None, "axis None is none of row, column, both"),
+        ("axis", 1, "axis 1 is none of row, column, both"),
+        ("axis", ["row"], "axis ['row'] is none of row, column, both"),
+        ("on_indivisible", None, "on_indivisible None is neither pad nor error"),
+        (
+            "on_indivisible",
+            np.array(["pad", "error"]),
+            "on_indivisible array(['pad', 'error'], dtype='<U5') is neither",
+        ),
+        ("threads", True, "threads True: give a whole number from 1 to 1024"),
+        ("threads", "2", "threads '2': give a whole number from 1 to 1024"),
+        ("threads", float("nan"), "threads nan: give a whole number from 1 to 1024"),
+        ("threads", 10**30, "threads 1000000000000000000000000000000: give a whole number from 1 to 1024"),
+        ("device", ["cpu"], "device ['cpu'] is neither a word such as 'cuda:0' nor a torch device"),
+    ],
+)
+def test_options_of_another_type_are_named(option: str, value: object, sentence: str) -> None:
+    for call in (mxcli.quantize, mxcli.measure, mxcli.quantize_both):
+        if option == "axis" and call is mxcli.quantize_both:
+            continue
+        options: dict[str, Any] = {"format": "mxfp8", option: value}
+        with pytest.raises(UsageError) as refused:
+            call(X, **options)
+        assert sentence in str(refused.value)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    seeded = mxcli.quantize(X, "mxfp4", rounding="stochastic", seed=np.int64(3), threads=np.int32(1))  # type: ignore[arg-type]
+    assert torch.equal(seeded.codes, mxcli.quantize(X, "mxfp4", rounding="stochastic", seed=3).codes)
+
+
+def test_other_views_of_the_same_values_have_the_same_codes() -> None:
+    codes = mxcli.quantize(X, "mxfp8").codes
+    negated = torch._neg_view(-X)
+    assert negated.is_neg()
+    given = [negated, nn_parameter(X), X.numpy().view(np.matrix), X.to(torch.float64), X.expand(1, 6, 64)[0]]
+    assert all(np.array_equal(np.asarray(mxcli.quantize(x, "mxfp8").codes), codes.numpy()) for x in given)
+
+
+def nn_parameter(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.Parameter(x.clone())
+
+
+@pytest.mark.parametrize(
+    ("scales", "sentence"),
+    [
+        (torch.zeros(2, 2, dtype=torch.int64), "a tensor of type int64 is not one of uint8, float8_e8m0fnu, "),
+        (torch.zeros(2, 2), "a tensor of type float32 is not one of uint8"),
+        (torch.zeros(2, 2, dtype=torch.bool), "a tensor of type bool is not one of uint8"),
+        (torch.zeros(2, 2, dtype=torch.int8), "a tensor of type int8 is not one of uint8"),
+        (torch.zeros(2, 2, dtype=torch.complex64), "a tensor of type complex64 is not one of uint8"),
+        (torch.zeros(2, 2, dtype=torch.uint8).to("meta"), "a tensor on meta"),
+        (torch.zeros(2, 2, dtype=torch.uint8).to_sparse(), "a tensor of layout torch.sparse_coo: pass x.to_dense()"),
+        (torch.zeros(4, dtype=torch.uint8), "scales of shape [4] and type uint8: needs two dimensions of bytes"),
+        (np.zeros((2, 2), "S1"), "an array of type bytes8 is not one of uint8"),
+        (np.zeros((2, 2), "?"), "an array of type bool is not one of uint8"),
+        (np.zeros((2, 2), "<i8"), "an array of type int64 is not one of uint8"),
+        (np.zeros((2, 2), "O"), "an array of type object is not one of uint8"),
+        (np.zeros((), "u1"), "scales of shape [] and type uint8: needs two dimensions of bytes"),
+        (np.ma.masked_array(SCALES, SCALES == 0), "a masked array: masks are not known here"),
+        (None, "NoneType is neither a torch tensor nor a numpy array"),
+        ([[1]], "list is neither a torch tensor nor a numpy array"),
+    ],
+)
+def test_scales_that_are_not_bytes_are_refused(scales: Any, sentence: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        mxcli.swizzle(scales)
+    assert sentence in str(refused.value)
+
+
+def test_scales_of_any_strides_and_type_of_one_byte_are_swizzled() -> None:
+    scales = torch.arange(12, dtype=torch.uint8).reshape(3, 4)
+    wanted = mxcli.swizzle(scales)
+    for name in ("float8_e8m0fnu", "float8_e4m3fn"):
+        assert torch.equal(mxcli.swizzle(scales.view(getattr(torch, name))), wanted)
+        assert np.array_equal(mxcli.swizzle(scales.numpy().view(getattr(ml_dtypes, name))), wanted.numpy())
+    assert torch.equal(mxcli.swizzle(scales.T.contiguous().T), wanted)
+    assert np.array_equal(mxcli.swizzle(scales.numpy()[::-1][::-1]), wanted.numpy())
+    assert mxcli.swizzle(scales[:0]).numel() == 0
+
+
+def test_float64_beyond_binary32_is_named_as_such() -> None:
+    x = X.double()
+    x[1, 3], x[4, 4] = 1e300, -3.5e38
+    for given in (x, x.numpy()):
+        with pytest.raises(
+            RefusedError, match=r"^2 of 384 values are beyond binary32's range \(3.4e38\), the first at \[1, 3\]: pass"
+        ):
+            mxcli.quantize(given, "mxfp8", nonfinite="error")
+        with pytest.warns(UserWarning, match="2 of 384 values are beyond binary32's range .* they count as infinite"):
+            mxcli.quantize(given, "mxfp8")
+    x[0, 0] = torch.nan
+    with pytest.raises(RefusedError, match=r"3 of 384 values are NaN or infinite, .*; 2 of them are beyond binary32's"):
+        mxcli.measure(x, "mxfp8", nonfinite="error")
+    largest = torch.full((1, 32), 3.4028235677973366e38, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="32 of 32 values are beyond"):
+        mxcli.quantize(largest, "mxfp8")
+    assert mxcli.quantize(torch.nextafter(largest, -largest), "mxfp8", nonfinite="error").scales.tolist() == [[247]]
+
+
+def test_what_a_reencoding_is_called() -> None:
+    for target in (None, 1, ["row"]):
+        with pytest.raises(UsageError, match="is not a name such as 'row'"):
+            mxcli.quantize(X, "mxfp8").reencode(target)  # type: ignore[arg-type]

@@ -5,23 +5,25 @@ Not through CuPy: it appends `-ftz=true` to the caller's options, and its cache 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import errno
 import functools
 import hashlib
 import importlib.util
 import os
 import re
-import tempfile
+import stat
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from mxcli.atomic import whole_file
 from mxcli.backends.abi import KernelScheme, kernel_folder, literal
 from mxcli.backends.device import Kernel
-from mxcli.errors import EnvironmentFailure, MxcliError
+from mxcli.errors import EnvironmentFailure, MxcliError, printable
 
 _SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _PACKAGES = ("nvidia.cu13", "nvidia.cuda_nvrtc")
@@ -34,6 +36,8 @@ _FIRST_WITH_OWN_CODE = 90
 _OUT_OF_MEMORY, _COMPILATION, _BUILTINS = 1, 6, 7
 _CACHE_FORMAT = 1
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_OWN_FOLDER, _OWN_FILE = 0o700, 0o600
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,8 @@ def compile(
 def cubin(
     name: str, source: str, headers: Mapping[str, str], architecture: str, definitions: Mapping[str, str] = {}
 ) -> bytes:
-    """Compile like `compile`, with the result kept in `cache_folder()`; a folder that cannot be read or written costs
-    time, never an
-    error."""
+    """Compile like `compile`, with the result kept in `cache_folder()`; a folder that cannot be read or written, or
+    that other users can write to, costs time, never an error."""
     key = _key(name, source, headers, architecture, definitions)
     code = _stored(key)
     if code is None:
@@ -248,37 +251,85 @@ def _digest(key: str, code: bytes) -> bytes:
 
 
 def _stored(key: str) -> bytes | None:
+    """Return the machine code of a key, if the cache has a valid entry that nobody but this user and root can write."""
     try:
-        content = (cache_folder() / key).read_bytes()
+        folder = _open_folder(cache_folder())
     except (OSError, RuntimeError):
         return None
+    try:
+        content = _own_content(key, folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _note_unused(str(cache_folder() / key), error.strerror or str(error))
+        return None
+    finally:
+        os.close(folder)
     digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     return code if digest == _digest(key, code) else None
 
 
 def _store(key: str, code: bytes) -> None:
-    """Write next to the file and rename, so that a reader or a killed process never leaves half of one."""
+    """Write an entry; a reader or a killed process never sees half of one."""
     try:
         folder = cache_folder()
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
+        folder.parent.mkdir(mode=_OWN_FOLDER, parents=True, exist_ok=True)
+        folder.mkdir(mode=_OWN_FOLDER, exist_ok=True)
+        os.close(_open_folder(folder))
+        with whole_file(folder / key, replace=True, mode=_OWN_FILE) as file:
+            file.write(_digest(key, code) + code)
     except (OSError, RuntimeError):
         return
+
+
+def _open_folder(folder: Path) -> int:
+    """Open the cache folder, links resolved. Raises PermissionError, with a note, if another user could have written
+    to it or to a folder above it: machine code from there could be anybody's."""
+    path = folder.resolve(strict=True)
+    for parent in reversed(path.parents):
+        _check_own(parent, parent.lstat(), may_be_sticky=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        with open(handle, "wb") as file:
-            file.write(_digest(key, code) + code)
-        os.replace(temporary, folder / key)
+        _check_own(path, os.fstat(descriptor))
     except OSError:
-        _remove(temporary)
-    except BaseException:
-        _remove(temporary)
+        os.close(descriptor)
         raise
+    return descriptor
 
 
-def _remove(file: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(file)
+def _own_content(key: str, folder: int) -> bytes:
+    """Return the content of an entry. Raises PermissionError unless it is a regular file that nobody but this user and
+    root can write."""
+    descriptor = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise PermissionError(errno.EPERM, "not a regular file")
+        _check_own(cache_folder() / key, status)
+        return file.read()
+
+
+def _check_own(path: Path, status: os.stat_result, *, may_be_sticky: bool = False) -> None:
+    """Raise PermissionError, with a note, unless a path belongs to this user or root and others cannot write to it;
+    where it `may_be_sticky`, others may add to it, as to /tmp."""
+    problem = None
+    if status.st_uid not in (0, os.geteuid()):
+        problem = f"belongs to user {status.st_uid}"
+    elif status.st_mode & _BY_OTHERS and not (may_be_sticky and status.st_mode & stat.S_ISVTX):
+        problem = f"can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
+    if problem is not None:
+        _note_unused(str(path), problem)
+        raise PermissionError(errno.EPERM, problem, str(path))
+
+
+@cache
+def _note_unused(path: str, problem: str) -> None:
+    """Warn, once for each path, that kernels are compiled again."""
+    warnings.warn(
+        f"{printable(path)}: {problem}, so machine code in it is not used and kernels are compiled again; "
+        "set MXCLI_CACHE_DIR to a folder of your own.",
+        stacklevel=2,
+    )
 
 
 FILES = (

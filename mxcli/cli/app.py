@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 import sys
@@ -12,58 +13,24 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mxcli.cli import (
-    bench,
-    bench_gemm,
-    capture,
-    compare,
-    dequantize,
-    diff,
-    doctor,
-    explain,
-    formats,
-    inspect,
-    merge,
-    products,
-    quantize,
-    recommend,
-    report,
-    training,
-    verify,
-)
 from mxcli.cli.arguments import normalized
-from mxcli.cli.groups import GroupedHelp
 from mxcli.cli.terminal import INTERRUPTED, say, silence
+from mxcli.cli.verbs import VerbGroup
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, UsageError, printable
 
-_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS}
+_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS, errno.EFBIG}
+
+_ROOM_BYTES = 150 << 20
+_SHORT = "out of memory: this process may not use enough to load its libraries; raise its limit (ulimit -v, -d)."
+_NOT_LOADED = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
 app = typer.Typer(
     name="mxcli",
+    cls=VerbGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for verb in (
-    inspect.inspect,
-    quantize.quantize,
-    merge.merge,
-    report.report,
-    compare.compare,
-    recommend.recommend,
-    training.training,
-    products.products,
-    dequantize.dequantize,
-    capture.capture,
-    verify.verify,
-    diff.diff,
-    formats.formats,
-    explain.explain,
-    doctor.doctor,
-):
-    app.command(cls=GroupedHelp)(verb)
-bench.bench.command(cls=GroupedHelp)(bench_gemm.gemm)
-app.add_typer(bench.bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)
@@ -89,7 +56,9 @@ def root(
     3 input unreadable, 4 refused by policy, 5 a limit or verification failed, 6 environment, 130 interrupted.
     """
     if version:
-        doctor.print_version(json)
+        from mxcli.cli.doctor import print_version
+
+        print_version(json)
         raise typer.Exit
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -108,10 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line, print its error on stderr, and return its exit code."""
     try:
+        _check_room()
         code = app(args=normalized(arguments), prog_name="mxcli", standalone_mode=False, obj=tuple(arguments))
         sys.stdout.flush()
         return _report_interruption(code) if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort) as interruption:
+        if _is_importing(interruption) and _is_limited():
+            say(f"error: {_SHORT}")
+            return EnvironmentFailure.exit_code
         _print_notes(interruption)
         return _report_interruption(INTERRUPTED)
     except Exception as error:
@@ -122,6 +95,35 @@ def run(arguments: Sequence[str]) -> int:
         _print_notes(error)
         _flush_or_silence()
         return failure.exit_code
+
+
+def _check_room() -> None:
+    """Raise EnvironmentFailure if a limit of this process leaves too little memory to load numpy, whose BLAS would end
+    the process by itself."""
+    if _is_limited():
+        try:
+            mmap.mmap(-1, _ROOM_BYTES).close()
+        except (OSError, ValueError) as error:
+            raise EnvironmentFailure(_SHORT) from error
+
+
+def _is_limited() -> bool:
+    """Return whether the memory of this process is limited (`ulimit -v` or `-d`)."""
+    if sys.platform == "win32":
+        return False
+    import resource
+
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
+
+
+def _is_importing(error: BaseException) -> bool:
+    """Return whether an error was raised while a module was loaded. numpy's BLAS interrupts its process if it cannot
+    start its threads."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and "importlib" in last.tb_frame.f_code.co_filename
 
 
 def _open_closed_streams() -> None:
@@ -159,6 +161,8 @@ def _failure(error: Exception) -> MxcliError:
         return UsageError(_usage_sentence(error, usage()))
     if isinstance(error, MemoryError):
         return EnvironmentFailure("out of memory: free some, or work on fewer or smaller tensors (--include).")
+    if isinstance(error, ImportError | OSError) and any(words in str(error) for words in _NOT_LOADED):
+        return EnvironmentFailure(_SHORT)
     if isinstance(error, OSError):
         kind = EnvironmentFailure if error.errno in _EXHAUSTED else InputError
         where = f"{printable(error.filename)}: " if error.filename is not None else ""

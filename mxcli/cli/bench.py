@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from mxcli.backends import CPU, find_device, open_timed_device
+from mxcli.cli.bench_gemm import Rounds, gemm, listed_words
 from mxcli.cli.groups import GroupedHelp, vary, verb
 from mxcli.cli.machine import Machine
 from mxcli.cli.options import FORMAT_NAMES, SchemeOptions, completes
@@ -20,9 +21,7 @@ from mxcli.errors import UsageError
 if TYPE_CHECKING:
     from mxcli.output.screen import Screen
 
-bench = typer.Typer(help="Measure the speed of this machine.", rich_markup_mode=None)
-
-Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="Timed rounds; the median is reported.")]
+bench = typer.Typer(help="Measure the speed of this machine.", rich_markup_mode=None, add_completion=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +142,11 @@ def _on_gpu(timed: BenchOptions, scheme: SchemeOptions, device: str) -> _Result:
     return _Result(bench_record(report), row_records(report), GPU_RECORD_NAMES, partial(bench_text, report), problems)
 
 
-def listed_words(text: str) -> list[str]:
-    """Return the words between commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _counts(text: str) -> list[int]:
     words = listed_words(text)
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"--threads {text} is not a list of positive numbers, such as 1,2")
     return [int(word) for word in words]
+
+
+bench.command(cls=GroupedHelp)(gemm)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from mxcli.backends import CPU, find_device, open_timed_device
-from mxcli.cli.bench import Rounds, listed_words
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine
 from mxcli.cli.options import Captures
 from mxcli.cli.outputs import Results, deliver_forms
-from mxcli.cli.terminal import Messages, on_disk
-from mxcli.errors import UsageError, import_extra, printable
+from mxcli.cli.terminal import Messages
+from mxcli.errors import UsageError, import_extra, printable, written_to
 
 if TYPE_CHECKING:
     from mxcli.flows.bench.gemm import GemmReport
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_DRIFT_PERCENT = 5.0
 """Drift between the halves of the rounds from which a note warns."""
+Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="Timed rounds; the median is reported.")]
 SMALL, LARGE = "256x1024x1024", "4096x4096x4096,8192x8192x8192"
 
 
@@ -136,7 +136,7 @@ def gemm(
     from mxcli.output.export import csv_text, json_text
 
     _check(timed)
-    results.check([operands.source, operands.captures], also=[timed.plot])
+    results.check([operands.source, operands.captures], whole=[timed.plot])
     kernels = _kernels(timed)
     earlier = None if timed.compare is None else read_earlier(Path(timed.compare))
     shapes, values = _operands(operands)
@@ -145,7 +145,7 @@ def gemm(
     values.check(shapes)
     report = _run(found, kernels, shapes, values, timed)
     if timed.plot is not None:
-        with on_disk(Path(timed.plot)):
+        with written_to(Path(timed.plot)):
             plot_rates(report, Path(timed.plot))
     deliver_forms(
         results,
@@ -157,6 +157,11 @@ def gemm(
     messages.notes(_notes(report, values))
     if earlier is not None and timed.compare is not None:
         messages.notes(compare_with(report, earlier, timed.compare, timed.threshold))
+
+
+def listed_words(text: str) -> list[str]:
+    """Return the words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _check(timed: GemmOptions) -> None:

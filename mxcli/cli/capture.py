@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
 
 import typer
 
@@ -114,11 +114,20 @@ class CaptureWriting(Writing):
             "--max-disk", metavar="SIZE", help="Disk limit for all files, such as 8G; more is refused beforehand."
         ),
     ] = None
+    on_error: Annotated[
+        str,
+        typer.Option(
+            "--on-error",
+            metavar="warn|raise",
+            help="When a step cannot be recorded, as on a full disk: warn, report the steps written and exit with 6, "
+            "or raise, the error alone with its own exit code.",
+        ),
+    ] = "warn"
     dry_run: DryRun = False
 
 
 _WRITING = vary(
-    only=("output", "resume", "max_disk", "dry_run"),
+    only=("output", "resume", "max_disk", "on_error", "dry_run"),
     help={
         "resume": "Continue an interrupted run. With --learning-rate, finished steps are recomputed (not rewritten) to "
         "restore the weights."
@@ -165,7 +174,7 @@ def capture(
     results.check([model, None if record.text == _STDIN else record.text])
     output = writing.folder
     _check(record, schedule)
-    request = _request(record, schedule)
+    request = _request(record, schedule, writing.on_error)
     _check_threads(machine.threads)
     text = _read_text(record.text)
     if not Path(model).is_dir():
@@ -182,6 +191,8 @@ def capture(
         _deliver_plan(plan, results, messages)
         return
     captured = _capture(plan, machine, messages)
+    if captured.stopped is not None:
+        _deliver_stopped(captured, results, messages)
     if not captured.complete:
         say(
             f"{printable(output)}: {len(captured.losses):,} of {schedule.steps:,} steps are written; the same command "
@@ -207,11 +218,13 @@ def _check(record: RecordOptions, schedule: StepOptions) -> None:
         )
 
 
-def _request(record: RecordOptions, schedule: StepOptions) -> CaptureRequest:
-    from mxcli.flows.capture.arguments import parse_roles
+def _request(record: RecordOptions, schedule: StepOptions, on_error: str) -> CaptureRequest:
+    from mxcli.flows.capture.arguments import ON_ERROR, parse_roles
     from mxcli.flows.capture.model import parse_dtype
     from mxcli.flows.capture.plan import CaptureRequest
 
+    if on_error not in ON_ERROR:
+        raise UsageError(f"--on-error {printable(on_error)}: give {' or '.join(ON_ERROR)}.")
     request = CaptureRequest(
         steps=schedule.steps,
         batch=schedule.batch,
@@ -223,6 +236,7 @@ def _request(record: RecordOptions, schedule: StepOptions) -> CaptureRequest:
         seed=record.seed or 0,
         learning_rate=schedule.learning_rate,
         dtype=parse_dtype(schedule.dtype),
+        on_error=on_error,
     )
     if not request.recorded:
         raise UsageError("--roles gradient with --forward-only leaves nothing to record: leave one of them out.")
@@ -238,6 +252,22 @@ def _deliver_plan(plan: CapturePlan, results: Results, messages: Messages) -> No
         json=lambda: capture_plan_json(plan),
         text=lambda screen: capture_plan_text(plan, screen),
     )
+
+
+def _deliver_stopped(captured: CaptureRun, results: Results, messages: Messages) -> NoReturn:
+    """Report the steps that are written, as JSON where requested, and the error that ended the recording."""
+    if results.json is not None:
+        from mxcli.output.capture import capture_json
+
+        deliver_forms(results, messages.stdout(), json=lambda: capture_json(captured), text=lambda screen: "")
+    written, steps = len(captured.losses), captured.plan.request.steps
+    say(f"error: {captured.stopped}.")
+    if written:
+        say(
+            f"{printable(captured.plan.output.folder)}: {written:,} of {steps:,} steps are written; the same command "
+            "with --resume continues from there."
+        )
+    raise typer.Exit(EnvironmentFailure.exit_code)
 
 
 def _capture(plan: CapturePlan, machine: Machine, messages: Messages) -> CaptureRun:

@@ -11,9 +11,7 @@ from mxcli.cli.groups import typed
 from mxcli.cli.machine import Machine
 from mxcli.cli.options import Measuring, SchemeOptions, Selection
 from mxcli.cli.outputs import Results
-from mxcli.cli.products import ProductScheme, products
 from mxcli.cli.terminal import Messages
-from mxcli.cli.training import TrainingOptions, training
 from mxcli.errors import UsageError
 
 _MEASURING = ("sample", "fail_on", "per_block", "dry_run", "jsonl", "markdown", "html", "plots")
@@ -65,12 +63,16 @@ def ran_as_other_verb(
     if former.products is None and (former.activation_format or former.gradient_format):
         raise UsageError("--activation-format and --gradient-format need --products CAPTURES.")
     if former.training is not None:
+        from mxcli.cli.training import TrainingOptions, training
+
         _refuse(context, _refused_with_training(), "--training", "training recipes set all formats and rules")
         _announce("training", messages)
         options = TrainingOptions(former.products, former.training, former.draws or 1, scheme.seed)
         training(context=context, source=source, options=options, **shared)
         return True
     if former.products is not None:
+        from mxcli.cli.products import ProductScheme, products
+
         _refuse(context, _REFUSED_WITH_PRODUCTS, "--products", "`mxcli products` has other outputs")
         _announce("products", messages)
         named = {field.name: getattr(scheme, field.name) for field in fields(SchemeOptions)}

@@ -34,13 +34,18 @@ def diff(
             help="Only matching tensors: a glob over whole dotted segments, re:REGEX or @role. May be repeated.",
         ),
     ] = None,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Read every tensor, also those that have the same hash in the records of both."),
+    ] = False,
 ) -> None:
     """Compare two checkpoints, tensor by tensor.
 
     Weights of the same format, axis and transform are compared by codes and scales, in any layout; others by their
     dequantized values. For power-of-two scales, names the two rules that explain the difference, as far as codes and
     scales show them. Exits with code 0 if nothing differs, else with code 5. The text shows twenty tensors, or --top;
-    JSON and CSV have all.
+    JSON and CSV have all. Of two outputs of mxcli, tensors with the same hash in both records are equal by record, and
+    read only with --full, or if their file changed after its record.
 
     \b
     Examples:
@@ -54,7 +59,7 @@ def diff(
     from mxcli.flows.verify.diff import diff_sides, memory_to_diff, side_of
     from mxcli.output.difference import difference_csv, difference_json, difference_text, failure_sentence
 
-    sides = side_of(a, open_checkpoint(a)), side_of(b, open_checkpoint(b))
+    sides = side_of(a, open_checkpoint(a), full=full), side_of(b, open_checkpoint(b), full=full)
     backend = open_backend(machine, messages, memory_to_diff(*sides))
     with progress("diff", messages) as show:
         result = diff_sides(*sides, backend=backend, selectors=tensors or (), on_progress=show)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -11,8 +11,17 @@ import typer
 
 from mxcli.cli.arguments import STDOUT, repeatable
 from mxcli.cli.options import METRIC_NAMES, completes
-from mxcli.cli.terminal import deliver, on_disk, refuse_existing, refuse_source
-from mxcli.errors import InputError, RefusedError, UsageError, did_you_mean, import_extra, printable, together
+from mxcli.cli.terminal import deliver, folder_problems, output_problems, refuse_all, refuse_source
+from mxcli.errors import (
+    MxcliError,
+    RefusedError,
+    UsageError,
+    did_you_mean,
+    import_extra,
+    printable,
+    together,
+    written_to,
+)
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -107,26 +116,35 @@ class Results:
         sources: Iterable[str | None] = (),
         *,
         also: Iterable[str | None] = (),
+        whole: Iterable[str | None] = (),
+        folders: Mapping[str, str | None] | None = None,
         sorts: Collection[str] | None = None,
     ) -> None:
         """Refuse, before any work, outputs that cannot be written: two forms on stdout, a file that exists, belongs to
         one of the `sources` or is named twice, and an order that the table does not have.
 
-        `also` are further files to write. A table is sorted by one of `sorts` (None: a metric or name).
+        `also` are further files to write, `whole` those that a pipe cannot take, `folders` directories by option. A
+        table is sorted by one of `sorts` (None: a metric or name).
         """
         taking = [option for option, file in self._files.items() if file == STDOUT]
         if len(taking) > 1:
             raise UsageError(f"{' and '.join(taking)} both write to stdout: give all but one of them a FILE.")
         if sorts is not None or self.sort != _SORT:
             _check_sort(self.sort, sorts)
-        wanted = [*self._files.values(), *also]
-        files = [file for file in wanted if file not in (None, STDOUT)]
-        absolute = [Path(str(file)).absolute() for file in files]
-        if twice := [file for file, path in zip(files, absolute, strict=True) if absolute.count(path) > 1]:
+        wanted, whole = [*self._files.values(), self.html, *also], list(whole)
+        files = [file for file in (*wanted, *whole) if file not in (None, STDOUT)]
+        spelled = [_spelling(str(file)) for file in files]
+        if twice := [file for file, path in zip(files, spelled, strict=True) if spelled.count(path) > 1]:
             raise UsageError(f"{printable(twice[0])} is named for two outputs: give each its own file.")
+        if self.html == STDOUT:
+            raise UsageError("--html takes a file, not stdout: name one, such as report.html.")
         read = [source for source in sources if source]
-        refuse_existing(wanted, force=self.force, sources=read)
-        self._check_pages(read)
+        problems = [*output_problems(wanted, force=self.force, sources=read)]
+        problems += output_problems(whole, force=self.force, sources=read, streams=False)
+        for option, folder in {"--plots": self.plots, **(folders or {})}.items():
+            problems += [] if folder is None else folder_problems(option, folder)
+        problems += self._problems_of_plots(read)
+        refuse_all(problems)
 
     def check_dry_run(self, dry_run: bool, also: Mapping[str, object] | None = None) -> None:
         """Raise UsageError if a dry run is to write what needs measuring; `also` are further such options."""
@@ -139,21 +157,29 @@ class Results:
                 f"--dry-run measures nothing, so there is no {', no '.join(measured)}; --json gives the plan."
             )
 
-    def _check_pages(self, sources: Sequence[str]) -> None:
-        if self.html == STDOUT:
-            raise UsageError("--html takes a file, not stdout: name one, such as report.html.")
-        refuse_existing([self.html], force=self.force, sources=sources)
+    def _problems_of_plots(self, sources: Sequence[str]) -> Iterator[MxcliError]:
+        """Yield why the directory of plots may not be written to."""
         if self.plots is None:
             return
         import_extra("matplotlib", "--plots")
-        folder, shown = Path(self.plots), printable(self.plots)
-        if not folder.parent.is_dir():
-            raise InputError(f"{shown}: its directory does not exist; create it first.")
-        if folder.exists() and not folder.is_dir():
-            raise RefusedError(f"{shown}: a file; --plots takes a directory.")
-        refuse_source(folder.iterdir() if folder.is_dir() else (), sources)
-        if folder.is_dir() and not self.force and any(folder.iterdir()):
-            raise RefusedError(f"{shown}: not empty; use --force to replace the plots in it, or another name.")
+        folder = Path(self.plots)
+        if not folder.is_dir():
+            return
+        try:
+            refuse_source(folder.iterdir(), sources)
+        except RefusedError as problem:
+            yield problem
+            return
+        if not self.force and any(folder.iterdir()):
+            yield RefusedError(
+                f"{printable(self.plots)}: not empty; use --force to replace the plots in it, or another name."
+            )
+
+
+def _spelling(file: str) -> str:
+    """Return a path as file systems that ignore case compare it, with links of its directories resolved."""
+    path = Path(file)
+    return str(path.parent.resolve() / path.name).casefold()
 
 
 def stream_layer(layer: LayerReport, results: Results) -> None:
@@ -244,7 +270,7 @@ def deliver_pages(
 
         folder = Path(results.plots)
         charts = study_charts(made)
-        with on_disk(folder):
+        with written_to(folder):
             folder.mkdir(exist_ok=True)
             write_plots(charts, folder)
 

@@ -138,9 +138,8 @@ def _deliver_plan(work: _Work, results: Results, machine: Machine, messages: Mes
     messages.notes((*report.notes, *_share_notes(work)))
     site = _site(work.writing.output, found_device(machine, messages), machine.max_bytes)
     check_memory(arrangement.need, site.max_memory, site.device)
+    _check_output(work, None if site.folder is None else Path(site.folder), force=results.force)
     work.save_recipe()
-    if site.folder is not None:
-        _check_folder(work, Path(site.folder), force=results.force)
     deliver_forms(
         results,
         messages.stdout(wide=results.wide),
@@ -167,14 +166,23 @@ def _site(output: str | None, device: str, max_memory: int | None) -> Site:
     return Site(output, None if output is None else free_bytes(Path(output)), device, max_memory)
 
 
-def _check_folder(work: _Work, folder: Path, *, force: bool) -> None:
-    from mxcli.files.partials import check_output_folder
+def _check_output(work: _Work, folder: Path | None, *, force: bool) -> None:
+    """Refuse what the run would refuse; without a folder, only what is wrong with the source."""
+    from mxcli.files.complete import is_complete
+    from mxcli.files.output_folder import check_output_folder
+    from mxcli.files.preflight import check_draft
     from mxcli.files.progress import progress_path, read_progress, refuse_unfinished
-    from mxcli.output.written import output_files
+    from mxcli.flows.write.pipeline import planned_draft
 
+    draft = planned_draft(work.checkpoint, work.arrangement.shards, work.arrangement.configs)
+    if folder is None:
+        check_draft(draft, None)
+        return
     resume, share = work.writing.resume, work.writing.share
-    names = output_files(work.checkpoint, work.arrangement)
-    check_output_folder(folder, work.checkpoint, names, force=force, resume=resume)
+    if resume and is_complete(folder):
+        return
+    check_output_folder(folder, work.checkpoint, draft.names, force=force, resume=resume)
+    check_draft(draft, folder)
     if not (force or resume):
         refuse_unfinished(folder, share, read_progress(progress_path(folder, share)))
 
@@ -207,6 +215,17 @@ def _deliver(work: _Work, written: Written, results: Results, messages: Messages
         raise typer.Exit(INTERRUPTED)
     work.save_recipe()
     ending, record = _written(report, work, written)
+    if written.outcome.was_complete:
+        from mxcli.output.report import report_csv, report_json
+
+        deliver_forms(
+            results,
+            screen,
+            json=lambda: report_json(report, "quantize", **record),
+            csv=lambda: report_csv(report),
+            text=lambda screen: ending,
+        )
+        return
     deliver_report(report, results, screen, verb="quantize", ending=ending, **record)
 
 

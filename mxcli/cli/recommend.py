@@ -16,8 +16,8 @@ from mxcli.cli.options import Captures, DryRun, Formats, SaveRecipe, SchemeOptio
 from mxcli.cli.outputs import Results, deliver_forms, ended
 from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import Requested, requested_options
-from mxcli.cli.terminal import Messages, deliver, on_disk, refuse_existing
-from mxcli.errors import InputError, UsageError, printable
+from mxcli.cli.terminal import Messages, deliver
+from mxcli.errors import printable, written_to
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -64,6 +64,13 @@ class RecommendOptions:
     ] = None
     dry_run: DryRun = False
 
+    @property
+    def files(self) -> list[str | None]:
+        """The files to write whose directory exists."""
+        folder = Path(self.configs or "")
+        configs = [str(folder / name) for name in CONFIG_FILES] if self.configs and folder.is_dir() else []
+        return [self.save_recipe, *configs]
+
 
 _TARGET = vary(help={"captures": "Captured inputs of the layers: harm is then the error of the layers' outputs."})
 _SCHEME = vary(
@@ -109,8 +116,7 @@ def recommend(
     """
     results.check_dry_run(wanted.dry_run, {"--save-recipe": wanted.save_recipe, "--configs": wanted.configs})
     sources = [source, scheme.recipe, wanted.captures]
-    results.check(sources, also=[wanted.save_recipe], sorts=SORTS)
-    _check_configs(wanted.configs, force=results.force, sources=sources)
+    results.check(sources, also=wanted.files, folders={"--configs": wanted.configs}, sorts=SORTS)
     names = listed(wanted.formats, "--formats")
     requested = requested_options(context, scheme, names)
     target = _target(names, wanted, requested)
@@ -210,7 +216,7 @@ def _write_files(result: Recommendation, work: _Work, wanted: RecommendOptions, 
         folder = Path(wanted.configs)
         files, notes = producer_files(work.checkpoint, result.plan)
         messages.notes(notes)
-        with on_disk(folder):
+        with written_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
         texts |= {str(folder / name): text for name, text in files.items()}
     for file, text in texts.items():
@@ -236,15 +242,3 @@ def _deliver(result: Recommendation, written: Sequence[str], results: Results, m
         lines=lambda _: map(json_line, tensor_records(result)),
         text=lambda screen: ended(recommendation_text(result, screen, results.sort, results.top), ending, screen),
     )
-
-
-def _check_configs(folder: str | None, *, force: bool, sources: Sequence[str | None]) -> None:
-    if folder is None:
-        return
-    path = Path(folder)
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"--configs {printable(folder)}: not a directory; name one to write to.")
-    if path.is_dir():
-        refuse_existing([str(path / name) for name in CONFIG_FILES], force=force, sources=sources)
-    elif not path.parent.is_dir():
-        raise InputError(f"{printable(folder)}: its parent directory does not exist; create it first.")

@@ -88,7 +88,7 @@ def report(
     if ran_as_other_verb(context, source, scheme, selection, measuring, (results, machine, messages)):
         return
     results.check_dry_run(measuring.dry_run, {"--per-block": measuring.per_block})
-    results.check([source, scheme.recipe], also=[measuring.per_block])
+    results.check([source, scheme.recipe], whole=[measuring.per_block])
     limits = stated_limits(measuring.fail_on, dry_run=measuring.dry_run)
     sampling = _sampling(measuring, scheme.seed)
     requested = requested_options(context, scheme)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +14,10 @@ from mxcli.cli.options import Source
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.progress import progress
 from mxcli.cli.terminal import Messages
-from mxcli.errors import LimitError
+from mxcli.errors import LimitError, UsageError
+
+if TYPE_CHECKING:
+    from mxcli.flows.verify.repair import Repair
 
 _RESULTS = vary(
     only=("top", "wide", "json", "csv", "markdown", "force"),
@@ -37,6 +42,13 @@ def verify(
             help="The original: measures the error against it, and names the rule that produced the bytes.",
         ),
     ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="With --against: first make damaged files of an output of mxcli again, proven by its record.",
+        ),
+    ] = False,
     tensor_parallel: Annotated[
         int | None,
         typer.Option(
@@ -46,35 +58,48 @@ def verify(
             help="Also check that the weights divide into whole blocks over N devices (tensor parallelism).",
         ),
     ] = None,
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep",
+            help="Also compare names and shapes with the model that transformers builds from config.json (seconds).",
+        ),
+    ] = False,
 ) -> None:
     """Check a quantized checkpoint.
 
-    Checks checkpoints from any producer: tensors against the config, every scale and code, the ignore list as loaders
-    read it, and the scales of fused layers. Problems exit with code 5; warnings and notes do not. With --against,
-    errors are those of the values that loaders decode. The text shows ten findings of a check, or --top; JSON has all
-    of them, and the method of each check.
+    Checks checkpoints from any producer: every byte against the record of mxcli, tensors against the model that the
+    config states, every scale, code and plain value, layers against their siblings, the ignore list as loaders read it,
+    and the scales of fused layers. Problems exit with code 5, and so does a checkpoint of which nothing could be
+    checked; warnings and notes do not. With --against, errors are those of the values that loaders decode. The text
+    shows ten findings of a check, or --top; JSON has all of them, and the method of each check.
 
     \b
     Examples:
       mxcli quantize samples/tiny-llama --format nvfp4 -o tiny-llama-nvfp4
       mxcli verify tiny-llama-nvfp4
       mxcli verify tiny-llama-nvfp4 --against samples/tiny-llama --tp 2
+      mxcli verify tiny-llama-nvfp4 --against samples/tiny-llama --repair
       mxcli verify tiny-llama-nvfp4 --json | jq '.findings[] | select(.severity == "problem")'
     """
     results.check([source, against])
+    if repair and against is None:
+        raise UsageError("--repair needs --against SOURCE: damaged tensors are made from the source again.")
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.verify.subject import subject_of
     from mxcli.flows.verify.verify import checked_originals, memory_to_verify, verify_subject
     from mxcli.flows.write.restore import open_floats
     from mxcli.output.verification import failure_sentence, verification_csv, verification_json, verification_text
 
+    repaired = _repaired(source, against) if repair and against is not None else ()
     subject = subject_of(open_checkpoint(source), tensor_parallel)
     originals = None if against is None else checked_originals(open_floats(against, requantize=True), subject)
     backend = open_backend(machine, messages, memory_to_verify(subject, originals))
     with progress("verify", messages) as show:
         result = verify_subject(
-            source, subject, backend=backend, against=against, originals=originals, on_progress=show
+            source, subject, backend=backend, against=against, originals=originals, deep=deep, on_progress=show
         )
+    result = dataclasses.replace(result, repaired=repaired)
     messages.notes(result.notes)
     deliver_forms(
         results,
@@ -85,3 +110,11 @@ def verify(
     )
     if not result.is_sound:
         raise LimitError(failure_sentence(result))
+
+
+def _repaired(source: str, against: str) -> tuple[Repair, ...]:
+    """Restore the damaged files of an output; return them."""
+    from mxcli.backends.cpu import Cpu
+    from mxcli.flows.verify.repair import repair
+
+    return repair(Path(source), against, Cpu())

@@ -19,12 +19,24 @@ from mxcli.cli.terminal import INTERRUPTED, say
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mxcli.cli.terminal import Messages
     from mxcli.files.progress import Share
     from mxcli.flows.write.pipeline import Outcome, WriteOptions
 
 _SHARE = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+NoVerify = Annotated[
+    bool,
+    typer.Option(
+        "--no-verify",
+        help="Do not check headers, index and configuration of what was written before it gets its final names; the "
+        "record then says so.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +55,9 @@ class Writing:
         bool,
         typer.Option(
             "--resume",
-            help="Continue an interrupted run of this command: finished tensors are kept, and the result has the same "
-            "bytes. Starts from scratch if nothing was finished.",
+            help="Continue an interrupted run of this command: finished tensors are kept if they and their source "
+            "still have their hashes, and the result has the same bytes. Starts from scratch if nothing was finished. "
+            "A complete output is checked.",
         ),
     ] = False
     max_shard_size: Annotated[
@@ -65,6 +78,8 @@ class Writing:
             "with a common directory; `mxcli merge` completes the output.",
         ),
     ] = None
+
+    no_verify: NoVerify = False
 
     def __post_init__(self) -> None:
         if self.max_shard_size is not None:
@@ -110,7 +125,15 @@ def write_options(verb: str, writing: Writing, messages: Messages, *, force: boo
     from mxcli.flows.write.pipeline import WriteOptions
 
     with progress(verb, messages) as show, stopping() as stop:
-        yield WriteOptions(force, writing.resume, writing.share, stop, show)
+        check = output_check(writing.folder, skipped=writing.no_verify)
+        yield WriteOptions(force, writing.resume, writing.share, stop, show, check)
+
+
+def output_check(output: str, *, skipped: bool) -> Callable[[Path], None] | None:
+    """Return the check of an output before it gets its final names; None if it is skipped."""
+    from mxcli.flows.verify.written import check_written
+
+    return None if skipped else lambda folder: check_written(folder, output)
 
 
 @contextmanager
@@ -169,5 +192,9 @@ def resumed_notes(outcome: Outcome) -> list[str]:
     """Return a note on the work that an earlier run had finished."""
     from mxcli.output.numbers import byte_size
 
+    if outcome.was_complete:
+        return ["Nothing to do: the output is complete, and it and its source have the recorded hashes."]
     total = outcome.done + outcome.kept + outcome.left
+    if outcome.kept == total and total:
+        return ["Nothing to quantize: everything was finished before, and still has its hash."]
     return [f"Resumed: {byte_size(outcome.kept)} of {byte_size(total)} were finished before."] if outcome.kept else []

@@ -12,16 +12,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mxcli.atomic import name_new, sync_folder, whole_file
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable
 from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION
-from mxcli.files.partials import OutputFolder, Partials, sync_folder
+from mxcli.files.output_folder import OutputFolder
+from mxcli.files.partials import Partials, json_bytes
 from mxcli.files.safetensors import read_safetensors
 from mxcli.files.shard_file import ALIGNMENT, CHUNK_BYTES, partial_path
 from mxcli.files.tensors import LARGEST, Array, byte_count
 
 STEP_FILE = re.compile(r"step-(\d{6,})(?:-rank-(\d+))?\.safetensors")
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""Errors of file systems without hard links."""
+INCOMPLETE_SCHEMA = "mxcli.capture.incomplete/1"
+"""The schema of the file that says that a recording stopped before its last step."""
 STEP_BYTES = 1 << 12
 """Bytes reserved for a step's own metadata."""
 
@@ -92,6 +94,25 @@ def capture_metadata(path: Path) -> dict[str, object]:
     return parsed
 
 
+def mark_incomplete(folder: Path, name: StepName, reason: str) -> None:
+    """Write next to the files of finished steps that recording stopped in that step; nothing if that fails too."""
+    content = {"schema": INCOMPLETE_SCHEMA, "step": name.step, "rank": name.rank, "complete": False, "reason": reason}
+    path = _mark(folder, name.rank, alone=name.alone)
+    with suppress(OSError), whole_file(path, replace=True) as file:
+        file.write(json_bytes(content))
+
+
+def mark_complete(folder: Path, rank: int, *, alone: bool) -> None:
+    """Remove what an earlier recording wrote in `mark_incomplete`."""
+    with suppress(OSError):
+        _mark(folder, rank, alone=alone).unlink(missing_ok=True)
+
+
+def _mark(folder: Path, rank: int, *, alone: bool) -> Path:
+    part = "" if alone and not rank else f"-rank-{rank}"
+    return folder / f"mxcli-incomplete{part}.json"
+
+
 def refuse_existing_steps(folder: Path, names: Iterable[StepName]) -> None:
     """Raise RefusedError if one of the files exists."""
     for name in names:
@@ -116,6 +137,7 @@ class CaptureFile:
         self._name, self._about = name, about
         self._partials = Partials(OutputFolder(folder), [str(name)], sum(tensor.nbytes for tensor in expected))
         self._partials.make_folders()
+        self._partials.own([str(name)], [str(name)])
         self._partials.check_space()
         self._path = folder / str(name)
         self._file = self._partials.create(str(name))
@@ -212,17 +234,9 @@ class CaptureFile:
 def _rename_to_free(path: Path, name: Path) -> None:
     """Rename a file to a free name. Raises RefusedError if the name is taken, and leaves that file as it is."""
     try:
-        os.link(path, name)  # atomic: between a check and a rename another run could take the name
+        name_new(path, name)
     except FileExistsError:
         raise _exists(name) from None
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        if os.path.lexists(name):
-            raise _exists(name) from error
-        os.replace(path, name)
-    else:
-        path.unlink()
 
 
 def _header(

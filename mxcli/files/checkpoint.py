@@ -4,7 +4,7 @@ odd."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,10 +25,12 @@ from mxcli.files.directory import (
     without_weights,
 )
 from mxcli.files.gguf import read_gguf
+from mxcli.files.identity import FileIdentity, changes, identity
 from mxcli.files.model_files import Configs, read_config, read_producer_config, side_files
 from mxcli.files.numpy import read_npy, read_npz
 from mxcli.files.pytorch import read_pytorch
-from mxcli.files.reading import read_in_place
+from mxcli.files.reading import read_in_place, unchanged
+from mxcli.files.reading import read_rows as rows_in_place
 from mxcli.files.roles import MTP, WEIGHT, mtp_prefixes
 from mxcli.files.safetensors import read_safetensors
 from mxcli.files.source import Source, locate
@@ -54,7 +56,10 @@ class Checkpoint:
     stored name; the alias is in `tensors` too if the file stores it as a second view (PyTorch). `captures` holds the
     capture record of each captured tensor, and `layers_of_model` the names of all linear layers of the model if the
     captures list them. `dialect` names the quantized layout, None for plain tensors; `restored_from` the layout whose
-    codes are dequantized on reading. `index` is the shard index followed. `notes` are sentences about anything odd.
+    codes are dequantized on reading, and `stored` is then the source as it is stored. `index` is the shard index
+    followed. `notes` are sentences about anything odd. `observers` are called with every tensor that is read of the
+    stored source, and the index of its first dimension if only that is read.
+    `identities` has what each weight file was when it was opened.
     """
 
     kind: str
@@ -71,8 +76,13 @@ class Checkpoint:
     index: Path | None
     notes: tuple[str, ...]
     decoders: Mapping[Path, Callable[[TensorInfo], Array]] = field(repr=False, compare=False)
+    identities: Mapping[Path, FileIdentity] = field(repr=False, compare=False)
     restored_from: str | None = None
     layers_of_model: tuple[str, ...] = ()
+    stored: Checkpoint | None = field(default=None, repr=False, compare=False)
+    observers: list[Callable[[TensorInfo, Array, int | None], None]] = field(
+        default_factory=list, repr=False, compare=False
+    )
 
     @property
     def where(self) -> Path:
@@ -88,9 +98,12 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     located = locate(source)
     notes, problems = list(located.notes), list[str]()
     contents: dict[Path, FileContents] = {}
+    identities: dict[Path, FileIdentity] = {}
     for path in located.files:
         with _collecting(problems):
+            identities[path] = identity(path)
             contents[path] = READERS[located.kind](path)
+            problems += changes(identities, [path])
     found = Captures(contents, {}, is_capture=False)
     with _collecting(problems):
         found = as_captures(located.root, contents, is_foreign=located.may_be_dump)
@@ -117,6 +130,7 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         found,
         configs,
         dialect,
+        identities,
         notes + dialect_notes,
     )
 
@@ -127,6 +141,7 @@ def _described(
     found: Captures,
     configs: Configs,
     dialect: str | None,
+    identities: Mapping[Path, FileIdentity],
     notes: list[str],
 ) -> Checkpoint:
     """Return the record of a source without problems, with its ties, side files and all remaining notes."""
@@ -159,18 +174,53 @@ def _described(
         index=located.index.path if located.index else None,
         notes=tuple(notes),
         decoders={path: part.decode for path, part in contents.items() if part.decode},
+        identities=identities,
     )
 
 
-def read(checkpoint: Checkpoint, info: TensorInfo) -> Array:
+def read(checkpoint: Checkpoint, info: TensorInfo, at: int | None = None) -> Array:
     """Read one tensor, read-only and C-contiguous: BF16 as uint16, FP8 and narrower as bytes, else its numpy type.
 
-    The array maps the file if the bytes are in place and aligned, else it is a copy; no other tensor is held in memory.
-    `release_pages` frees the memory of a mapped array early. Raises InputError if the file has changed.
+    With `at` only that index of the first dimension is returned, and read if the bytes are in place. The array is the
+    caller's; no other tensor is held in memory. Raises InputError if the file has changed since it was opened.
     """
+    known = checkpoint.identities[info.file]
     if info.offset == IN_MEMORY:
-        return checkpoint.decoders[info.file](info)
-    return read_in_place(info)
+        with unchanged(info, known):
+            whole = checkpoint.decoders[info.file](info)
+        found = whole if at is None else whole[at]
+    else:
+        found = read_in_place(info if at is None else _at(info, at), known)
+    if checkpoint.stored is None or info.offset != IN_MEMORY:
+        # What is decoded from tensors of the stored source was seen when those were read.
+        for observe in checkpoint.observers:
+            observe(info, found, at)
+    return found
+
+
+def read_rows(checkpoint: Checkpoint, info: TensorInfo, firsts: Sequence[int], rows: int) -> Array:
+    """Read `rows` rows from each of `firsts` on, leading dimensions folded into rows: [firsts, rows, columns]. The
+    tensor must be in place; nothing else of the file is read. Raises InputError like `read`."""
+    return rows_in_place(info, firsts, rows, checkpoint.identities[info.file])
+
+
+def source_changes(checkpoint: Checkpoint) -> list[str]:
+    """Return a sentence for every weight file that is not what it was when it was opened: what was made of it may be
+    half of one model and half of another."""
+    return changes(checkpoint.identities)
+
+
+def check_source(checkpoint: Checkpoint) -> None:
+    """Raise InputError with all of `source_changes`, at the end of a run."""
+    found = source_changes(checkpoint)
+    if found:
+        raise together(InputError, printable(checkpoint.where), found)
+
+
+def _at(info: TensorInfo, at: int) -> TensorInfo:
+    """Return one index of the first dimension of a tensor in place."""
+    nbytes = info.nbytes // info.shape[0]
+    return replace(info, shape=info.shape[1:], offset=info.offset + at * nbytes, nbytes=nbytes)
 
 
 @contextmanager

@@ -145,10 +145,13 @@ def remarks(
         notes.append(f"{_counted(bare, 'file')} without a format in __metadata__; outputs get the usual 'pt'.")
     unaligned = [info.name for info in infos if info.file in metadata and not _aligned(info)]
     if unaligned:
-        notes.append(f"{_counted(unaligned, 'tensor')} not aligned to the element size; read through a copy.")
+        notes.append(f"{_counted(unaligned, 'tensor')} not aligned to the element size.")
     empty = [info.name for info in infos if not info.elements]
     if empty:
         notes.append(f"{_counted(empty, 'tensor')} without elements.")
+    wide = [info.name for info in infos if info.dtype == "F64"]
+    if wide:
+        notes.append(f"{_counted(wide, 'tensor')} of F64, rounded to binary32 before being quantized or measured.")
     lora = [info.name for info in infos if info.role == "lora"]
     if lora:
         whole = len(lora) == len(tensors)

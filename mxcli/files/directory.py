@@ -190,8 +190,15 @@ def read_index(path: Path) -> ShardIndex:
     shown = printable(path)
     parsed = read_json_object(path)
     weight_map = parsed.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+    if not isinstance(weight_map, dict):
         raise InputError(f"{shown}: needs a weight_map from tensor names to file names.")
+    wrong = [
+        f"{shown}: weight_map: '{printable(name)}' is {printable(shard)}; it must be a file name."
+        for name, shard in weight_map.items()
+        if not isinstance(shard, str)
+    ]
+    if wrong:
+        raise together(InputError, shown, wrong)
     if not weight_map:
         raise InputError(f"{shown}: its weight_map is empty; download it again.")
     problems, paths = [], {}

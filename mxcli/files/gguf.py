@@ -6,7 +6,6 @@ along the last dimension, with the type's name.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections import Counter
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -156,12 +155,9 @@ def _header(path: Path) -> tuple[GgufHeader, int]:
             or f"{shown}: not a GGUF file: it begins with {head[: len(MAGIC)]!r}, not {MAGIC!r}."
         )
     try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-            memoryview(content) as view,
-        ):
-            return _parsed(_HeaderReader(view)), os.fstat(file.fileno()).st_size
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return _parsed(_HeaderReader(file, size)), size
     except ValueError as fault:
         raise InputError(f"{shown}: {fault}.") from fault
     except OSError as error:
@@ -197,14 +193,13 @@ def _parsed(cursor: _HeaderReader) -> GgufHeader:
 class _HeaderReader:
     """A reader of a header from front to back; raises ValueError for anything beyond the end."""
 
-    def __init__(self, content: memoryview) -> None:
-        self._content = content
-        self._end = min(len(content), MAX_HEADER_BYTES)
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self._size = file, size
+        self._end = min(size, MAX_HEADER_BYTES)
         self.at = 0
 
     def number(self, layout: str, what: str) -> Scalar:
-        at = self._take(struct.calcsize("<" + layout), what)
-        found: Scalar = struct.unpack_from("<" + layout, self._content, at)[0]
+        found: Scalar = struct.unpack("<" + layout, self._take(struct.calcsize("<" + layout), what))[0]
         return found
 
     def count(self, what: str, least_bytes: int) -> int:
@@ -218,9 +213,9 @@ class _HeaderReader:
         length = int(self.number("Q", what))
         if length > most_bytes:
             raise ValueError(f"{what} is {length:,} bytes long; the limit is {most_bytes:,}")
-        at = self._take(length, what)
+        at, content = self.at, self._take(length, what)
         try:
-            return str(self._content[at : at + length], "utf-8")
+            return str(content, "utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"{what} at byte {at:,} is not valid UTF-8") from None
 
@@ -237,11 +232,11 @@ class _HeaderReader:
         inner = int(self.number("I", what))
         if inner in _SCALARS:
             width = struct.calcsize("<" + _SCALARS[inner])
-            self._take(self.count(f"values of {what}", width) * width, what)
+            self._skip(self.count(f"values of {what}", width) * width, what)
             return None
         for _ in range(self.count(f"values of {what}", struct.calcsize("<Q"))):
             if inner == _TEXT:
-                self._take(int(self.number("Q", what)), what)
+                self._skip(int(self.number("Q", what)), what)
             else:
                 self.value(inner, what, depth + 1)
         return None
@@ -262,14 +257,24 @@ class _HeaderReader:
     def _limit(self) -> str:
         return f"{self._end:,} bytes"
 
-    def _take(self, nbytes: int, what: str) -> int:
-        """Skip the next bytes and return where they begin."""
-        at = self.at
-        if nbytes > self._end - at:
-            cut = "truncated" if self._end == len(self._content) else f"longer than {MAX_HEADER_BYTES:,} bytes"
-            raise ValueError(f"its header is {cut}: {what} needs {nbytes:,} bytes from byte {at:,} on")
+    def _take(self, nbytes: int, what: str) -> bytes:
+        """Return the next bytes."""
+        self._check(nbytes, what)
+        found = self._file.read(nbytes)
+        if len(found) < nbytes:
+            raise ValueError(f"changed while in use: its header ends at byte {self.at + len(found):,}")
         self.at += nbytes
-        return at
+        return found
+
+    def _skip(self, nbytes: int, what: str) -> None:
+        self._check(nbytes, what)
+        self.at += nbytes
+        self._file.seek(self.at)
+
+    def _check(self, nbytes: int, what: str) -> None:
+        if nbytes > self._end - self.at:
+            cut = "truncated" if self._end == self._size else f"longer than {MAX_HEADER_BYTES:,} bytes"
+            raise ValueError(f"its header is {cut}: {what} needs {nbytes:,} bytes from byte {self.at:,} on")
 
 
 def _info(path: Path, stored: TensorHeader, data_start: int) -> TensorInfo:

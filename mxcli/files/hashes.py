@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,14 @@ def hash_of(array: Array) -> ContentHash:
         whole.update(chunk)
         chunks.append(xxhash.xxh3_64_hexdigest(chunk))
     return ContentHash(whole.hexdigest(), tuple(chunks))
+
+
+def hash_of_parts(parts: Iterable[Array]) -> str:
+    """Return the XXH3-128 of the bytes of several arrays, one after the other."""
+    whole = xxhash.xxh3_128()
+    for part in parts:
+        whole.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return whole.hexdigest()
 
 
 def recorded_hash(record: object) -> ContentHash | None:

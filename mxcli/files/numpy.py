@@ -1,7 +1,12 @@
-""".npy and .npz files, read without pickles: arrays are mapped in place if possible, else decoded."""
+""".npy and .npz files, read without pickles: arrays are read in place if possible, else decoded."""
 
 from __future__ import annotations
 
+import ast
+import lzma
+import re
+import struct
+import warnings
 import zipfile
 import zlib
 from collections import Counter
@@ -12,13 +17,33 @@ import numpy as np
 
 from mxcli.errors import InputError, printable, together
 from mxcli.files.plain import foreign_content, read_head
-from mxcli.files.reading import member_start
+from mxcli.files.reading import member_start, read_span
 from mxcli.files.roles import role_of
-from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, TensorInfo, byte_count
+from mxcli.files.tensors import DTYPES, IN_MEMORY, LARGEST, Array, FileContents, TensorInfo, byte_count
 
 NAMES = {np.dtype(dtype.storage): dtype.name for dtype in DTYPES.values() if not dtype.is_raw}
 UNREADABLE = (ValueError, TypeError, RecursionError, EOFError, OSError)
-UNREADABLE_MEMBER = (*UNREADABLE, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+UNREADABLE_MEMBER = (
+    *UNREADABLE,
+    ArithmeticError,
+    LookupError,
+    RuntimeError,
+    lzma.LZMAError,
+    struct.error,
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+)
+"""What the packages raise for a damaged archive or member."""
+MAGIC = b"\x93NUMPY"
+LENGTHS = {(1, 0): "<H", (2, 0): "<I"}
+MAX_HEADER_BYTES = 1 << 16
+FIELDS = {"descr", "fortran_order", "shape"}
+DAMAGED = "its .npy header is damaged; write it again"
+MOST_DEFLATED = 1032
+"""The most bytes that a byte of a deflated member stands for."""
+_LONG = re.compile(r"\b(\d+)L\b")
+"""An integer as Python 2 wrote it."""
 
 
 class _NpyHeader:
@@ -31,9 +56,7 @@ class _NpyHeader:
             raise ValueError("holds Python objects, which only a pickle can load; save plain numbers")
         native = self.dtype.newbyteorder("<")
         if native not in NAMES:
-            raise ValueError(f"dtype {self.dtype} has no safetensors counterpart; convert it to float32")
-        if any(size < 0 for size in self.shape):
-            raise ValueError(f"shape {self.shape} has a negative dimension")
+            raise ValueError(f"dtype {printable(self.dtype)} has no safetensors counterpart; convert it to float32")
         self.name = NAMES[native]
         self.swapped = native != self.dtype
         self.nbytes = byte_count(self.name, self.shape)
@@ -45,19 +68,42 @@ class _NpyHeader:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read shape, Fortran order and dtype. Raises ValueError, with the same words for any damage."""
-    try:
-        version = np.lib.format.read_magic(stream)
-        parse = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        parsed = parse(stream) if parse else None
-    except UNREADABLE as error:
-        raise ValueError("its .npy header is damaged; write it again") from error
-    if parsed is None:
+    """Read shape, Fortran order and dtype, without numpy's own parser, which trusts their types. Raises ValueError."""
+    magic = _exactly(stream, len(MAGIC) + 2)
+    version = magic[-2], magic[-1]
+    if not magic.startswith(MAGIC):
+        raise ValueError(DAMAGED)
+    if version not in LENGTHS:
         raise ValueError(f"version {version[0]}.{version[1]} of the .npy format is not supported")
-    return parsed
+    (length,) = struct.unpack(LENGTHS[version], _exactly(stream, struct.calcsize(LENGTHS[version])))
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"its .npy header states {length:,} bytes; the limit is {MAX_HEADER_BYTES:,}")
+    text = _LONG.sub(r"\1", _exactly(stream, length).decode("latin1").strip())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parsed = ast.literal_eval(text)
+    except (*UNREADABLE, SyntaxError, MemoryError) as error:
+        raise ValueError(DAMAGED) from error
+    if not isinstance(parsed, dict) or set(map(str, parsed)) != FIELDS:
+        raise ValueError(f"its .npy header needs {', '.join(sorted(FIELDS))} and nothing else; write it again")
+    shape, fortran, described = parsed["shape"], parsed["fortran_order"], parsed["descr"]
+    if not isinstance(shape, tuple) or not all(type(size) is int and 0 <= size <= LARGEST for size in shape):
+        raise ValueError(f"shape {printable(shape)} must be a tuple of whole numbers from 0 to 2^63 - 1")
+    if not isinstance(fortran, bool):
+        raise ValueError(f"fortran_order {printable(fortran)} must be True or False")
+    try:
+        return shape, fortran, np.dtype(described if isinstance(described, str) else list(described))
+    except (*UNREADABLE, SyntaxError, MemoryError) as error:
+        raise ValueError(f"dtype {printable(described)} is unknown") from error
+
+
+def _exactly(stream: IO[bytes], nbytes: int) -> bytes:
+    """Read that many bytes. Raises ValueError if there are fewer."""
+    found = stream.read(nbytes)
+    if len(found) < nbytes:
+        raise ValueError(DAMAGED)
+    return found
 
 
 def read_npy(path: Path) -> FileContents:
@@ -77,7 +123,8 @@ def read_npy(path: Path) -> FileContents:
     info = _info(path, path.stem, header, header.start if header.in_place else IN_MEMORY)
 
     def decode(info: TensorInfo) -> Array:
-        return _plain(np.load(path, mmap_mode="r" if info.nbytes else None, allow_pickle=False))
+        stored = read_span(info, header.start, header.nbytes).view(header.dtype)
+        return _plain(stored.reshape(header.shape, order="F" if header.fortran else "C"))
 
     return FileContents((info,), decode=decode)
 
@@ -90,12 +137,12 @@ def read_npz(path: Path) -> FileContents:
         raise InputError(foreign_content(path, head, size) or f"{shown}: not a .npz file.")
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            return _members(path, archive, file)
+            return _members(path, archive, file, size)
     except UNREADABLE_MEMBER as error:
         raise InputError(f"{shown}: truncated or damaged zip archive: {printable(error)}.") from error
 
 
-def _members(path: Path, archive: zipfile.ZipFile, file: IO[bytes]) -> FileContents:
+def _members(path: Path, archive: zipfile.ZipFile, file: IO[bytes], size: int) -> FileContents:
     members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
     shown, problems, tensors = printable(path), [], []
     counted = Counter(member.filename for member in members)
@@ -108,11 +155,16 @@ def _members(path: Path, archive: zipfile.ZipFile, file: IO[bytes]) -> FileConte
                 header = _NpyHeader(stream)
             if member.file_size != header.start + header.nbytes:
                 raise ValueError(f"needs {header.start + header.nbytes:,} bytes and has {member.file_size:,}")
+            stored = member.compress_type == zipfile.ZIP_STORED
+            most = member.compress_size * (1 if stored else MOST_DEFLATED)
+            if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and member.file_size > most:
+                raise ValueError(f"needs {member.file_size:,} bytes, which its {member.compress_size:,} cannot hold")
+            offset = member_start(file, member) + header.start if stored and header.in_place else IN_MEMORY
+            if offset != IN_MEMORY and offset + header.nbytes > size:
+                raise ValueError(f"ends at byte {offset + header.nbytes:,} and the file has {size:,}")
         except UNREADABLE_MEMBER as error:
             problems.append(f"{shown}: tensor '{printable(name)}': {printable(error)}.")
             continue
-        stored = member.compress_type == zipfile.ZIP_STORED and header.in_place
-        offset = member_start(file, member) + header.start if stored else IN_MEMORY
         tensors.append(_info(path, name, header, offset))
         names[name] = member.filename
     if problems:
@@ -123,7 +175,9 @@ def _members(path: Path, archive: zipfile.ZipFile, file: IO[bytes]) -> FileConte
     def decode(info: TensorInfo) -> Array:
         try:
             with zipfile.ZipFile(path) as again, again.open(names[info.name]) as stream:
-                return _plain(np.lib.format.read_array(stream, allow_pickle=False))
+                header = _NpyHeader(stream)
+                stored = np.frombuffer(_exactly(stream, header.nbytes), header.dtype)
+                return _plain(stored.reshape(header.shape, order="F" if header.fortran else "C"))
         except UNREADABLE_MEMBER as error:
             raise InputError(f"{shown}: tensor '{printable(info.name)}': {printable(error)}.") from error
 

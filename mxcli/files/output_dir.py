@@ -1,44 +1,64 @@
 """An output directory, in which no file has its final name before all are complete and on disk.
 
 Files are written as `NAME.partial`, synced, and renamed together at the end; the record (`mxcli.json`) comes last, so
-that a directory with a record is complete. Until then a progress log lists the tensors on disk, so that an interrupted
-run can be resumed. The source is never written to, nor is the target of any link.
+that a directory with a record is complete. Until then a progress log lists the tensors on disk with their hashes, so
+that an interrupted run can be resumed: what it wrote is kept only if it still has its hash. The source is never written
+to, nor is the target of any link.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
+from mxcli.atomic import sync_folder
 from mxcli.errors import EnvironmentFailure, RefusedError, printable, together
+from mxcli.files.hashes import ContentHash, hash_of
 from mxcli.files.model_files import RECORD
-from mxcli.files.partials import OutputFolder, Partials, stays_inside, sync_folder
+from mxcli.files.output_folder import OutputFolder
+from mxcli.files.partials import Partials
 from mxcli.files.progress import (
-    COMPLETE,
-    ENTRIES,
-    MEMO,
-    RECORDED,
     UNCOMPARED,
     Draft,
-    JsonLine,
     ProgressRecord,
     differences,
     entries_to_keep,
+    header_hash,
     names_in,
     progress_path,
     refuse_other_runs,
     refuse_unfinished,
 )
+from mxcli.files.progress_lines import (
+    COMPLETE,
+    ENTRIES,
+    IDENTITY,
+    MEMO,
+    OWN_SHARDS,
+    RECORDED,
+    SHA256,
+    SHARD,
+    SOURCE,
+    STORED,
+    JsonLine,
+)
+from mxcli.files.record import completed_record
 from mxcli.files.shard_file import Shard, ShardFile
+from mxcli.files.source_watch import SourceWatch
 from mxcli.files.tensors import Array
 
 SYNC_BYTES, SYNC_SECONDS = 1 << 28, 5.0
 """Bytes and seconds between two syncs, after each of which finished tensors are logged: the most that an interruption
 loses."""
+Check = Callable[[Path], None]
+"""A function that looks at an output before it has its final names, and raises if it is not sound."""
 
 
 class Output:
@@ -46,26 +66,41 @@ class Output:
 
     A `with` block that ends before `publish` or `complete` keeps finished work for a resume, unless there is none or
     the block was left by a refusal: then everything it began is removed. With `resume` it continues what an earlier run
-    left.
+    left; `watch` then proves that the source is still that of the earlier run.
     """
 
-    def __init__(self, folder: OutputFolder, draft: Draft, *, resume: bool = False, force: bool = False) -> None:
+    def __init__(
+        self,
+        folder: OutputFolder,
+        draft: Draft,
+        watch: SourceWatch | None = None,
+        *,
+        resume: bool = False,
+        force: bool = False,
+    ) -> None:
         copied = sum(path.stat().st_size for path in draft.copied.values())
         self._folder, self._draft, self._resume, self._force = folder.path, draft, resume, force
-        self._partials = Partials(folder, draft.names, sum(shard.nbytes for shard in draft.written) + copied)
+        self._watch = watch
+        needed = sum(shard.nbytes for shard in draft.written) + copied
+        self._partials = Partials(folder, draft.names, needed, replace=force, mode=draft.mode)
         self._earlier_record: JsonLine = {}
         self._kept: dict[str, dict[str, JsonLine]] = {}
+        self._lines: list[JsonLine] = []
         self._progress: ProgressRecord | None = None
-        self._has_lines = self._is_done = False
+        self._is_done = self._is_publishing = False
         self._shard: tuple[Shard, ShardFile] | None = None
+        self._hashes: dict[str, ContentHash] = {}
+        self._sha256: dict[str, Future[str]] = {}
+        self._hasher = ThreadPoolExecutor(1, "sha256")
         self._waiting: list[JsonLine] = []
         self._waiting_bytes, self._synced_at = 0, time.monotonic()
 
     def __enter__(self) -> Output:
         """Take the directory.
 
-        Raises RefusedError if another run holds it, if the run to resume made something else, or if a run that is not
-        resumed finished something (without `force`); EnvironmentFailure if the disk cannot hold the output.
+        Raises RefusedError if another run holds it, if the run to resume made something else or had another source, or
+        if a run that is not resumed finished something (without `force`); EnvironmentFailure if the disk cannot hold
+        the output.
         """
         try:
             self._take()
@@ -80,6 +115,7 @@ class Output:
         try:
             self._leave(error)
         finally:
+            self._hasher.shutdown(wait=True, cancel_futures=True)
             self._record.close()
 
     def _leave(self, error: BaseException | None) -> None:
@@ -89,9 +125,11 @@ class Output:
         if self._shard is not None:
             with suppress(OSError):
                 self._shard[1].close()
-        if not self._is_done and (isinstance(error, RefusedError) or not self.has_progress):
-            self._record.remove()
+        is_refused = isinstance(error, RefusedError) and not self._is_publishing
+        if not self._is_done and (is_refused or not self.has_progress):
             self._partials.remove(self._mine)
+            self._record.remove()
+            self._partials.remove_folders()
         elif error is not None and not self._is_done:
             error.add_note(
                 f"Finished work is kept in {printable(self._folder)}; the same command with --resume continues it."
@@ -110,7 +148,7 @@ class Output:
     @property
     def has_progress(self) -> bool:
         """Return whether a later run would find anything finished."""
-        return self._has_lines
+        return bool(self._lines)
 
     def begin_shard(self, shard: Shard) -> None:
         """Open the next shard: a new file, or the one an earlier run left."""
@@ -122,44 +160,67 @@ class Output:
     def write(self, name: str, array: Array) -> None:
         """Write one tensor of the open shard."""
         assert self._shard is not None
+        array = np.ascontiguousarray(array)
         with self._partials.on_disk():
             self._shard[1].write(name, array)
+        self._hashes[name] = hash_of(array)
         self._waiting_bytes += array.nbytes
 
-    def finish(self, entries: tuple[str, ...], memo: str) -> None:
+    def finish(self, entries: tuple[str, ...], memo: str, source: Mapping[str, str] | None = None) -> None:
         """Log a source tensor as finished: all of its `entries` are written. `memo` is stored for a resumed run once
-        the bytes are on disk."""
+        the bytes are on disk, as are their hashes and those of the tensors of the source."""
         assert self._shard is not None
-        self._waiting.append({"shard": self._shard[0].name, ENTRIES: list(entries), MEMO: memo})
+        line = {
+            ENTRIES: list(entries),
+            SHARD: self._shard[0].name,
+            MEMO: memo,
+            STORED: {name: self._hashes.pop(name).record for name in entries},
+            SOURCE: dict(source or {}),
+        }
+        self._waiting.append(line)
         if self._waiting_bytes >= SYNC_BYTES or time.monotonic() - self._synced_at >= SYNC_SECONDS:
             self._sync()
 
     def end_shard(self) -> None:
-        """Sync the open shard to disk and close it."""
+        """Sync the open shard to disk and close it, while its SHA-256 is computed."""
         assert self._shard is not None
+        shard, file = self._shard
         with self._partials.on_disk():
-            self._shard[1].finish()
+            file.pad()
+            self._sha256[shard.name] = self._hasher.submit(self._partials.sha256, shard.name)
+            file.sync()
+            file.close()
         self._shard = None
 
     def complete(self) -> None:
         """Copy this share's files and mark the share complete; it keeps its partial names until all shares are
         merged."""
         self._sync()
-        for name, path in self._draft.copied.items():
-            self._partials.copy(path, name)
+        written = {name: future.result() for name, future in self._sha256.items()}
+        written |= {name: self._partials.copy(path, name) for name, path in self._draft.copied.items()}
         with self._partials.on_disk():
-            self._record.add([{COMPLETE: True}])
+            self._record.add([{COMPLETE: True, SHA256: written}])
         self._is_done = True
 
-    def publish(self, record: dict[str, object]) -> None:
+    def publish(self, record: Mapping[str, object], check: Check | None = None) -> None:
         """Write everything else, give every file its final name, remove files of an earlier output that this one lacks,
-        then add the record."""
+        then add the record with all hashes. `check` looks at the output before that; what it raises ends the run."""
         self._sync()
-        for name, content in self._draft.documents.items():
-            self._partials.write_json(name, content)
-        for name, path in self._draft.copied.items():
-            self._partials.copy(path, name)
-        self._partials.publish(record, [self._record])
+        sha256 = {name: self._partials.write_json(name, content) for name, content in self._draft.documents.items()}
+        sha256 |= {name: self._partials.copy(path, name) for name, path in self._draft.copied.items()}
+        sha256 |= {name: future.result() for name, future in self._sha256.items()}
+        whole = completed_record(
+            record,
+            lines=self._lines,
+            headers={shard.name: header_hash(shard.header) for shard in self._draft.shards},
+            sha256=sha256,
+            verified=check is not None,
+        )
+        if check is not None:
+            with self._partials.as_published(whole) as folder:
+                check(folder)
+        self._is_publishing = True
+        self._partials.publish(whole, sha256, [self._record])
         self._is_done = True
 
     @property
@@ -171,14 +232,24 @@ class Output:
     def _mine(self) -> list[str]:
         """Return the names of the files this run writes, not those of other shares."""
         draft = self._draft
-        return [*(shard.name for shard in draft.written), *(draft.copied if draft.share else [*draft.names, RECORD])]
+        if draft.share is None:
+            return [*draft.names, RECORD]
+        return [*(shard.name for shard in draft.written), *draft.copied]
+
+    @property
+    def _source_line(self) -> list[JsonLine]:
+        """Return the progress line on the files of the source, from here on."""
+        return [] if self._watch is None else [{IDENTITY: self._watch.identities}]
 
     def _take(self) -> None:
         folder, shown = self._folder, printable(self._folder)
         self._partials.make_folders()
         with self._partials.on_disk():
             self._progress = ProgressRecord.open(progress_path(folder, self._draft.share))
-            refuse_other_runs(folder, self._draft.share, force=self._force)
+            refuse_other_runs(folder, self._draft.share, self._partials.discard_listed if self._force else None)
+        if self._force and not self._resume and not self._record.is_readable:
+            self._begin(None)
+            return
         earlier = self._record.log.header
         if self._resume and earlier is not None:
             self._resume_from(earlier)
@@ -197,21 +268,28 @@ class Output:
             single = [f"{shown}: cannot be resumed: {changes[0]}. {ending}"]
             headline = f"{shown}: cannot be resumed with other options or another source than before"
             raise together(RefusedError, headline, single if len(changes) == 1 else changes)
+        if self._watch is not None:
+            hashes = {name: each for line in self._record.log.done.values() for name, each in line[SOURCE].items()}
+            self._watch.expect(hashes, self._record.log.latest(IDENTITY) or {}, RefusedError)
+        self._partials.own(self._mine, [*names_in(earlier), RECORD])
         self._earlier_record = {key: earlier[RECORDED][key] for key in UNCOMPARED if key in earlier[RECORDED]}
         with self._partials.on_disk():
             self._record.resume()
             self._partials.take_back(self._record)
             self._keep_finished()
-            if self._record.log.latest(COMPLETE):
+            self._record.add(self._source_line)
+            if self._record.log.is_complete:
                 # Files are copied again, and may be half copied if this run is interrupted.
-                self._record.add([{COMPLETE: False}])
+                self._record.add([{COMPLETE: False, SHA256: {}}])
         self._partials.check_space(self._kept)
 
     def _begin(self, earlier: JsonLine | None) -> None:
-        stale = [] if earlier is None or self._draft.share else names_in(earlier)
+        listed = () if earlier is None else (*names_in(earlier), RECORD)
+        stale = () if earlier is None else earlier[OWN_SHARDS] if self._draft.share else names_in(earlier)
+        self._partials.own([*self._mine, *(name for name in stale if name not in self._draft.names)], listed)
+        self._partials.discard([*self._mine, *stale])
         with self._partials.on_disk():
-            self._record.begin(self._draft.header, self._partials.publishing_line)
-            self._partials.discard([*self._mine, *(name for name in stale if stays_inside(self._folder, name))])
+            self._record.begin(self._draft.header, self._partials.publishing_line, *self._source_line)
         try:
             self._partials.check_space()
         except EnvironmentFailure:
@@ -222,24 +300,31 @@ class Output:
         """Keep what an earlier run finished and is still there; rewrite the progress log if something is not."""
         finished = self._record.log.done
         for shard in self._draft.written:
-            if found := entries_to_keep(shard, finished, self._written(shard)):
+            if found := entries_to_keep(shard, finished, set(self._held(shard, finished))):
                 self._kept[shard.name] = found
-        kept = [line for of_shard in self._kept.values() for line in of_shard.values()]
-        if len(kept) < len(finished):
+        self._lines = [line for of_shard in self._kept.values() for line in of_shard.values()]
+        if len(self._lines) < len(finished):
             self._record.begin({**self._draft.header, RECORDED: self.record}, self._partials.publishing_line)
-            self._record.add(kept)
-        self._has_lines = bool(kept)
+            self._record.add(self._lines)
 
-    def _written(self, shard: Shard) -> set[str]:
-        """Return the entries that the shard's partial file is long enough to hold; none if its header differs."""
+    def _held(self, shard: Shard, finished: Mapping[str, JsonLine]) -> Iterator[str]:
+        """Yield the entries of finished tensors that the shard's partial file holds with the bytes that were written;
+        none if its header differs."""
         file = self._partials.reopen(shard.name)
         if file is None:
-            return set()
+            return
         with file:
             if file.read(len(shard.header)) != shard.header:
-                return set()
-            size = os.fstat(file.fileno()).st_size
-        return {name for name, end in shard.ends.items() if end <= size}
+                return
+            lines = [line for line in finished.values() if line[SHARD] == shard.name]
+            for name, recorded in (pair for line in lines for pair in line[STORED].items()):
+                if name not in shard.ends:
+                    continue
+                position, nbytes = shard.place(name)
+                file.seek(position)
+                content = np.fromfile(file, np.uint8, nbytes)
+                if content.nbytes == nbytes and hash_of(content).record == recorded:
+                    yield name
 
     def _sync(self) -> None:
         """Sync finished tensors to disk, then log them."""
@@ -249,15 +334,16 @@ class Output:
                     self._shard[1].sync()
                 sync_folder(self._folder)
                 self._record.add(self._waiting)
-            self._has_lines = True
+            self._lines += self._waiting
         self._waiting = []
         self._waiting_bytes, self._synced_at = 0, time.monotonic()
 
     def _give_up(self) -> None:
         """End before anything was begun; what an earlier run left stays."""
+        self._hasher.shutdown()
         if self._progress is not None:
             try:
-                if self._progress.log.header is None:
+                if self._progress.is_readable and self._progress.log.header is None:
                     self._progress.remove()
             finally:
                 self._progress.close()

@@ -1,202 +1,93 @@
-"""The files of an output under their partial names, and the step that gives all of them their final names.
-
-`check_output_folder` refuses directories that must not be written to.
-"""
+"""The files of an output under their partial names, and the step that gives all of them their final names."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
-from mxcli.errors import EnvironmentFailure, InputError, RefusedError, printable, together
-from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.directory import INDEX_SUFFIX, KINDS, PARTIAL_SUFFIX
-from mxcli.files.model_files import RECORD
-from mxcli.files.progress import EARLIER, PUBLISHING, ProgressRecord, names_in, progress_records, read_progress
+from mxcli.atomic import create_new, name_new, sync_folder
+from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedError, printable, together
+from mxcli.files.hashes import sha256_of
+from mxcli.files.model_files import RECORD, permissions
+from mxcli.files.output_folder import OutputFolder, folders_of, stays_inside
+from mxcli.files.progress import ProgressRecord
+from mxcli.files.progress_lines import EARLIER, PUBLISHING, SHA256
 from mxcli.files.shard_file import CHUNK_BYTES, partial_path
-
-
-@dataclass(frozen=True, slots=True)
-class OutputFolder:
-    """A directory that may be written to, and the files in it that belong to an earlier output of ours."""
-
-    path: Path
-    earlier: frozenset[str] = frozenset()
-
-
-def check_output_folder(
-    folder: Path, checkpoint: Checkpoint, names: Sequence[str], *, force: bool, resume: bool = False
-) -> OutputFolder:
-    """Return the folder for an output of these files. Raises RefusedError with every reason against it.
-
-    Leftovers of unfinished runs are allowed. With `resume`, so are files that an interrupted run already renamed.
-    """
-    problem = _inside_source(folder, checkpoint, names) or _in_cache(folder)
-    if problem is None and os.path.lexists(folder) and not folder.is_dir():
-        problem = f"{printable(folder)}: not a directory; an output is one."
-    if problem:
-        raise RefusedError(problem)
-    return check_free_folder(folder, names, force=force, resume=resume)
-
-
-def check_free_folder(folder: Path, names: Sequence[str], *, force: bool, resume: bool = False) -> OutputFolder:
-    """Return the folder for files in a directory outside the source. Raises like check_output_folder."""
-    published, before = _half_published(folder)
-    occupied = None if force or not folder.is_dir() else _occupied(folder, published if resume else (), resume=resume)
-    if occupied:
-        raise RefusedError(occupied)
-    earlier = _earlier(folder) | published | before
-    obstacles = [*_obstacles(folder, names), *_other_weights(folder, {*names, *earlier})]
-    if obstacles:
-        raise together(RefusedError, printable(folder), obstacles)
-    return OutputFolder(folder, earlier)
-
-
-def folders_of(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
-    """Return the directory and every folder in it that the names need, outermost first."""
-    needed = {folder}
-    for name in names:
-        needed |= {folder / parent for parent in PurePosixPath(name).parents}
-    return tuple(sorted(needed, key=lambda path: len(path.parts)))
-
-
-def stays_inside(folder: Path, name: str) -> bool:
-    """Return whether a name found in a file leads to nothing outside the directory, links resolved."""
-    path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
-        return False
-    return (folder / name).parent.resolve().is_relative_to(folder.resolve())
-
-
-def _inside_source(folder: Path, checkpoint: Checkpoint, names: Sequence[str]) -> str | None:
-    """Return why the folder is the source or is inside it, links resolved. Next to a single-file source is allowed."""
-    target, root = folder.resolve(), checkpoint.root.resolve()
-    homes = {root, *(file.resolve().parent for file in (*checkpoint.files, *checkpoint.side_files))}
-    if any(_same(written.resolve(), home) for written in folders_of(folder, names) for home in homes):
-        return f"{printable(folder)}: holds the source itself; give another directory, the source is never written to."
-    whole = bool(checkpoint.config or checkpoint.index or checkpoint.side_files or len(checkpoint.files) > 1)
-    if whole and any(_same(parent, root) for parent in target.parents):
-        return f"{printable(folder)}: is inside the source {printable(checkpoint.root)}; give a directory outside it."
-    return None
-
-
-def _in_cache(folder: Path) -> str | None:
-    """Return why the folder is part of a download cache (`models--org--name/snapshots/…`), links resolved."""
-    target = folder.resolve()
-    for path in (target, *target.parents):
-        if path.name in ("snapshots", "blobs") and path.parent.name.startswith(("models--", "datasets--")):
-            return f"{printable(folder)}: is in the download cache {printable(path.parent)}; give another directory."
-    return None
-
-
-def _occupied(folder: Path, published: Collection[str], *, resume: bool) -> str | None:
-    """Return why the directory is in use: it holds more than leftovers of unfinished runs."""
-    ours = {PurePosixPath(name).parts[0] for name in published}
-    held = [path for path in folder.iterdir() if path.name not in ours and _holds(path)]
-    if not held:
-        return None
-    if resume and (folder / RECORD).exists() and not progress_records(folder):
-        return f"{printable(folder)}: complete, nothing to resume; --force writes it again."
-    return (
-        f"{printable(folder)}: exists and holds {len(held):,} entries; give a new directory, or --force to replace "
-        "what an output replaces."
-    )
-
-
-def _holds(path: Path) -> bool:
-    """Return whether a path holds more than partial files."""
-    if path.is_dir() and not path.is_symlink():
-        return any(map(_holds, path.iterdir()))
-    return not path.name.endswith(PARTIAL_SUFFIX)
-
-
-def _half_published(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the files of runs interrupted while renaming, and those of the outputs before them."""
-    published, before = set[str](), set[str]()
-    for path in progress_records(folder):
-        log = read_progress(path)
-        before.update(log.latest(EARLIER) or ())
-        if log.header is not None and log.latest(PUBLISHING):
-            published.update((*names_in(log.header), RECORD, *before))
-    inside = frozenset(name for name in published | before if stays_inside(folder, name))
-    return inside & published, inside & before
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one == other or (one.exists() and other.exists() and one.samefile(other))
-
-
-def _earlier(folder: Path) -> frozenset[str]:
-    """Return the files that the record of an earlier output lists; none without a record of ours."""
-    record = folder / RECORD
-    try:
-        parsed = json.loads(record.read_bytes()) if record.is_file() else {}
-    except ValueError:
-        return frozenset()
-    files = parsed.get("files") if isinstance(parsed, dict) else None
-    listed = [name for name in files if isinstance(name, str)] if isinstance(files, list) else []
-    return frozenset(name for name in listed if stays_inside(folder, name)) | ({RECORD} if listed else set())
-
-
-def _obstacles(folder: Path, names: Sequence[str]) -> list[str]:
-    problems = []
-    for path in folders_of(folder, names)[1:]:
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            problems.append(f"{printable(path)}: a link or file where the output needs a folder; remove it.")
-    for name in names:
-        if (folder / name).is_dir():
-            problems.append(f"{printable(folder / name)}: a folder where the output needs a file; remove it.")
-    return problems
-
-
-def _other_weights(folder: Path, ours: set[str]) -> list[str]:
-    """Return weights and indexes that would stay next to the output, where a loader could mistake them for part of
-    it."""
-    if not folder.is_dir():
-        return []
-    return [
-        f"{printable(folder / name)}: weights of another checkpoint, which could be taken for this one; move them away."
-        for name in sorted(os.listdir(folder))
-        if name not in ours and (Path(name).suffix in KINDS or name.endswith(INDEX_SUFFIX))
-    ]
-
 
 SPARE_BYTES = 1 << 20
 BLOCK_BYTES = 512
 """The unit of st_blocks on every file system."""
+JSON_PART = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def json_bytes(content: object) -> bytes:
     """Return JSON text as all files of mxcli have it: sorted keys, two spaces, a final newline."""
-    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return b"".join(json_parts(content))
+
+
+def json_parts(content: object) -> Iterator[bytes]:
+    """Yield the same in parts of about `JSON_PART` bytes."""
+    waiting, size = list[str](), 0
+    for text in json.JSONEncoder(indent=2, sort_keys=True, ensure_ascii=False).iterencode(content):
+        waiting.append(text)
+        size += len(text)
+        if size >= JSON_PART:
+            yield "".join(waiting).encode()
+            waiting, size = [], 0
+    yield f"{''.join(waiting)}\n".encode()
 
 
 class Partials:
     """The files `names` of a directory, each as `NAME.partial`; OSError becomes EnvironmentFailure everywhere.
 
-    `needed_bytes` is about what they take on disk. The record, `mxcli.json`, is one file more.
+    `needed_bytes` is about what they take on disk. The record, `mxcli.json`, is one file more. `replace` allows files
+    that have their final names to be replaced. `mode` has the permissions of new files, before the umask.
     """
 
-    def __init__(self, folder: OutputFolder, names: Sequence[str], needed_bytes: int) -> None:
+    def __init__(
+        self, folder: OutputFolder, names: Sequence[str], needed_bytes: int, *, replace: bool = True, mode: int = 0o666
+    ) -> None:
         self.folder = folder.path
         self.names = tuple(names)
         self.needed_bytes = needed_bytes + SPARE_BYTES
         self._earlier = folder.earlier
+        self._replace = replace
+        self.mode = mode
+        self._ours: set[str] = set()
         self._made: list[Path] = []
 
     @property
     def publishing_line(self) -> dict[str, object]:
         """Return the progress line that lists the files of the output before this one."""
-        return {PUBLISHING: False, EARLIER: sorted(self._earlier)}
+        return {PUBLISHING: False, EARLIER: sorted(self._earlier), SHA256: {}}
+
+    def own(self, names: Iterable[str], listed: Collection[str]) -> None:
+        """Take over partial files of an earlier run: those whose names its progress log lists.
+
+        Raises RefusedError for every other file, link or folder that has the partial name of one of `names`.
+        """
+        problems = []
+        for name in names:
+            path = partial_path(self.folder / name)
+            with suppress(FileNotFoundError), self.on_disk(but=(FileNotFoundError, NotADirectoryError)):
+                status = path.lstat()
+                if name in listed and (_is_plain(status) or self._is_half_named(name)):
+                    self._ours.add(name)
+                else:
+                    what = "a link" if stat.S_ISLNK(status.st_mode) else "not of an unfinished run here"
+                    problems.append(f"{printable(path)}: {what}, and is left as it is; move it away.")
+        if problems:
+            raise together(RefusedError, printable(self.folder), problems)
 
     def make_folders(self) -> None:
         """Create the directory and the folders in it that the names need."""
@@ -218,72 +109,108 @@ class Partials:
         if available + held < self.needed_bytes:
             raise self._full(available, self.needed_bytes - held)
 
-    def create(self, name: str) -> BinaryIO:
-        """Create a file under the partial name; a link or file there is replaced, never followed."""
+    def create(self, name: str, mode: int | None = None) -> BinaryIO:
+        """Create a file under the partial name; one of an earlier run is replaced, anything else is not. `mode` has
+        its permissions before the umask (None: those of all files)."""
         path = partial_path(self.folder / name)
         with self.on_disk():
-            path.unlink(missing_ok=True)
-            return path.open("xb")  # fails on a link that appeared meanwhile
+            if name in self._ours and os.path.lexists(path) and _is_plain(path.lstat()):
+                path.unlink()
+            file = create_new(path, self.mode if mode is None else mode)
+        self._ours.add(name)
+        return file
 
     def reopen(self, name: str) -> BinaryIO | None:
         """Open what an earlier run left under the partial name; None unless it is a regular file with a single name."""
         path = partial_path(self.folder / name)
         with self.on_disk():
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
                     return None
                 raise
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            if name not in self._ours or not _is_plain(os.fstat(descriptor)):
                 os.close(descriptor)
                 return None
             return open(descriptor, "r+b")
 
-    def write_json(self, name: str, content: object) -> None:
-        """Write a JSON file."""
-        self._write_whole(name, iter([json_bytes(content)]))
+    def write_json(self, name: str, content: object) -> str:
+        """Write a JSON file and return its SHA-256."""
+        return self._write_whole(name, json_parts(content))
 
-    def copy(self, source: Path, name: str) -> None:
-        """Copy the content of a file; a link is followed, never copied as a link."""
-        self._write_whole(name, _chunks(source))
+    def copy(self, source: Path, name: str) -> str:
+        """Copy content and permissions of a file, and return its SHA-256; a link is followed, not copied as a link."""
+        return self._write_whole(name, _chunks(source), permissions([source]))
+
+    def sha256(self, name: str) -> str:
+        """Return the SHA-256 of a file under its partial name. Raises InputError if it cannot be read."""
+        return sha256_of(partial_path(self.folder / name))
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove files under partial names."""
+        """Remove files of an earlier run under partial names."""
         with self.on_disk():
             for name in names:
-                if os.path.lexists(path := partial_path(self.folder / name)) and not path.is_dir():
+                path = partial_path(self.folder / name)
+                if name in self._ours and os.path.lexists(path) and _is_plain(path.lstat()):
                     path.unlink(missing_ok=True)
 
-    def publish(self, record: dict[str, object], progress: Sequence[ProgressRecord]) -> None:
+    def discard_listed(self, names: Collection[str]) -> None:
+        """Remove the partial files of another run that its progress log lists. Raises RefusedError like `own`."""
+        self.own(names, names)
+        self.discard(names)
+
+    @contextmanager
+    def as_published(self, record: Mapping[str, object]) -> Iterator[Path]:
+        """Yield a folder elsewhere that has the output as it will be: links to its files by their final names."""
+        with tempfile.TemporaryDirectory(prefix="mxcli-") as made:
+            folder = Path(made)
+            for name in self.names:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).symlink_to(partial_path(self.folder / name).absolute())
+            with (folder / RECORD).open("xb") as file:
+                file.writelines(json_parts(record))
+            yield folder
+
+    def publish(
+        self, record: Mapping[str, object], sha256: Mapping[str, str], progress: Sequence[ProgressRecord]
+    ) -> None:
         """Give every file its final name, remove files of an earlier output that this one lacks, add the record, and
         remove the progress logs."""
-        self.write_json(RECORD, {**record, "files": sorted(self.names)})
+        written = self.write_json(RECORD, record)
         with self.on_disk():
-            self._rename(progress)
+            self._rename({**sha256, RECORD: written}, progress)
             for each in progress:
                 each.remove()
 
     def take_back(self, progress: ProgressRecord) -> None:
         """Rename files back to their partial names if a run was killed while renaming; files that still have a partial
-        name are not touched."""
-        if not progress.log.latest(PUBLISHING):
+        name are not touched. Raises InputError for a file that the run did not write."""
+        log = progress.log
+        if not log.latest(PUBLISHING):
             return
-        self._earlier |= frozenset(progress.log.latest(EARLIER))
+        self._earlier |= frozenset(log.latest(EARLIER))
+        written = log.sha256_with(PUBLISHING)
+        for name in (*self.names, RECORD):
+            final, partial = self.folder / name, partial_path(self.folder / name)
+            if self._is_half_named(name):
+                with self.on_disk():
+                    final.unlink()
+            if os.path.lexists(partial) or not os.path.lexists(final) or not stays_inside(self.folder, name):
+                continue
+            if not _is_plain(final.lstat()) or sha256_of(final) != written.get(name):
+                raise InputError(f"{printable(final)}: is not what the interrupted run wrote; move it away.")
+            with self.on_disk():
+                os.replace(final, partial)
+            self._ours.add(name)
         with self.on_disk():
-            for name in (*self.names, RECORD):
-                final, partial = self.folder / name, partial_path(self.folder / name)
-                if not os.path.lexists(partial) and os.path.lexists(final):
-                    os.replace(final, partial)
             progress.add([self.publishing_line])
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files under partial names, and the directories made for them."""
         # An error is being raised already; a file that cannot be removed still has its partial name.
-        for name in names:
-            with suppress(OSError):
-                partial_path(self.folder / name).unlink(missing_ok=True)
+        with suppress(MxcliError):
+            self.discard(names)
         self.remove_folders()
 
     def remove_folders(self) -> None:
@@ -293,34 +220,58 @@ class Partials:
                 folder.rmdir()
 
     @contextmanager
-    def on_disk(self) -> Iterator[None]:
-        """Turn errors of the output's disk into EnvironmentFailure."""
+    def on_disk(self, but: tuple[type[OSError], ...] = ()) -> Iterator[None]:
+        """Turn errors of the output's disk into EnvironmentFailure, but for some."""
         try:
             yield
+        except but:
+            pass
         except OSError as error:
             if error.errno in _FULL:
                 raise self._full(shutil.disk_usage(self.folder).free, self.needed_bytes) from error
             raise EnvironmentFailure(f"{printable(self.folder)}: cannot be written: {printable(error)}.") from error
 
-    def _rename(self, progress: Sequence[ProgressRecord]) -> None:
+    def _rename(self, sha256: Mapping[str, str], progress: Sequence[ProgressRecord]) -> None:
         folder = self.folder
-        progress[0].add([{**self.publishing_line, PUBLISHING: True}])
+        progress[0].add([{**self.publishing_line, PUBLISHING: True, SHA256: dict(sha256)}])
         _sync_folders(folder, self.names)
-        (folder / RECORD).unlink(missing_ok=True)
+        if self._replace or RECORD in self._earlier:
+            (folder / RECORD).unlink(missing_ok=True)
         for name in self.names:
-            os.replace(partial_path(folder / name), folder / name)
+            self._give_name(name)
         for name in self._earlier - {*self.names, RECORD}:
             (folder / name).unlink(missing_ok=True)
         _sync_folders(folder, self.names)
-        os.replace(partial_path(folder / RECORD), folder / RECORD)
+        self._give_name(RECORD)
         _sync_folders(folder, (RECORD,))
 
-    def _write_whole(self, name: str, chunks: Iterator[bytes]) -> None:
-        with self.on_disk(), self.create(name) as file:
+    def _give_name(self, name: str) -> None:
+        """Give a file its final name. Raises RefusedError if a file has it that may not be replaced."""
+        partial, final = partial_path(self.folder / name), self.folder / name
+        if self._replace or name in self._earlier:
+            os.replace(partial, final)
+            return
+        try:
+            name_new(partial, final)
+        except FileExistsError as error:
+            raise RefusedError(f"{printable(final)}: appeared meanwhile; move it away, then use --resume.") from error
+
+    def _is_half_named(self, name: str) -> bool:
+        """Return whether a file has its final name and its partial one, as between the two steps of naming it."""
+        with suppress(OSError):
+            partial, final = partial_path(self.folder / name).lstat(), (self.folder / name).lstat()
+            return stat.S_ISREG(partial.st_mode) and partial.st_nlink == 2 and os.path.samestat(partial, final)
+        return False
+
+    def _write_whole(self, name: str, chunks: Iterator[bytes], mode: int | None = None) -> str:
+        digest = hashlib.sha256()
+        with self.on_disk(), self.create(name, mode) as file:
             for chunk in chunks:
                 file.write(chunk)
+                digest.update(chunk)
             file.flush()
             os.fsync(file.fileno())
+        return digest.hexdigest()
 
     def _full(self, available: int, needed: int) -> EnvironmentFailure:
         return EnvironmentFailure(
@@ -329,17 +280,9 @@ class Partials:
         )
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a directory to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot sync directories; the files themselves are synced.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
+def _is_plain(status: os.stat_result) -> bool:
+    """Return whether it is the status of a regular file with a single name."""
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
 def _sync_folders(folder: Path, names: Sequence[str]) -> None:

@@ -7,13 +7,14 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mxcli.errors import InputError, printable
+from mxcli.errors import InputError, printable, together
 
 MAX_JSON_BYTES = 1 << 30
+MAX_JSON_NESTING = 100
 HEAD_BYTES = 1024
 
 
@@ -128,18 +129,62 @@ def read_head(path: Path) -> tuple[bytes, int]:
 
 def read_json_object(path: Path) -> dict[str, object]:
     """Read a JSON file whose top is an object. Raises InputError naming the file, line and column, or what it is
-    instead."""
+    instead, and for keys that have two values: readers differ in the one they take."""
     head, size = read_head(path)
     if size > MAX_JSON_BYTES:
         raise InputError(f"{printable(path)}: {size:,} bytes of JSON; the limit is {MAX_JSON_BYTES:,}.")
     try:
-        parsed = json.loads(path.read_bytes().decode("utf-8-sig"))
+        text = path.read_bytes().decode("utf-8-sig")
+        parsed, ambiguous = parse_json(text)
     except (ValueError, RecursionError, OSError) as error:
         what = foreign_content(path, head, size)
         raise InputError(what or f"{printable(path)}: not valid JSON: {printable(error)}.") from error
+    if ambiguous:
+        shown = printable(path)
+        problems = [
+            f"{shown}: the key '{printable(key)}' occurs twice, with two values; keep one." for key in ambiguous
+        ]
+        raise together(InputError, shown, problems)
     if not isinstance(parsed, dict):
         raise InputError(f"{printable(path)}: the top of the JSON is {type(parsed).__name__}, not an object.")
+    if nests_deeper(parsed, MAX_JSON_NESTING):
+        raise InputError(f"{printable(path)}: its JSON nests more than {MAX_JSON_NESTING} deep.")
     return parsed
+
+
+def parse_json(text: str) -> tuple[object, list[str]]:
+    """Parse JSON, and return the keys that occur twice in an object with different values too. Raises ValueError, and
+    RecursionError."""
+    ambiguous: dict[str, None] = {}
+
+    def collected(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            ambiguous.update((key, None) for key, value in pairs if not _same(value, found[key]))
+        return found
+
+    return json.loads(text, object_pairs_hook=collected), list(ambiguous)
+
+
+def nests_deeper(value: object, most: int) -> bool:
+    """Return whether containers nest more than `most` deep."""
+    level = [value]
+    for _ in range(most):
+        level = [part for each in level for part in _parts(each)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _same(one: object, other: object) -> bool:
+    """Return whether two values are the same text in JSON, true and 1 being different."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _kind_of_node(mode: int) -> str:

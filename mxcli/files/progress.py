@@ -8,30 +8,45 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mxcli.errors import EnvironmentFailure, RefusedError, printable
+import numpy as np
+
+from mxcli.errors import EnvironmentFailure, InputError, RefusedError, printable
 from mxcli.files.directory import PARTIAL_SUFFIX
+from mxcli.files.hashes import hash_of
+from mxcli.files.progress_lines import (
+    CARRIED,
+    DOCUMENTS,
+    ENTRIES,
+    NO_LOG,
+    OWN_SHARDS,
+    RECORDED,
+    SAMPLED,
+    SCHEMA,
+    SHARD,
+    SHARDS,
+    JsonLine,
+    ProgressLog,
+    line_bytes,
+    parse_log,
+)
 from mxcli.files.shard_file import Shard
 
-SCHEMA = "mxcli.progress/1"
 PROGRESS = "mxcli.progress"
-PUBLISHING, EARLIER, COMPLETE, ENTRIES = "publishing", "earlier", "complete", "entries"
-MEMO = "memo"
-_NAME = re.compile(rf"{re.escape(PROGRESS)}(?:-(\d+)-of-(\d+))?{re.escape(PARTIAL_SUFFIX)}")
+_NAME = re.compile(rf"{re.escape(PROGRESS)}(?:-(\d{{1,9}})-of-(\d{{1,9}}))?{re.escape(PARTIAL_SUFFIX)}")
 _ATTEMPTS = 5
 RESERVED_BYTES = 1 << 18
 """Bytes reserved for the next lines, of a few kilobytes each."""
-
-JsonLine = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +58,6 @@ class Share:
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressLog:
-    """The content of a progress log: its header (None: not a log of ours), the lines after it, and where they end."""
-
-    header: JsonLine | None
-    lines: tuple[JsonLine, ...]
-    nbytes: int
-
-    def latest(self, key: str) -> Any:
-        """Return the value of the last line with this key; None without one."""
-        return next((line[key] for line in reversed(self.lines) if key in line), None)
-
-    @property
-    def done(self) -> dict[str, JsonLine]:
-        """Return the lines of finished tensors, by the name of each one's first entry."""
-        return {line[ENTRIES][0]: line for line in self.lines if line.get(ENTRIES)}
-
-    @property
-    def holds_work(self) -> bool:
-        """Return whether anything is finished that a run starting from scratch would discard."""
-        return bool(self.done or self.latest(COMPLETE) or self.latest(PUBLISHING))
 
 
 def progress_path(folder: Path, share: Share | None) -> Path:
@@ -85,35 +77,51 @@ def progress_records(folder: Path) -> dict[Path, Share | None]:
 
 
 def read_progress(path: Path) -> ProgressLog:
-    """Read a log, up to a line that a crash cut off; an empty log if there is none of ours."""
+    """Read a log, up to a line that a crash cut off; an empty log if there is none. Raises InputError for a log that
+    mxcli did not write."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return ProgressLog(None, (), 0)
+        return NO_LOG
     with open(descriptor, "rb") as file:
-        return _parsed(file.read())
+        return parse_log(path, file.read()) if stat.S_ISREG(os.fstat(descriptor).st_mode) else NO_LOG
 
 
 class ProgressRecord:
-    """A progress log whose lock this run holds. `log` is its content when it was opened."""
+    """A progress log whose lock this run holds."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
-        with open(os.dup(descriptor), "rb") as file:
-            self.log = _parsed(file.read())
         os.lseek(descriptor, 0, os.SEEK_END)
+
+    @cached_property
+    def log(self) -> ProgressLog:
+        """Return its content when it was first looked at. Raises InputError for one that mxcli did not write."""
+        with open(os.dup(self._descriptor), "rb") as file:
+            file.seek(0)
+            found = parse_log(self.path, file.read())
+        os.lseek(self._descriptor, 0, os.SEEK_END)
+        return found
 
     @classmethod
     def open(cls, path: Path) -> ProgressRecord:
-        """Open the log at a path, or create it; a link there is replaced, never followed.
+        """Open the log at a path, or create it; a link there is never followed.
 
-        Raises RefusedError if another run holds it.
+        Raises RefusedError if another run holds it, or if there is something else than a file of one name.
         """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         for _ in range(_ATTEMPTS):
-            if path.is_symlink():
-                path.unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            try:
+                descriptor = os.open(path, flags, 0o666)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.EISDIR):
+                    raise
+                raise RefusedError(_not_a_log(path)) from error
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                os.close(descriptor)
+                raise RefusedError(_not_a_log(path))
             if not _locked(descriptor):
                 os.close(descriptor)
                 raise RefusedError(_held(path))
@@ -121,6 +129,14 @@ class ProgressRecord:
                 return cls(path, descriptor)
             os.close(descriptor)
         raise EnvironmentFailure(f"{printable(path)}: keeps being removed; another run may be using the directory.")
+
+    @property
+    def is_readable(self) -> bool:
+        """Return whether mxcli wrote its content, or it has none."""
+        try:
+            return self.log is not None
+        except InputError:
+            return False
 
     def begin(self, header: Mapping[str, object], *lines: Mapping[str, object]) -> None:
         """Start the log with this header and these lines, replacing its content; none of it is synced yet."""
@@ -153,7 +169,7 @@ class ProgressRecord:
         os.lseek(self._descriptor, end, os.SEEK_SET)
 
     def _write(self, lines: Iterable[Mapping[str, object]]) -> None:
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        text = b"".join(map(line_bytes, lines))
         while text:
             text = text[os.write(self._descriptor, text) :]
         with suppress(OSError):
@@ -161,18 +177,20 @@ class ProgressRecord:
             os.posix_fallocate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR), RESERVED_BYTES)
 
 
-def refuse_other_runs(folder: Path, share: Share | None, *, force: bool) -> None:
+def refuse_other_runs(folder: Path, share: Share | None, discard: Callable[[Collection[str]], None] | None) -> None:
     """Refuse a directory with logs of runs divided in another way: into another number of shares, or none.
 
-    With `force`, logs that no run holds are removed. Raises RefusedError.
+    With `discard`, which gets the names of their files, logs that no run holds are removed. Raises RefusedError.
     """
     for path, other in progress_records(folder).items():
         if (share and share.of) == (other and other.of):
             continue
         record = ProgressRecord.open(path)
         try:
-            if not force:
+            if discard is None:
                 raise RefusedError(f"{printable(folder)}: {_left_by(other)} --force starts again.")
+            if record.is_readable and record.log.header is not None:
+                discard(names_in(record.log.header))
             record.remove()
         finally:
             record.close()
@@ -194,6 +212,10 @@ def _left_by(other: Share | None) -> str:
     return (
         f"holds share {other} of a run on {other.of} machines; finish those with --shard-range and `mxcli merge` them."
     )
+
+
+def _not_a_log(path: Path) -> str:
+    return f"{printable(path)}: a link, a folder, or a file with several names, where progress is logged; move it away."
 
 
 def _held(path: Path) -> str:
@@ -220,23 +242,6 @@ def _is(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _parsed(content: bytes) -> ProgressLog:
-    found: list[JsonLine] = []
-    nbytes = 0
-    for raw in content.splitlines(keepends=True):
-        try:
-            line = json.loads(raw) if raw.endswith(b"\n") else None
-        except ValueError:
-            line = None
-        if not isinstance(line, dict) or (not found and line.get("schema") != SCHEMA):
-            break
-        found.append(line)
-        nbytes += len(raw)
-    return ProgressLog(found[0], tuple(found[1:]), nbytes) if found else ProgressLog(None, (), 0)
-
-
-RECORDED, OWN_SHARDS = "record", "own"
-MODIFIED, SHARDS, DOCUMENTS, CARRIED = "modified", "shards", "documents", "carried"
 _DERIVED = ("tensors", "notes")
 """Keys of a record that follow from its others."""
 UNCOMPARED = ("command",)
@@ -248,16 +253,18 @@ _SHOWN = 60
 class Draft:
     """An output before anything is measured: its shards, its JSON files and copied files by name, and its record.
 
-    `modified` is the modification time of each source file in nanoseconds. A `share` writes only `own_shards`.
+    `sampled` has hashes of parts of the source, by file and tensor. A `share` writes only `own_shards`.
+    `mode` has the permissions of all files but the copied ones, before the umask.
     """
 
     shards: tuple[Shard, ...]
     documents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     carried: Mapping[str, Path] = field(default_factory=dict)
     record: Mapping[str, object] = field(default_factory=dict)
-    modified: Mapping[str, int] = field(default_factory=dict)
+    sampled: Mapping[str, str] = field(default_factory=dict)
     share: Share | None = None
     own_shards: frozenset[str] = frozenset()
+    mode: int = 0o666
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -280,7 +287,7 @@ class Draft:
         return {
             "schema": SCHEMA,
             RECORDED: self.record,
-            MODIFIED: self.modified,
+            SAMPLED: self.sampled,
             SHARDS: {shard.name: _outlined(shard) for shard in self.shards},
             DOCUMENTS: self.documents,
             CARRIED: list(self.carried),
@@ -289,13 +296,13 @@ class Draft:
 
 
 def _outlined(shard: Shard) -> list[object]:
-    """Return the bytes of the file, the bytes of its header and the header's digest."""
-    return [shard.nbytes, len(shard.header), header_digest(shard.header)]
+    """Return the bytes of the file, the bytes of its header and the header's hash."""
+    return [shard.nbytes, len(shard.header), header_hash(shard.header)]
 
 
-def header_digest(header: bytes) -> str:
-    """Return the SHA-256 of a header."""
-    return hashlib.sha256(header).hexdigest()
+def header_hash(header: bytes) -> str:
+    """Return the content hash of a header."""
+    return hash_of(np.frombuffer(header, np.uint8)).xxh3
 
 
 def names_in(header: Mapping[str, Any]) -> tuple[str, ...]:
@@ -303,44 +310,44 @@ def names_in(header: Mapping[str, Any]) -> tuple[str, ...]:
     return (*header[SHARDS], *header[DOCUMENTS], *header[CARRIED])
 
 
-def differences(earlier: JsonLine, later: JsonLine, *, moment: bool = True) -> list[str]:
+def differences(earlier: JsonLine, later: JsonLine) -> list[str]:
     """Return the differences of two headers that decide the bytes of an output: first those in options and source, and
-    only if these agree those in what follows from them. With `moment`, modification times of the source are compared
-    too."""
+    only if these agree those in what follows from them."""
     one, other = dict(earlier[RECORDED]), dict(later[RECORDED])
     for key in UNCOMPARED:
         one.pop(key, None), other.pop(key, None)
     derived = [(key, one.pop(key, None), other.pop(key, None)) for key in _DERIVED]
-    found = list(_changes("", one, other))
-    if moment and not found:
+    found = list(changes("", one, other))
+    if not found:
         found = [
-            f"{printable(file)} of the source was modified meanwhile"
-            for file, nanoseconds in later[MODIFIED].items()
-            if earlier[MODIFIED].get(file) != nanoseconds
+            f"{printable(name)} of the source has other content"
+            for name in _keys(earlier[SAMPLED], later[SAMPLED])
+            if earlier[SAMPLED].get(name) != later[SAMPLED].get(name)
         ]
     if not found:
-        found = [change for key, was, now in derived for change in _changes(key, was, now)]
+        found = [change for key, was, now in derived for change in changes(key, was, now)]
     if not found and list(earlier[SHARDS].items()) != list(later[SHARDS].items()):
         found = list(_shard_changes(earlier[SHARDS], later[SHARDS]))
     if not found:
-        found = [change for key in (DOCUMENTS, CARRIED) for change in _changes(key, earlier[key], later[key])]
+        found = [change for key in (DOCUMENTS, CARRIED) for change in changes(key, earlier[key], later[key])]
     return found
 
 
 def entries_to_keep(shard: Shard, finished: Mapping[str, JsonLine], written: Collection[str]) -> dict[str, JsonLine]:
     """Return the log lines of the shard's finished tensors whose entries are all in `written`, the entries that its
-    partial file is long enough to hold. A resumed run keeps these and writes the others again."""
+    partial file holds. A resumed run keeps these and writes the others again."""
     return {
         key: line
         for key, line in finished.items()
-        if line["shard"] == shard.name and set(written).issuperset(line[ENTRIES])
+        if line[SHARD] == shard.name and set(written).issuperset(line[ENTRIES])
     }
 
 
-def _changes(where: str, was: object, now: object) -> Iterator[str]:
+def changes(where: str, was: object, now: object) -> Iterator[str]:
+    """Yield the differences of two JSON values, each with its place."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in _keys(was, now):
-            yield from _changes(f"{where} {printable(key)}".strip(), was.get(key), now.get(key))
+            yield from changes(f"{where} {printable(key)}".strip(), was.get(key), now.get(key))
     elif was != now:
         yield f"{where} was {_shown(was)} and is {_shown(now)}"
 

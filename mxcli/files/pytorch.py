@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mxcli.errors import EnvironmentFailure, InputError, import_extra, printable, together
+from mxcli.files.numpy import UNREADABLE_MEMBER
+from mxcli.files.pickles import check_pickles
 from mxcli.files.plain import HEAD_BYTES, foreign_content, read_head
-from mxcli.files.reading import member_start
+from mxcli.files.reading import member_start, read_span
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, TensorInfo, byte_count
 
 MAX_LEAVES = 5_000_000
+MAX_REPEATED, MAX_NESTING, MAX_NAME_CHARACTERS = 100_000, 200, 1 << 16
 SKIPPED = re.compile(r"transformer_engine(_torch)?\.")
 """Pickle names of packages whose objects are skipped."""
 ATTRIBUTE = "builtins.getattr"
@@ -39,8 +44,8 @@ def _skipped(*args: object) -> type[SkippedObject]:
 
 
 def load_weights(path: Path, *, mapped: bool) -> Any:
-    """Load the object in the file, with its tensors mapped from the file if `mapped` (zip format only); skipped objects
-    become SkippedObject.
+    """Load the object in the file; skipped objects become SkippedObject. With `mapped` (zip format only) its tensors
+    have addresses in a map of the file and no memory: the map shows where they are and must not be read.
 
     Raises InputError for pickles that need code and for damaged files, EnvironmentFailure if PyTorch is missing.
     """
@@ -49,7 +54,16 @@ def load_weights(path: Path, *, mapped: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _loaded(path, mapped)
+    except MemoryError:
+        raise
     except Exception as error:  # torch raises any exception for a damaged pickle
+        raise InputError(f"{printable(path)}: {_load_fault(error)}") from error
+
+
+def _check_pickles(path: Path, *, zipped: bool) -> None:
+    try:
+        check_pickles(path, zipped=zipped)
+    except (ValueError, *UNREADABLE_MEMBER) as error:
         raise InputError(f"{printable(path)}: {_load_fault(error)}") from error
 
 
@@ -92,8 +106,8 @@ def flatten(loaded: Any, path: Path) -> Iterator[tuple[str, Any]]:
     if not isinstance(loaded, (dict, list, tuple)):
         yield path.stem, loaded
         return
-    visited = 0
-    open_containers = {id(loaded)}
+    visited = repeated = 0
+    open_containers, entered = {id(loaded)}, {id(loaded)}
     stack = [(id(loaded), "", _items(loaded))]
     while stack:
         container, prefix, items = stack[-1]
@@ -104,10 +118,14 @@ def flatten(loaded: Any, path: Path) -> Iterator[tuple[str, Any]]:
             continue
         visited += 1
         name, leaf = f"{prefix}{entry[0]}", entry[1]
-        if visited > MAX_LEAVES or id(leaf) in open_containers:
+        is_container = isinstance(leaf, (dict, list, tuple))
+        repeated += len(leaf) if is_container and id(leaf) in entered else 0
+        endless = visited > MAX_LEAVES or repeated > MAX_REPEATED or len(stack) > MAX_NESTING
+        if endless or id(leaf) in open_containers or len(name) > MAX_NAME_CHARACTERS:
             raise InputError(f"{printable(path)}: its containers nest without end; save a plain state_dict.")
-        if isinstance(leaf, (dict, list, tuple)):
+        if is_container:
             open_containers.add(id(leaf))
+            entered.add(id(leaf))
             stack.append((id(leaf), f"{name}.", _items(leaf)))
         else:
             yield name, leaf
@@ -145,7 +163,7 @@ OBJECTS = "objects that only the program that wrote them can load"
 
 
 def read_pytorch(path: Path) -> FileContents:
-    """Read the tensors of one file in pickle order; those of the zip format are in place, others stay in memory.
+    """Read the tensors of one file in pickle order; those of the zip format stay in the file, others in memory.
 
     Raises InputError for TorchScript archives, pickles that need code, damaged files, clashing flattened names and
     tensors without a safetensors counterpart; EnvironmentFailure if PyTorch is missing.
@@ -155,7 +173,9 @@ def read_pytorch(path: Path) -> FileContents:
     foreign = foreign_content(path, head, size)
     if foreign and not head.startswith((b"PK", b"\x80")):
         raise InputError(foreign)
-    records = _records(path) if head.startswith(b"PK") else {}
+    zipped = head.startswith(b"PK")
+    records = _records(path) if zipped else {}
+    _check_pickles(path, zipped=zipped)
     leaves, others, skipped, problems = _tensors_of(load_weights(path, mapped=bool(records)), path)
     described: dict[str, tuple[str, tuple[int, ...], int]] = {}
     for name, tensor in leaves.items():
@@ -168,14 +188,18 @@ def read_pytorch(path: Path) -> FileContents:
         raise together(InputError, shown, problems)
     if not leaves:
         raise InputError(_without_tensors(shown, others, skipped))
-    base = _mapped_at(leaves.values(), records)
-    tensors, in_memory = [], {}
+    base = _mapped_at(leaves.values(), records) if records else None
+    if records and base is None:
+        leaves, *_ = _tensors_of(load_weights(path, mapped=False), path)
+    tensors, in_memory, strided = [], dict[str, Any](), dict[str, Strided]()
     for name, (dtype, shape, nbytes) in described.items():
         tensor, offset = leaves[name], IN_MEMORY
-        if base is not None and nbytes and _is_plain(tensor):
+        if base is None or not nbytes:
+            in_memory[name] = tensor
+        elif _is_plain(tensor):
             offset = tensor.data_ptr() - base
         else:
-            in_memory[name] = tensor
+            strided[name] = strided_of(tensor, base)
         tensors.append(TensorInfo(name, dtype, shape, role_of(name, shape, dtype), path, offset, nbytes))
     notes = []
     if others:
@@ -183,10 +207,14 @@ def read_pytorch(path: Path) -> FileContents:
     if skipped:
         notes.append(f"{shown}: {OBJECTS} are not read: {skipped:,}.")
 
-    def decode(info: TensorInfo) -> Array:
-        return _as_array(in_memory[info.name], info)
+    tied = _shared(leaves)
+    leaves.clear()  # which closes the map
 
-    return FileContents(tuple(tensors), notes=tuple(notes), tied=_shared(leaves), decode=decode)
+    def decode(info: TensorInfo) -> Array:
+        held = in_memory.get(info.name)
+        return _as_array(strided[info.name].read(info) if held is None else held, info)
+
+    return FileContents(tuple(tensors), notes=tuple(notes), tied=tied, decode=decode)
 
 
 def _records(path: Path) -> dict[int, int]:
@@ -209,7 +237,7 @@ def _records(path: Path) -> dict[int, int]:
             if any(member.compress_type != zipfile.ZIP_STORED for member in data):
                 return {}
             return {member_start(file, member): member.file_size for member in data if member.file_size}
-    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError, RuntimeError) as error:
+    except UNREADABLE_MEMBER as error:
         raise InputError(f"{printable(path)}: truncated or damaged zip archive: {printable(error)}.") from error
 
 
@@ -257,17 +285,52 @@ def _is_plain(tensor: Any) -> bool:
     return bool(tensor.is_contiguous()) and not tensor.is_conj() and not tensor.is_neg()
 
 
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """A tensor that is a view of bytes of its file: where they begin, its strides, and the signs left to apply."""
+
+    begin: int
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    conjugated: bool
+    negated: bool
+
+    def read(self, info: TensorInfo) -> Any:
+        """Return the tensor, with the bytes of its file that it views in memory."""
+        import torch
+
+        span = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        stored = torch.from_numpy(read_span(info, self.begin, span * self.dtype.itemsize)).view(self.dtype)
+        viewed = stored.as_strided(self.shape, self.strides)
+        viewed = viewed.conj() if self.conjugated else viewed
+        return -viewed if self.negated else viewed
+
+
+def strided_of(tensor: Any, base: int) -> Strided:
+    """Return a tensor in a file mapped at the address `base`."""
+    begin = tensor.data_ptr() - base
+    return Strided(begin, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+
+
 def _mapped_at(tensors: Iterable[Any], records: dict[int, int]) -> int | None:
-    """Return the address of byte 0 of the mapped file; None unless storages and records correspond one to one."""
+    """Return the address of byte 0 of the mapped file, which begins a page; None unless every storage is a record."""
     storages = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage.nbytes():
             storages[storage.data_ptr()] = storage.nbytes()
-    if not storages or len(storages) != len(records):
+    if not storages:
         return None
-    base = min(storages) - min(records)
-    return base if {address - base: size for address, size in storages.items()} == records else None
+    first = min(storages)
+    bases = (first - at for at, size in records.items() if size == storages[first])
+    found = [
+        base
+        for base in bases
+        if base % mmap.ALLOCATIONGRANULARITY == 0
+        and all(records.get(address - base) == size for address, size in storages.items())
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _shared(leaves: dict[str, Any]) -> dict[str, str]:

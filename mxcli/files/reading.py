@@ -1,19 +1,20 @@
-"""Tensor bytes of an opened source as numpy arrays: mapped in place, copied only if they must be."""
+"""Tensor bytes of an opened source as numpy arrays of their own. Files are read, never mapped: a map of a file that is
+cut short ends the process."""
 
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import struct
 import zipfile
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO
 
 import numpy as np
 
 from mxcli.errors import InputError, printable
+from mxcli.files.identity import FileIdentity, changed, check_unchanged, identity, of_status
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo, storage_shape
 
 AHEAD_BYTES = 1 << 30
@@ -24,36 +25,23 @@ def as_floats(x: Array, dtype: str) -> Array:
     return (x.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else x
 
 
-def read_in_place(info: TensorInfo) -> Array:
+def read_in_place(info: TensorInfo, known: FileIdentity) -> Array:
     """Read the tensor as a read-only C-contiguous array of its dtype's storage type.
 
-    Each call maps this tensor alone, and the map is closed with the last array over it. A tensor that is not aligned to
-    its element is copied. Raises InputError if the file has shrunk or vanished since it was opened.
+    Raises InputError if the file is not the `known` one any more, before or after, or cannot be read.
     """
     dtype = np.dtype(DTYPES[info.dtype].storage)
-    shape = storage_shape(info.dtype, info.shape)
-    if info.nbytes == 0:
-        return _frozen(np.empty(shape, dtype))
-    try:
-        with info.file.open("rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size < info.offset + info.nbytes:
-                raise InputError(_changed(info, file))
-            if info.offset % dtype.itemsize:
-                return _frozen(
-                    np.fromfile(file, dtype, info.nbytes // dtype.itemsize, offset=info.offset).reshape(shape)
-                )
-            start = info.offset - info.offset % mmap.ALLOCATIONGRANULARITY
-            length = info.offset + info.nbytes - start
-            mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
-    except OSError as error:
-        raise InputError(f"{printable(info.file)}: cannot be read: {printable(error)}.") from error
-    count = info.nbytes // dtype.itemsize
-    return np.frombuffer(mapped, dtype, count, info.offset - start).reshape(shape)
+    out = np.empty(storage_shape(info.dtype, info.shape), dtype)
+    if info.nbytes:
+        with _opened(info, known) as file:
+            _fill(file, info, info.offset, out.reshape(-1).view(np.uint8).data)
+    out.flags.writeable = False
+    return out
 
 
-def read_rows(info: TensorInfo, firsts: Sequence[int], rows: int) -> Array:
-    """Read `rows` rows from each of `firsts` on, leading dimensions folded into rows: [firsts, rows, columns], a copy.
-    The tensor must be in place; nothing else of the file is read.
+def read_rows(info: TensorInfo, firsts: Sequence[int], rows: int, known: FileIdentity) -> Array:
+    """Read `rows` rows from each of `firsts` on, leading dimensions folded into rows: [firsts, rows, columns]. The
+    tensor must be in place; nothing else of the file is read.
 
     Raises InputError like `read_in_place`.
     """
@@ -61,34 +49,57 @@ def read_rows(info: TensorInfo, firsts: Sequence[int], rows: int) -> Array:
     columns = storage_shape(info.dtype, info.shape)[-1]
     out = np.empty((len(firsts), rows, columns), dtype)
     row_bytes = columns * dtype.itemsize
-    try:
-        with info.file.open("rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), info.offset, info.nbytes, os.POSIX_FADV_RANDOM)
-            for first, run in zip(firsts, out, strict=True):
-                _fill(file, info, first * row_bytes, memoryview(run).cast("B"))
-    except OSError as error:
-        raise InputError(f"{printable(info.file)}: cannot be read: {printable(error)}.") from error
+    with _opened(info, known) as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), info.offset, info.nbytes, os.POSIX_FADV_RANDOM)
+        for first, run in zip(firsts, out, strict=True):
+            _fill(file, info, info.offset + first * row_bytes, memoryview(run).cast("B"))
     return out
 
 
-def _fill(file: io.FileIO, info: TensorInfo, start: int, buffer: memoryview) -> None:
-    """Fill the buffer with the bytes of a tensor from `start` on."""
-    file.seek(info.offset + start)
+def read_span(info: TensorInfo, begin: int, nbytes: int) -> Array:
+    """Read the bytes that a tensor is decoded from, within `unchanged`."""
+    out = np.empty(nbytes, np.uint8)
+    with info.file.open("rb", buffering=0) as file:
+        _fill(file, info, begin, out.data)
+    return out
+
+
+@contextmanager
+def unchanged(info: TensorInfo, known: FileIdentity) -> Iterator[None]:
+    """Raise InputError if a tensor's file is not the known one before the block or after it, or cannot be read."""
+    reading = f"tensor '{printable(info.name)}'"
+    try:
+        check_unchanged(info.file, known, identity(info.file), reading)
+        yield
+        check_unchanged(info.file, known, identity(info.file), reading)
+    except OSError as error:
+        raise InputError(f"{printable(info.file)}: cannot be read: {printable(error)}.") from error
+
+
+@contextmanager
+def _opened(info: TensorInfo, known: FileIdentity) -> Iterator[io.FileIO]:
+    """Open a tensor's file like `unchanged`: what is opened is looked at before, and what then has its name after."""
+    reading = f"tensor '{printable(info.name)}'"
+    try:
+        with info.file.open("rb", buffering=0) as file:
+            check_unchanged(info.file, known, of_status(os.fstat(file.fileno())), reading)
+            yield file
+        check_unchanged(info.file, known, identity(info.file), reading)
+    except OSError as error:
+        raise InputError(f"{printable(info.file)}: cannot be read: {printable(error)}.") from error
+
+
+def _fill(file: io.FileIO, info: TensorInfo, begin: int, buffer: memoryview) -> None:
+    """Fill the buffer with the bytes of a tensor's file from `begin` on."""
+    file.seek(begin)
     done = 0
     while done < len(buffer):
         count = file.readinto(buffer[done:])
         if not count:
-            raise InputError(_changed(info, file))
+            end = f"it ends at byte {begin + done:,}, within the tensor"
+            raise InputError(changed(info.file, end, f"tensor '{printable(info.name)}'"))
         done += count
-
-
-def _changed(info: TensorInfo, file: io.FileIO) -> str:
-    return (
-        f"{printable(info.file)}: changed while in use: tensor '{printable(info.name)}' ends at "
-        f"byte {info.offset + info.nbytes:,} and the file now has {os.fstat(file.fileno()).st_size:,}; run again once "
-        "nothing writes it."
-    )
 
 
 def will_need(infos: Iterable[TensorInfo]) -> None:
@@ -102,25 +113,6 @@ def will_need(infos: Iterable[TensorInfo]) -> None:
             continue
         with suppress(OSError), info.file.open("rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), info.offset, min(info.nbytes, AHEAD_BYTES), os.POSIX_FADV_WILLNEED)
-
-
-def release_pages(array: Array) -> None:
-    """Return a mapped array's memory to the system; the array stays valid and is read again when used.
-
-    Does nothing for arrays that read_in_place did not map.
-    """
-    base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        base.madvise(mmap.MADV_DONTNEED)
-
-
-def _frozen(array: Array) -> Array:
-    array.flags.writeable = False
-    return array
 
 
 LOCAL_HEADER_BYTES = 30

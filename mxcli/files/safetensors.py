@@ -114,10 +114,23 @@ def _parse(path: Path, text: bytes) -> dict[str, object]:
 def _metadata(path: Path, entry: object, problems: list[str]) -> dict[str, str]:
     if entry is None:
         return {}
-    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        problems.append(f"{printable(path)}: {METADATA} must map text to text.")
+    shown = printable(path)
+    if not isinstance(entry, dict):
+        problems.append(f"{shown}: {METADATA} is {_shown(entry)}; it must map text to text.")
         return {}
+    problems += [
+        f"{shown}: {METADATA}: the value of '{printable(key)}' is {_shown(value)}; it must be text."
+        for key, value in entry.items()
+        if not isinstance(value, str)
+    ]
     return entry
+
+
+def _shown(value: object) -> str:
+    """Return a JSON value as text; containers, which may nest without end, by their kind."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return printable(json.dumps(value))
 
 
 def _checked_entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
@@ -142,9 +155,9 @@ def _checked_entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int,
     try:
         nbytes = byte_count(dtype, tuple(shape))
     except ValueError as fault:
-        raise ValueError(f"shape {shape}: {fault}") from None
+        raise ValueError(f"shape {printable(shape)}: {fault}") from None
     if nbytes != end - begin:
-        raise ValueError(f"{dtype} {shape} needs {nbytes:,} bytes and its offsets hold {end - begin:,}")
+        raise ValueError(f"{dtype} {printable(shape)} needs {nbytes:,} bytes and its offsets hold {end - begin:,}")
     return dtype, tuple(shape), begin, nbytes
 
 

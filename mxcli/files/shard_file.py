@@ -98,6 +98,24 @@ class Shard:
             ends[entry.name] = end
         return ends
 
+    def place(self, name: str) -> tuple[int, int]:
+        """Return the position and the bytes of a tensor."""
+        return self.ends[name] - self._sizes[name], self._sizes[name]
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """Return the begin and end of each run of bytes that belongs to no tensor; all are zero."""
+        found, end = [], len(self.header)
+        for entry in self.in_order:
+            begin = self.ends[entry.name] - entry.nbytes
+            found.append((end, begin))
+            end = self.ends[entry.name]
+        return [(begin, end) for begin, end in (*found, (end, self.nbytes)) if begin < end]
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {entry.name: entry.nbytes for entry in self.entries}
+
 
 class ShardFile:
     """A shard under its partial name. Tensors may come in any order; nothing is mapped or buffered.
@@ -107,7 +125,7 @@ class ShardFile:
 
     def __init__(self, shard: Shard, file: BinaryIO, written: Collection[str] = ()) -> None:
         ends, written = shard.ends, frozenset(written)
-        self._file, self._nbytes = file, shard.nbytes
+        self._file, self._shard = file, shard
         self._missing = {
             entry.name: (entry, ends[entry.name] - entry.nbytes) for entry in shard.entries if entry.name not in written
         }
@@ -128,12 +146,21 @@ class ShardFile:
             self._file.write(flat[start : start + CHUNK_BYTES].data)
 
     def finish(self) -> None:
-        """Sync everything to disk and close. Raises ValueError if a tensor was not written."""
-        if self._missing:
-            raise ValueError(f"tensors described but not written: {sorted(self._missing)}")
-        self._file.truncate(self._nbytes)  # pads the last tensor
+        """Complete the file, sync everything to disk and close. Raises ValueError if a tensor was not written."""
+        self.pad()
         self.sync()
         self._file.close()
+
+    def pad(self) -> None:
+        """Write what is between the tensors and after them; the file then has all its bytes, synced or not. Raises
+        ValueError if a tensor was not written."""
+        if self._missing:
+            raise ValueError(f"tensors described but not written: {sorted(self._missing)}")
+        for begin, end in self._shard.gaps:
+            self._file.seek(begin)
+            self._file.write(bytes(end - begin))
+        self._file.truncate(self._shard.nbytes)
+        self._file.flush()
 
     def sync(self) -> None:
         """Sync what was written so far to disk."""

@@ -197,7 +197,8 @@ def _paths(file: Path) -> tuple[Path, Path]:
 
 
 def _is_read(name: str) -> bool:
-    """Return whether a file of that name would be read as part of a model."""
+    """Return whether a file of that name would be read as part of a model, on file systems that ignore case too."""
+    name = name.casefold()
     return name in _CONFIGS or name.endswith(INDEX_SUFFIX) or Path(name).suffix in KINDS
 
 

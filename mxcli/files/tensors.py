@@ -30,7 +30,7 @@ class DType:
 
     @property
     def storage_bytes(self) -> int:
-        """Return the bytes of one storage element; offsets must be multiples of it to be mapped."""
+        """Return the bytes of one storage element; programs that map a file need offsets to be multiples of it."""
         return max(self.bits // 8, 1)
 
     @property

@@ -60,7 +60,7 @@ _CHECKED: Fields[Any] = Fields(
     Field("bytes_equal", lambda row: row.bytes_equal, FLAG, "bytes\nequal ours", right=False, drop=2),
     Field("problem", lambda row: row.problem, TEXT_OR_NULL),
 )
-_ROW: Fields[Row] = Fields(
+ROW: Fields[Row] = Fields(
     _NAMES,
     Field("threads", lambda row: row.threads, COUNT, "threads"),
     Field("statistics", lambda row: row.statistics, FLAG, "statistics", right=False),
@@ -68,7 +68,7 @@ _ROW: Fields[Row] = Fields(
     Field("copy_percent", lambda row: row.copy_percent, NUMBER, "% of copy"),
     _CHECKED,
 )
-_GPU_ROW: Fields[GpuRow] = Fields(
+GPU_ROW: Fields[GpuRow] = Fields(
     _NAMES,
     Field("work", lambda row: row.work, TEXT, "work", right=False),
     _RATES,
@@ -76,7 +76,7 @@ _GPU_ROW: Fields[GpuRow] = Fields(
     Field("limit_percent", lambda row: row.limit_percent, NUMBER, "% of\nlimit"),
     _CHECKED,
 )
-RECORD_NAMES, GPU_RECORD_NAMES = tuple(_ROW.names), tuple(_GPU_ROW.names)
+RECORD_NAMES, GPU_RECORD_NAMES = tuple(ROW.names), tuple(GPU_ROW.names)
 """The keys of rows, on the CPU and on GPUs."""
 
 
@@ -104,7 +104,7 @@ def row_records(report: BenchReport | GpuReport) -> list[dict[str, object]]:
 def _fields(report: BenchReport | GpuReport) -> Fields[Any]:
     from mxcli.flows.bench.quantize import BenchReport
 
-    return _ROW if isinstance(report, BenchReport) else _GPU_ROW
+    return ROW if isinstance(report, BenchReport) else GPU_ROW
 
 
 def _head(report: BenchReport) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mxcli.atomic import whole_file
 from mxcli.errors import InputError, LimitError, printable
 from mxcli.output.bench import SPREAD, TIMES
 from mxcli.output.fields import COUNT, FLAG, NUMBER, TEXT, TEXT_OR_NULL, Field, Fields
@@ -28,7 +29,7 @@ def _passes(row: GemmRow) -> str:
     return f"{row.shape.passes} ({counted(layers, 'layer')})" if layers > 1 else row.shape.passes
 
 
-_ROW: Fields[GemmRow] = Fields(
+GEMM_ROW: Fields[GemmRow] = Fields(
     Field("kernel", lambda row: row.kernel, TEXT, "product", right=False),
     Field("format_a", lambda row: row.formats[0] if row.formats else "bf16", TEXT),
     Field("format_b", lambda row: row.formats[1] if row.formats else "bf16", TEXT),
@@ -55,7 +56,7 @@ _ROW: Fields[GemmRow] = Fields(
     Field("peak_percent", lambda row: row.peak_percent, NUMBER, "% of\npeak", drop=6),
     Field("problem", lambda row: row.problem, TEXT_OR_NULL),
 )  # fmt: skip
-RECORD_NAMES = tuple(_ROW.names)
+RECORD_NAMES = tuple(GEMM_ROW.names)
 _ALWAYS = ("kernel", "shape", "pass", "tflops", "speedup", "sqnr_db")
 """Columns that are shown even if they are empty."""
 _IF_ANY = ("time", "spread", "quantize_seconds_median", "inexact", "peak_percent")
@@ -74,9 +75,9 @@ def gemm_text(report: GemmReport, screen: Screen) -> str:
     head += [f"peak: {report.peaks}"] if report.peaks else []
     head += [f"clocks before: {report.clocks[0]}; after: {report.clocks[1]}"] if report.clocks else []
     computed = [row for row in report.rows if row.problem is None]
-    some = [key for key in _IF_ANY if any(_ROW[key].text(row) != ABSENT for row in computed)]
+    some = [key for key in _IF_ANY if any(GEMM_ROW[key].text(row) != ABSENT for row in computed)]
     fields = Fields(
-        *(field.at(title=f"{report.reference}\n= 1") if field.key == "speedup" else field for field in _ROW)
+        *(field.at(title=f"{report.reference}\n= 1") if field.key == "speedup" else field for field in GEMM_ROW)
     ).only(*_ALWAYS, *some)
     lines = [line for text in head for line in folded_lines(text, screen)]
     lines += ["", *aligned(fields.columns(), [fields.cells(row) for row in computed], screen)]
@@ -93,7 +94,7 @@ def gemm_record(report: GemmReport) -> dict[str, object]:
 
 def row_records(report: GemmReport) -> list[dict[str, object]]:
     """Return a flat record per row, with the keys RECORD_NAMES."""
-    return [*map(_ROW.record, report.rows)]
+    return [*map(GEMM_ROW.record, report.rows)]
 
 
 Earlier = Mapping[tuple[object, ...], Mapping[str, object]]
@@ -151,7 +152,8 @@ def plot_rates(report: GemmReport, file: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="operations (2 m n k)", ylabel="TFLOP/s", title=report.device)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    figure.savefig(file, dpi=144)
+    with whole_file(file, replace=True) as drawn:
+        figure.savefig(drawn, format=file.suffix[1:], dpi=144)
 
 
 def _problems(rows: Sequence[GemmRow]) -> list[str]:

@@ -76,6 +76,13 @@ CAPTURE: Fields[CaptureRun] = Fields(
     Field("bytes", lambda run: run.nbytes, COUNT, meaning="of all files"),
     Field("seconds", lambda run: run.seconds, AMOUNT, meaning="taken by the steps of this run"),
     records("steps", _losses, _STEP),
+    Field("complete", lambda run: run.complete, FLAG, meaning="all steps are written"),
+    Field(
+        "stopped",
+        lambda run: run.stopped,
+        {"type": ["string", "null"]},
+        meaning="the error that ended the recording; null: none",
+    ),
     Field("notes", lambda run: [*run.plan.notes, *run.notes], array(TEXT)),
 )
 """The JSON of `mxcli capture`."""

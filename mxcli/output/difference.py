@@ -113,6 +113,8 @@ _TENSOR: Fields[Difference] = Fields(
     _OF_BLOCKS["nan_scales"],
     _TREATMENTS.only("axis_a", "axis_b", "hadamard_signs_a", "hadamard_signs_b").optional().through(
         lambda each: each.treatments),
+    Field("by_record", lambda each: each.by_record, FLAG,
+          meaning="equal by the hashes in both records; its bytes were not read"),
 )  # fmt: skip
 RECORD_KEYS = tuple(_TENSOR.names)
 """The columns of CSV."""
@@ -230,6 +232,7 @@ def conclusion(result: Diff) -> list[str]:
         *(sentence for name, explained in result.explanations.items() for sentence in _rule_sentences(name, explained)),
         *_layout_sentences(result),
         *_name_sentences(result),
+        *_record_sentences(result),
         outcome(result),
     ]
 
@@ -241,7 +244,9 @@ def outcome(result: Diff) -> str:
     a, b = (printable(side.name) for side in result.sides)
     tensors, differing = counted(len(result.tensors), "tensor"), len(result.differing)
     if not differing:
-        return f"{a} and {b} are the same: {tensors}."
+        unread = sum(1 for each in result.tensors if each.by_record)
+        how = f", {unread:,} of them by the hashes in both records" if unread else ""
+        return f"{a} and {b} are the same: {tensors}{how}."
     words = ", ".join(f"{word} {count:,}" for word, count in result.counts.items() if word != EQUAL)
     return f"{a} and {b} differ in {differing:,} of {tensors}: {words}."
 
@@ -372,6 +377,15 @@ def _layout_sentences(result: Diff) -> Iterator[str]:
         apart = [error for each in same if each.distance is not None and (error := each.distance.relative_error)]
         values = f"values differ by up to {significant(max(apart))} (relative)" if apart else "so have the values"
         yield f"Layouts: {one} and {other}; {counted(len(same), 'weight')} have the same codes and scales, {values}."
+
+
+def _record_sentences(result: Diff) -> Iterator[str]:
+    """Yield the number of tensors that were not read."""
+    if unread := sum(1 for each in result.tensors if each.by_record):
+        yield (
+            f"Records: {counted(unread, 'tensor')} {'has' if unread == 1 else 'have'} the same hash in both; "
+            f"{'it was' if unread == 1 else 'they were'} not read. Use --full to read every tensor."
+        )
 
 
 def _name_sentences(result: Diff) -> Iterator[str]:

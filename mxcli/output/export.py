@@ -8,6 +8,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that a spreadsheet evaluates."""
+
 
 def json_text(verb: str, content: Mapping[str, object]) -> str:
     """Return a JSON object that begins with its schema, `mxcli.VERB/1`: a line per key, and per record of a list."""
@@ -25,7 +28,10 @@ def json_line(value: object) -> str:
 
 
 def csv_text(records: Iterable[Mapping[str, object]], names: Sequence[str]) -> str:
-    """Return a header and a row per record as in RFC 4180; absent is empty, nested values are JSON in a cell."""
+    """Return a header and a row per record as in RFC 4180; absent is empty, nested values are JSON in a cell.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe, as OWASP recommends; numbers do not.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     careful = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)  # minimal quoting leaves \r bare
@@ -43,6 +49,8 @@ def _spread(part: object) -> str:
 
 
 def _cell(value: object) -> object:
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(FORMULA) else value
     return json_line(value) if isinstance(value, (dict, list, tuple)) else _finite(value)
 
 

@@ -61,7 +61,7 @@ def or_null(schema: Schema) -> Schema:
 def object_of(properties: Schema, optional: Iterable[str] = ()) -> Schema:
     """Return the schema of an object with these keys."""
     required = [key for key in properties if key not in set(optional)]
-    return {"type": "object", "properties": properties, "required": required}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 HADAMARD: Final = object_of({"size": POSITIVE, "seed": or_null(COUNT), "signs": TEXT})
@@ -164,6 +164,7 @@ class Fields(Generic[T]):
             "type": "object",
             "properties": {field.key: field.described for field in known},
             "required": [field.key for field in known if not field.optional],
+            "additionalProperties": False,
             **more,
         }
 

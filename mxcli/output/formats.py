@@ -16,7 +16,7 @@ from mxcli.output.table import aligned
 TEXT_WIDTH = 100
 """Most columns of running text."""
 
-_FORMAT: Fields[BlockFormat] = Fields(
+FORMAT: Fields[BlockFormat] = Fields(
     Field("name", lambda fmt: fmt.name, TEXT, "format", right=False),
     Field("aliases", lambda fmt: list(fmt.aliases), array(TEXT), "aliases", right=False, drop=5,
           cell=lambda fmt: ", ".join(fmt.aliases) or ABSENT),
@@ -44,12 +44,12 @@ _FORMAT: Fields[BlockFormat] = Fields(
     Field("scale_roundings", lambda fmt: list(scale_rules(fmt)), array(TEXT)),
     Field("default_scale_rounding", lambda fmt: resolve(fmt).scale_rule.name, TEXT),
 )  # fmt: skip
-_TABLE = Fields(_FORMAT.without("aliases"), _FORMAT["aliases"])
+_TABLE = Fields(FORMAT.without("aliases"), FORMAT["aliases"])
 
 
 def format_record(fmt: BlockFormat) -> dict[str, object]:
     """Return the record of a format in `mxcli formats --json`."""
-    return _FORMAT.record(fmt)
+    return FORMAT.record(fmt)
 
 
 def format_table(formats: Iterable[BlockFormat], screen: Screen) -> str:

@@ -218,14 +218,14 @@ def _footer(origin: PageSource) -> str:
         f"<footer><dl><dt>Command</dt><dd><code>{escape(command)}</code></dd><dt>Version</dt><dd>mxcli "
         f"{escape(origin.version)}</dd></dl><details><summary>Input: {counted(len(origin.inputs), 'file')}"
         "</summary><table class=values><thead><tr><th scope=col>file</th><th scope=col>bytes</th>"
-        "<th scope=col>SHA-256 of its header, or of its first and last 64 KiB</th></tr></thead>"
+        "<th scope=col>fingerprint: SHA-256 of its header, or of its first and last 64 KiB</th></tr></thead>"
         f"<tbody>{inputs}</tbody></table></details></footer>"
     )
 
 
 def _identity(found: object) -> str:
     known = found if isinstance(found, Mapping) else {}
-    return f"<td>{known.get('bytes', 0):,}</td><td><code>{escape(str(known.get('sha256', '')))}</code></td>"
+    return f"<td>{known.get('bytes', 0):,}</td><td><code>{escape(str(known.get('fingerprint', '')))}</code></td>"
 
 
 def page_data(page: Page) -> dict[str, object]:

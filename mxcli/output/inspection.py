@@ -67,7 +67,7 @@ _FILE: Fields[tuple[Path, int]] = Fields(
     Field("name", lambda file: str(file[0]), TEXT),
     Field("bytes", lambda file: file[1], COUNT),
 )
-_INSPECTION: Fields[Inspection] = Fields(
+INSPECTION: Fields[Inspection] = Fields(
     attributes(TEXT, "source", "kind"),
     records("files", lambda inspection: inspection.files.items(), _FILE),
     Field("index", lambda inspection: str(inspection.index) if inspection.index else None, TEXT_OR_NULL),
@@ -115,7 +115,7 @@ def inspection_text(inspection: Inspection, screen: Screen) -> str:
 
 def inspection_record(inspection: Inspection) -> dict[str, object]:
     """Return the inspection for JSON."""
-    return _INSPECTION.record(inspection)
+    return INSPECTION.record(inspection)
 
 
 def _listed(inspection: Inspection) -> list[_Listed]:

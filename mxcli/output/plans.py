@@ -164,7 +164,7 @@ def plan_json(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, 
         "ignored": list(arrangement.ignored),
         "tensors": [_WRITTEN.record(_of_task(task)) for task in arrangement.tasks],
     }
-    return json_text("plan", content)
+    return json_text("quantize.plan", content)
 
 
 def _of_task(task: Task) -> _Decided:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mxcli.atomic import whole_file
 from mxcli.errors import import_extra
 from mxcli.output.axes import LIGHT, SERIES_LIGHT, Axis, fitted, is_drawable
 from mxcli.output.charts import (
@@ -75,15 +76,11 @@ def write_plots(charts: Iterable[Chart], folder: Path) -> None:
             figure = DRAW[type(chart)](chart)
             for form in FORMS:
                 file = folder / f"{chart.key}.{form}"
-                partial = file.with_name(file.name + ".partial")
-                try:
+                with whole_file(file, replace=True) as drawn:
                     figure.savefig(
-                        partial, format=form, dpi=DPI, bbox_inches="tight", pad_inches=0.15,
+                        drawn, format=form, dpi=DPI, bbox_inches="tight", pad_inches=0.15,
                         metadata={"Date": None} if form == "svg" else {"Software": None},
                     )  # fmt: skip
-                    partial.replace(file)
-                finally:
-                    partial.unlink(missing_ok=True)
 
 
 def _figure(width: float, height: float) -> Figure:

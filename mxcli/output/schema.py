@@ -9,7 +9,10 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from mxcli.atomic import whole_file
+from mxcli.output.documents import DOCUMENTS
 from mxcli.output.fields import Fields, Schema
 
 RECORDS = {
@@ -21,18 +24,18 @@ RECORDS = {
     "capture": "capture.CAPTURE",
     "training": "training.TRAINING",
     "products": "products.PRODUCTS",
+    "inspect": "inspection.INSPECTION",
 }
-"""The fields of each JSON: module and name."""
+"""The fields of each JSON that are not among `DOCUMENTS`: module and name."""
 
 
 def schema(verb: str) -> Schema:
-    """Return the JSON Schema of a verb's JSON."""
-    module, name = RECORDS[verb].split(".")
-    fields: Fields[object] = getattr(import_module(f"mxcli.output.{module}"), name)
-    content = fields.object_schema()
+    """Return the JSON Schema of the JSON whose `schema` is `mxcli.VERB/1`, such as `report` and `report.plan`."""
+    content = _fields(verb).object_schema()
+    words = verb.replace(".plan", " --dry-run").replace(".", " ").replace("version", "--version")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"mxcli {verb} --json",
+        "title": f"mxcli {words} --json",
         "description": "Numbers that do not exist (no elements, an exact result) are null; none is NaN or infinite.",
         **content,
         "properties": {"schema": {"const": f"mxcli.{verb}/1"}, **content["properties"]},
@@ -40,11 +43,20 @@ def schema(verb: str) -> Schema:
     }
 
 
+def _fields(verb: str) -> Fields[Any]:
+    if verb not in RECORDS:
+        return DOCUMENTS[verb]
+    module, name = RECORDS[verb].split(".")
+    fields: Fields[Any] = getattr(import_module(f"mxcli.output.{module}"), name)
+    return fields
+
+
 def write_schemas(folder: Path) -> None:
     """Write the schema of every verb into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for verb in RECORDS:
-        (folder / f"{verb}.json").write_text(json.dumps(schema(verb), indent=2) + "\n", encoding="utf-8")
+    for verb in (*RECORDS, *DOCUMENTS):
+        with whole_file(folder / f"{verb}.json", replace=True) as file:
+            file.write(f"{json.dumps(schema(verb), indent=2)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -38,8 +38,10 @@ from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Row, aligned
 
 if TYPE_CHECKING:
+    from mxcli.flows.verify.alone import Coverage
     from mxcli.flows.verify.errors import Distance
     from mxcli.flows.verify.provenance import Provenance
+    from mxcli.flows.verify.repair import Repair
     from mxcli.flows.verify.verify import Verification, Verified
 
 SHOWN = 10
@@ -118,6 +120,18 @@ _WEIGHT: Fields[Verified] = Fields(
     nested("bytes_of", lambda weight: weight.provenance, _PROVENANCE, title="bytes of", right=False,
            cell=lambda weight: "" if weight.provenance is None else _short(weight.provenance)),
 )  # fmt: skip
+_COVERAGE: Fields[Coverage] = Fields(
+    attributes(COUNT, "weights"),
+    Field("by_record", lambda of: of.by_record, COUNT, meaning="weights whose bytes are those that the record states"),
+    Field("by_values", lambda of: of.by_values, COUNT, meaning="weights that were decoded and looked at"),
+    Field("unchecked", lambda of: of.unchecked, COUNT, meaning="weights in formats that are not read"),
+    attributes(COUNT, "tensors"),
+    Field("tensors_by_record", lambda of: of.tensors_by_record, COUNT,
+          meaning="tensors whose bytes are those that the record states"),
+    Field("proof", lambda of: of.proof, TEXT, meaning="what the record proves"),
+    Field("model", lambda of: of.model, TEXT, meaning="what names and shapes were compared with"),
+    Field("unread", lambda of: of.unread, TEXT_OR_NULL, meaning="why codes were not read"),
+)  # fmt: skip
 _TABLE = _WEIGHT.only("name", "shape", "format", "sqnr_db", "relative_error", "max_abs_error", "bytes_of")
 _PLACE: Fields[_Place] = Fields(
     attributes(TEXT, "name"),
@@ -129,12 +143,22 @@ _PLACE_WITH_FINDINGS: Fields[_Place] = Fields(_PLACE, records("findings", lambda
 RECORD_KEYS = tuple(_PLACE_WITH_FINDINGS.names)
 """The columns of CSV."""
 
+_REPAIR: Fields[Repair] = Fields(
+    attributes(TEXT, "file"),
+    Field("tensors", lambda repair: list(repair.tensors), array(TEXT), meaning="empty if other bytes were damaged"),
+)
 VERIFICATION: Fields[Verification] = Fields(
     SOURCE["source"],
     Field("layout", lambda result: result.layout, TEXT),
     SOURCE.without("source"),
     Field("against", lambda result: result.against, TEXT_OR_NULL, meaning="the source compared with"),
-    Field("sound", lambda result: result.is_sound, FLAG, meaning="there are no problems"),
+    Field(
+        "sound",
+        lambda result: result.is_sound,
+        FLAG,
+        meaning="there are no problems, and not all weights are unchecked",
+    ),
+    record_of("checked", lambda result: result.coverage, _COVERAGE),
     record_of("counts", lambda result: result.counts, _COUNTS),
     Field("conclusion", lambda result: conclusion(result), array(TEXT)),
     nested(
@@ -146,6 +170,7 @@ VERIFICATION: Fields[Verification] = Fields(
         ),
     ),
     Field("notes", lambda result: list(result.notes), array(TEXT)),
+    records("repaired", lambda result: result.repaired, _REPAIR),
     records("checks", lambda result: result.results, _CHECK),
     records("findings", lambda result: _found(result), _FINDING),
     records("weights", lambda result: _weights(result), _PLACE),
@@ -165,12 +190,21 @@ def verification_text(result: Verification, screen: Screen, top: int | None = No
     ]
     lines = [line for text in head for line in folded_lines(text, screen)]
     lines = [bold(lines[0], screen), *lines[1:]]
+    for repair in result.repaired:
+        lines += ["", *folded_lines(_repaired_line(repair), screen)]
+        lines += [f"  {printable(name)}" for name in repair.tensors[:shown]]
+        lines += [f"  and {len(repair.tensors) - shown:,} more"] if len(repair.tensors) > shown else []
     for severity in SEVERITIES:
         for check in result.found(severity):
             lines += ["", *_check_lines(check, screen, shown)]
     if result.compared:
         lines += ["", *_error_lines(result, screen, shown)]
     return "\n".join([*lines, "", *bold_lines(conclusion(result), screen)])
+
+
+def _repaired_line(repair: Repair) -> str:
+    what = f": {counted(len(repair.tensors), 'tensor')}" if repair.tensors else ""
+    return f"repaired {printable(repair.file)}{what}; it is as recorded again"
 
 
 def conclusion(result: Verification) -> list[str]:
@@ -181,13 +215,46 @@ def conclusion(result: Verification) -> list[str]:
         for severity in SEVERITIES
         if (count := result.counts.get(severity, 0))
     )
-    outcome = f"{'sound' if result.is_sound else 'not sound'}: {found or 'nothing found'}"
-    checks = f"{made} checks of {counted(len(result.weights), 'weight')}"
-    return [*_provenance_sentences(result), f"{printable(result.source)} is {outcome}; {checks}."]
+    checks = f"{made} checks of {counted(result.coverage.weights, 'weight')}"
+    nothing = "nothing found" if result.is_sound else _why_unchecked(result)
+    outcome = f"{_outcome(result)}: {found or nothing}"
+    return [
+        *_provenance_sentences(result),
+        _coverage_sentence(result.coverage),
+        f"{printable(result.source)} {outcome.rstrip('.')}; {checks}.",
+    ]
+
+
+def _outcome(result: Verification) -> str:
+    if result.is_sound:
+        return "is sound"
+    return "is not sound" if result.counts.get(PROBLEM) else "could not be checked"
+
+
+def _why_unchecked(result: Verification) -> str:
+    return printable(result.coverage.unread or "no weight is in a format that is read").rstrip(".")
+
+
+def _coverage_sentence(coverage: Coverage) -> str:
+    """Return how many weights were checked, and how."""
+    ways = [
+        f"{count:,} {way}"
+        for count, way in ((coverage.by_record, "by the record"), (coverage.by_values, "by their values"))
+        if count
+    ]
+    done = coverage.by_record + coverage.by_values
+    left = f"; {coverage.unchecked:,} not checked: their format is not read" if coverage.unchecked else ""
+    listed = f" ({', '.join(ways)})" if ways else ""
+    return (
+        f"Checked: {done:,} of {counted(coverage.weights, 'weight')}{listed}{left}. Bytes: {coverage.proof}. "
+        f"Names and shapes: by {coverage.model}."
+    )
 
 
 def failure_sentence(result: Verification) -> str:
-    """Return the error of a verification that found problems."""
+    """Return the error of a verification that found problems, or that could check nothing."""
+    if not result.counts.get(PROBLEM):
+        return f"{printable(result.source)}: could not be checked: {_why_unchecked(result)}."
     count = result.counts[PROBLEM]
     word = PROBLEM if count == 1 else _PLURALS[PROBLEM]
     return f"{printable(result.source)}: {count:,} {word} ({_by_check(result.found(PROBLEM))})"
@@ -294,7 +361,10 @@ def _provenance_sentences(result: Verification) -> Iterator[str]:
             f"Bytes: {drawn:,} of {weights} {'is' if drawn == 1 else 'are'} recorded as stochastic rounding without a "
             "seed, so the draws are not known."
         )
-    rest = [each for each in traced if not each.exact and not each.draws_unknown]
+    if wrong := sum(1 for each in traced if each.named and not each.exact):
+        are = "is" if wrong == 1 else "are"
+        yield f"Bytes: {wrong:,} of {weights} {are} not what the named rules make of the source."
+    rest = [each for each in traced if not (each.exact or each.draws_unknown or each.named)]
     if rest:
         near = Counter(each.scheme for each in rest).most_common(1)[0][0]
         mine = [each for each in rest if each.scheme == near]

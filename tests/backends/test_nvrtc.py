@@ -320,6 +320,7 @@ def test_an_entry_of_another_name_does_not_count(cache: Path, compiled: list[str
 
 
 @needs_nvrtc
+@pytest.mark.filterwarnings("ignore:.*Is a directory")
 def test_folder_in_place_of_an_entry_is_kept(cache: Path) -> None:
     (cache / nvrtc._key("use.cu", SOURCE, HEADERS, "sm_90", {}) / "inner").mkdir(parents=True)
     assert nvrtc.cubin("use.cu", SOURCE, HEADERS, "sm_90").startswith(ELF)
@@ -397,6 +398,98 @@ def test_concurrent_processes_leave_one_valid_entry(cache: Path, compiled: list[
     assert codes == {nvrtc.cubin("use.cu", SOURCE, HEADERS, "sm_90").hex() + "\n"}
     assert compiled == []
     assert entry(cache).stat().st_size > 1000
+
+
+# --- Whose machine code is loaded --------------------------------------------------------------------------
+
+FORGED = ELF + b"forged"
+NOBODY = 65534
+
+
+def forge(cache: Path) -> Path:
+    """Write an entry with a valid digest for code that nobody compiled."""
+    key = nvrtc._key("use.cu", SOURCE, HEADERS, "sm_90", {})
+    cache.mkdir(mode=0o700, parents=True)
+    cache.parent.chmod(0o700)
+    path = cache / key
+    path.write_bytes(nvrtc._digest(key, FORGED) + FORGED)
+    path.chmod(0o600)
+    nvrtc._note_unused.cache_clear()
+    return path
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def as_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def given(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    os.chown(path, NOBODY, NOBODY)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda path: given(path), f"{{path}}: belongs to user {NOBODY}"),
+        (lambda path: given(path.parent), f"{{path.parent}}: belongs to user {NOBODY}"),
+        (lambda path: given(path.parent.parent), f"{{path.parent.parent}}: belongs to user {NOBODY}"),
+        (lambda path: path.chmod(0o666), "{path}: can be written by others (mode 666)"),
+        (lambda path: path.chmod(0o620), "{path}: can be written by others (mode 620)"),
+        (lambda path: path.parent.chmod(0o777), "{path.parent}: can be written by others (mode 777)"),
+        (lambda path: path.parent.chmod(0o770), "{path.parent}: can be written by others (mode 770)"),
+        (lambda path: path.parent.chmod(0o1777), "{path.parent}: can be written by others (mode 1777)"),
+        (lambda path: path.parent.parent.chmod(0o777), "{path.parent.parent}: can be written by others (mode 777)"),
+        (linked, "{path}: Too many levels of symbolic links"),
+        (as_pipe, "{path}: not a regular file"),
+    ],
+)
+def test_code_that_others_could_have_written_is_not_loaded(
+    change: Callable[[Path], object], sentence: str, cache: Path, compiled: list[str]
+) -> None:
+    path = forge(cache)
+    change(path)
+    expected = f"{sentence.format(path=path)}, so machine code in it is not used and kernels are compiled again"
+    with pytest.warns(UserWarning, match="is not used and kernels are compiled again") as caught:
+        code = nvrtc.cubin("use.cu", SOURCE, HEADERS, "sm_90")
+    assert [str(each.message).partition(";")[0] for each in caught] == [expected]
+    assert code == nvrtc.compile("use.cu", SOURCE, HEADERS, "sm_90")
+    assert compiled == ["use.cu", "use.cu"]
+
+
+@needs_nvrtc
+def test_own_code_is_loaded_from_below_a_sticky_folder_and_through_a_link(
+    cache: Path, compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = forge(cache)
+    cache.parent.chmod(0o1777)
+    assert nvrtc.cubin("use.cu", SOURCE, HEADERS, "sm_90") == FORGED
+    (tmp_path / "link").symlink_to(cache.parent)
+    monkeypatch.setenv("MXCLI_CACHE_DIR", str(tmp_path / "link"))
+    assert nvrtc.cubin("use.cu", SOURCE, HEADERS, "sm_90") == FORGED
+    path.chmod(0o400)
+    assert nvrtc.cubin("use.cu", SOURCE, HEADERS, "sm_90") == FORGED
+    assert compiled == []
+
+
+@needs_nvrtc
+def test_entries_are_for_the_user_alone_and_nothing_is_written_for_others(cache: Path, compiled: list[str]) -> None:
+    nvrtc.cubin("use.cu", SOURCE, HEADERS, "sm_90")
+    assert entry(cache).stat().st_mode & 0o777 == 0o600
+    before = entry(cache).read_bytes()
+    cache.chmod(0o777)
+    with pytest.warns(UserWarning, match="can be written by others"):
+        nvrtc.cubin("use.cu", SOURCE + "//", HEADERS, "sm_90")
+    nvrtc.cubin("use.cu", SOURCE + "//", HEADERS, "sm_90")  # one warning
+    assert entry(cache).read_bytes() == before
+    assert len(compiled) == 3
 
 
 # --- Cache location ----------------------------------------------------------------------------------------

@@ -88,10 +88,11 @@ def test_torch_is_not_imported_for_safetensors(tmp_path: Path) -> None:
 def test_help_is_quick() -> None:
     seconds = []
     for _ in range(3):
-        before = os.times().children_user
+        before = os.times()
         assert command("--help").returncode == 0
-        seconds.append(os.times().children_user - before)
-    assert min(seconds) < 0.25
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(seconds) < 0.15
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_a_full_disk_on_stdout() -> None:
         words = [sys.executable, "-m", "mxcli", "formats"]
         done = subprocess.run(words, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 6
-    assert done.stderr == "error: No space left on device\n"
+    assert done.stderr == "error: standard output cannot be written: No space left on device.\n"
     done = command("report", SAMPLE, "-q", "--csv", "/dev/full")
     assert (done.returncode, done.stderr) == (6, "error: /dev/full: cannot be written: No space left on device.\n")
 

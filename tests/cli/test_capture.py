@@ -24,6 +24,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mxcli.cli import capture
+from mxcli.errors import RefusedError
+from mxcli.files.capture_writer import CaptureFile
 from mxcli.flows.capture.layers import Layer
 
 transformers = pytest.importorskip("transformers")
@@ -636,4 +638,58 @@ def test_rows_of_experts_are_counted_when_they_come(
     assert err.startswith(
         f"{note}error: {tmp_path / 'out'}: a step of 20,480 bytes would be 20,480 bytes on the disk, and 8,192 are "
     )
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_of_the_recording_ends_the_run_and_the_steps_before_it_stay(
+    mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = CaptureFile.finish
+
+    def failing(file: CaptureFile, about: Any, *, force: bool) -> int:
+        if file.path.name == "step-000001.safetensors":
+            raise RefusedError("the second step is refused.")
+        return finish(file, about, force=force)
+
+    folder = tmp_path / "out"
+    run = words(folder, text, "--steps", "3", "--roles", "activation")
+    with monkeypatch.context() as patched:
+        patched.setattr(CaptureFile, "finish", failing)
+        code, out, err = mxcli(*run, "--json")
+    assert code == 6
+    assert err.splitlines()[1:] == [
+        "error: the second step is refused.",
+        f"{folder}: 1 of 3 steps are written; the same command with --resume continues from there.",
+    ]
+    found = strict_json(out)
+    assert (found["complete"], found["stopped"]) == (False, "the second step is refused")
+    assert [each["step"] for each in found["steps"]] == [0]
+    assert sorted(path.name for path in folder.iterdir()) == ["mxcli-incomplete.json", "step-000000.safetensors"]
+    code, out, err = mxcli(*run, "--resume", "--json")
+    assert code == 0
+    found = strict_json(out)
+    assert (found["complete"], found["stopped"]) == (True, None)
+    assert sorted(path.name for path in folder.iterdir()) == [f"step-00000{step}.safetensors" for step in range(3)]
+    with monkeypatch.context() as patched:
+        patched.setattr(CaptureFile, "finish", failing)
+        code, err = refusal(
+            mxcli, *words(tmp_path / "raised", text, "--steps", "3", "--roles", "activation", "--on-error", "raise")
+        )
+    assert (code, err.splitlines()[-1]) == (4, "error: the second step is refused.")
+    code, err = refusal(mxcli, *words(tmp_path / "no", text, "--on-error", "ignore"))
+    assert (code, err) == (2, "error: --on-error ignore: give warn or raise.\n")
+
+
+def test_a_limit_on_file_sizes_ends_the_run(tmp_path: Path, text: Path) -> None:
+    run = [sys.executable, "-m", "mxcli", *map(str, words(tmp_path / "out", text, "--steps", "2"))]
+    program = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000)); "
+        f"sys.argv = {run[2:]!r}; runpy.run_module('mxcli', run_name='__main__', alter_sys=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == 6
+    assert "exceeds the limit on file sizes; record less of a step, or raise the limit (ulimit -f).\n" in done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()

@@ -103,7 +103,7 @@ def test_notes_are_not_repeated_and_can_be_silenced(mxcli: Callable[..., Any]) -
 def test_a_plan(mxcli: Callable[..., Any]) -> None:
     out = mxcli(*WORDS, "--dry-run", "--device", "cpu", "--max-memory", "1G").out
     assert "\nwould measure 28 tensors under 3 combinations: 84 measurements, 1.57 MB read once\n" in out
-    assert "peak memory about 67.3 MB of 1.07 GB allowed (--max-memory)\n" in out
+    assert "peak memory about 67.4 MB of 1.07 GB allowed (--max-memory)\n" in out
     assert "\nwould compute on cpu\n" in out
     plan = strict_json(mxcli(*WORDS, "--dry-run", "--json").out)
     assert plan["schema"] == "mxcli.compare.plan/1"

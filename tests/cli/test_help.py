@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import mxcli
 from mxcli.cli.app import app
 from mxcli.cli.arguments import normalized
 from mxcli.cli.options import completes
+from mxcli.cli.verbs import VERBS as SUMMARIES
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -183,6 +186,19 @@ def test_new_verbs_follow_recommend(run: Callable[..., Any]) -> None:
     names = [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]]
     assert names[3:8] == ["report", "compare", "recommend", "training", "products"]
     assert not [line for line in lines if line.startswith("  ") and line.endswith("...")]
+
+
+def test_the_first_sentence_of_a_verb_stands_in_the_table() -> None:
+    """The help of the program is written from the table, without the verbs."""
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert {name: command.help.partition("\n\n")[0] for name, command in verbs.items()} == dict(SUMMARIES)
+
+
+def test_only_the_verb_that_runs_is_imported() -> None:
+    code = "import sys; from mxcli.cli.app import run; run({}); sys.stderr.write(' '.join(sys.modules))"
+    for words, loaded in ((["--help"], set[str]()), (["reprot"], set()), (["merge", "--help"], {"mxcli.cli.merge"})):
+        done = subprocess.run([sys.executable, "-c", code.format(words)], capture_output=True, text=True, check=True)
+        assert {f"mxcli.cli.{verb}" for verb in SUMMARIES} & set(done.stderr.split()) == loaded
 
 
 def test_names_complete_alone_and_in_lists() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_dry_run_writes_nothing_and_reports_all(mxcli: Callable[..., Any], tmp_p
     assert any(line.startswith("free disk ") for line in lines)
 
     plan = strict_json(mxcli("quantize", SAMPLE, "--format", "nvfp4", "--dry-run", "--json", "-o", output).out)
-    assert plan["schema"] == "mxcli.plan/1"
+    assert plan["schema"] == "mxcli.quantize.plan/1"
     assert listing(tmp_path) == {}
     mxcli("quantize", SAMPLE, "--format", "nvfp4", "-o", output)
     assert sorted(plan["files"]) == sorted(listing(output))
@@ -257,3 +258,63 @@ def test_a_seed_and_signs_need_something_to_choose(mxcli: Callable[..., Any], tm
         assert code == 2, words
         assert told in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_complete_output_is_checked_and_nothing_is_done(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    for words in (
+        ("quantize", SAMPLE, "--format", "nvfp4", "-o", tmp_path / "q"),
+        ("dequantize", tmp_path / "q", "-o", tmp_path / "d"),
+    ):
+        output = words[-1]
+        assert mxcli(*words).code == 0
+        before = listing(output)
+        for _ in range(2):
+            code, out, err = mxcli(*words, "--resume")
+            assert code == 0
+            assert "note: Nothing to do: the output is complete, and it and its source have the recorded hashes." in err
+            assert str(output) in out.splitlines()[-1].replace("written to ", "")
+            assert listing(output) == before
+        assert mxcli(*words).code == 4
+    code, _, err = mxcli("quantize", SAMPLE, "--format", "mxfp4", "-o", tmp_path / "q", "--resume")
+    assert code == 4
+    assert "is complete, with other options or another source: options format was nvfp4 and is mxfp4." in err
+    assert mxcli("quantize", SAMPLE, "--format", "nvfp4", "-o", tmp_path / "q", "--resume", "--dry-run").code == 0
+    with (tmp_path / "q" / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x55")
+    for words in (
+        ("quantize", SAMPLE, "--format", "nvfp4", "-o", tmp_path / "q", "--resume"),
+        ("merge", tmp_path / "q"),
+    ):
+        code, _, err = mxcli(*words)
+        assert code == 3
+        assert "model.safetensors: tensor 'model.layers." in err
+
+
+def test_shares_are_merged_once_and_then_checked(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    words = ("quantize", SAMPLE, "--format", "mxfp8", "-o", tmp_path / "out", "--max-shard-size", "400K")
+    for share in ("1/2", "2/2"):
+        assert mxcli(*words, "--shard-range", share).code == 0
+        code, _, err = mxcli(*words, "--shard-range", share, "--resume")
+        assert code == 0
+        assert "note: Nothing to quantize: everything was finished before, and still has its hash." in err
+    assert mxcli("merge", tmp_path / "out").code == 0
+    before = listing(tmp_path / "out")
+    code, out, err = mxcli("merge", tmp_path / "out")
+    assert (code, out) == (0, f"{tmp_path / 'out'}\n")
+    assert "note: Nothing to do: the output is complete, and its files have the recorded hashes." in err
+    assert mxcli(*words, "--shard-range", "2/2", "--resume").code == 0
+    assert listing(tmp_path / "out") == before
+
+
+def test_the_record_has_the_hash_of_every_file(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    for words, verified in (((), True), (("--no-verify",), False)):
+        output = tmp_path / f"out{len(words)}"
+        assert mxcli("quantize", SAMPLE, "--format", "nvfp4", "-o", output, *words).code == 0
+        record = json.loads((output / "mxcli.json").read_text())
+        files = [path for path in output.iterdir() if path.name != "mxcli.json"]
+        assert record["sha256"] == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        assert record["files"] == sorted(record["sha256"])
+        assert record["verified"] is verified
+        assert record["source_hashes"].keys() == record["tensors"].keys()
+        assert set(record["stored"]["model.safetensors"]) == set(read_raw(output / "model.safetensors"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import CAPTURES, SAMPLE
+from command_line import CAPTURES, SAMPLE, environment, strict_json
 
 from mxcli.files.source import source_of
 
@@ -104,16 +107,181 @@ def test_a_report_next_to_a_model_may_be_replaced(home: Path, mxcli: Callable[..
         assert mxcli("inspect", "steps.safetensors", "--json=more.json", "--force").code == 0
 
 
-@pytest.mark.parametrize(("form", "at"), [("--html", "page.html"), ("--plots", "plots"), ("--json=", "report.json")])
-def test_a_disk_that_cannot_be_written(
-    form: str, at: str, home: Path, mxcli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, *_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
+FORMS = ("--json=r.json", "--jsonl=r.jsonl", "--csv=r.csv", "--markdown=r.md", "--html=r.html")
+FEW = ("--include", "*.layers.0.*.q_proj", "--exclude", "*.layers.0.mlp.*")
 
-    for name in ("write_text", "mkdir"):
-        monkeypatch.setattr(Path, name, refuse)
-    words = [form + at] if form.endswith("=") else [form, at]
-    done = mxcli("report", "model", "--include", "*.layers.0.*.q_proj", "--exclude", "*.layers.0.mlp.*", *words)
-    assert done.code == 6
-    assert f"{at}: cannot be written: Read-only file system." in done.err
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("form", [*FORMS, "--per-block=r.safetensors", "--plots=r"])
+def test_a_file_larger_than_the_limit_is_a_fault_of_the_environment(form: str, home: Path) -> None:
+    words = [sys.executable, "-m", "mxcli", "report", "model", *FEW, form]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *words],
+        env=environment(), cwd=home, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 6
+    assert "cannot be written: File too large." in done.stderr
+    assert [path.name for path in home.rglob("*") if "r." in path.name or path.suffix == ".partial"] == []
+
+
+@pytest.mark.parametrize("form", [*FORMS, "--per-block=r.safetensors"])
+def test_temporary_names_of_others_are_not_followed_or_replaced(
+    form: str, home: Path, mxcli: Callable[..., Any]
+) -> None:
+    name = form.partition("=")[2]
+    (home / f"{name}.partial").symlink_to("model/model.safetensors")
+    before = contents(home / "model")
+    assert mxcli("report", "model", *FEW, form).code == 0
+    assert contents(home / "model") == before
+    assert (home / f"{name}.partial").is_symlink()
+    assert sorted(path.name for path in home.glob(".mxcli-*")) == []
+
+
+def test_temporary_names_of_other_verbs(home: Path, mxcli: Callable[..., Any]) -> None:
+    names = (
+        "r.toml",
+        "compressed-tensors.json",
+        "llm-compressor.yaml",
+        "modelopt.yaml",
+        "auto-round.json",
+        "sizes.png",
+    )
+    for name in names:
+        (home / f"{name}.partial").symlink_to("model/model.safetensors")
+    before = contents(home / "model")
+    words = ("recommend", "model", "--formats", "nvfp4", "--bits", "6", "--save-recipe", "r.toml", "--configs", ".")
+    assert mxcli(*words).code == 0
+    assert contents(home / "model") == before
+
+
+def test_a_link_is_replaced_and_its_target_is_not(home: Path, mxcli: Callable[..., Any]) -> None:
+    (home / "elsewhere.json").write_text("mine")
+    (home / "there.json").symlink_to("elsewhere.json")
+    (home / "nowhere.json").symlink_to("missing.json")
+    for name in ("there.json", "nowhere.json"):
+        refused = mxcli("inspect", "model", f"--json={name}")
+        assert (refused.code, "exists; use --force" in refused.err) == (4, True)
+        assert mxcli("inspect", "model", f"--json={name}", "--force").code == 0
+        assert not (home / name).is_symlink()
+    assert (home / "elsewhere.json").read_text() == "mine"
+    assert not (home / "missing.json").exists()
+
+
+def test_other_names_of_the_source(home: Path, mxcli: Callable[..., Any]) -> None:
+    os.link("model/model.safetensors", "hard.json")
+    os.link("model/tokenizer.json", "words.json") if Path("model/tokenizer.json").exists() else None
+    Path("soft.json").symlink_to("model/model.safetensors")
+    Path("CKPT.partial").symlink_to("model/model.safetensors")
+    before = contents(home / "model")
+    for name in ("hard.json", "soft.json", "model/CONFIG.JSON", "model/New.SafeTensors"):
+        done = mxcli("report", "model", f"--json={name}", "--force")
+        assert (done.code, "belongs to the source" in done.err) == (4, True), name
+    shutil.copy("model/model.safetensors", "ckpt.partial")
+    source = Path("ckpt.partial").read_bytes()
+    assert mxcli("report", "ckpt.partial", *FEW, "--html", "ckpt").code == 0
+    assert Path("ckpt.partial").read_bytes() == source
+    assert contents(home / "model") == before
+
+
+def test_two_outputs_whose_names_differ_by_case(home: Path, mxcli: Callable[..., Any]) -> None:
+    done = mxcli("report", "model", "--json=r.json", "--csv", "R.JSON")
+    assert (done.code, "is named for two outputs" in done.err) == (2, True)
+    done = mxcli("report", "model", "--json=r.json", "--html", "model/../r.json")
+    assert (done.code, "is named for two outputs" in done.err) == (2, True)
+
+
+def test_all_outputs_are_refused_at_once(home: Path, mxcli: Callable[..., Any]) -> None:
+    done = mxcli(
+        "report", "model", "--json=missing/r.json", "--csv", "book.txt", "--html", "model/config.json",
+        "--markdown", "m" * 256, "--plots", "book.txt", "--per-block", "model",
+    )  # fmt: skip
+    assert done.code == 3
+    assert done.err.splitlines() == [
+        "error: outputs: 6 problems.",
+        "  missing/r.json: its directory does not exist; create it first.",
+        "  book.txt: exists; use --force to replace it, or another name.",
+        f"  {'m' * 100}…{'m' * 100}: a name of 256 bytes; the most there is 255.",
+        "  model/config.json: belongs to the source model; give another name, the source is never written to.",
+        "  model: belongs to the source model; give another name, the source is never written to.",
+        "  book.txt: a file; --plots takes a directory.",
+    ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes")
+def test_pipes_and_descriptors_are_written_into(home: Path) -> None:
+    os.mkfifo("pipe")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(Path("pipe").read_text()), daemon=True)
+    reader.start()
+    words = f"{sys.executable} -m mxcli inspect model"
+    script = f"{words} --json=pipe >/dev/null && {words} --json=/dev/stdout | tail -n +1 >out && exec 3>three && "
+    script += f"{words} --json=/dev/fd/3 >/dev/null && {words} --json=/dev/null >/dev/null"
+    done = subprocess.run(
+        ["sh", "-c", script], env=environment(), cwd=home, capture_output=True, text=True, check=False, timeout=60
+    )
+    reader.join(20)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert strict_json(read[0])["schema"] == "mxcli.inspect/1"
+    assert '"schema": "mxcli.inspect/1"' in (home / "out").read_text()
+    assert strict_json((home / "three").read_text())["schema"] == "mxcli.inspect/1"
+    assert Path("/dev/null").is_char_device()
+    assert (home / "pipe").is_fifo()
+
+
+def test_runs_that_write_one_file_do_not_tear_it(home: Path) -> None:
+    words = [sys.executable, "-m", "mxcli", "inspect", "model", "--json=r.json", "--force"]
+    runs = [
+        subprocess.Popen(words, env=environment(), cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    assert [run.wait() for run in runs] == [0, 0, 0]
+    assert strict_json((home / "r.json").read_text())["schema"] == "mxcli.inspect/1"
+
+
+def test_permissions_of_a_file_that_is_replaced_stay(home: Path, mxcli: Callable[..., Any]) -> None:
+    (home / "r.json").write_text("{}")
+    (home / "r.json").chmod(0o600)
+    assert mxcli("inspect", "model", "--json=r.json", "--force").code == 0
+    assert (home / "r.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs names of any bytes")
+def test_names_that_are_not_utf_8(home: Path, mxcli: Callable[..., Any]) -> None:
+    odd = os.fsdecode(b"r\xff.json")
+    assert mxcli("inspect", "model", f"--json={odd}").code == 0
+    assert strict_json((home / odd).read_text())["schema"] == "mxcli.inspect/1"
+    assert mxcli("report", "model", *FEW, "--html", os.fsdecode(b"r\xff.html"), f"--json={odd}", "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("quantize", "model", "--format", "nvfp4", "-o", ""),
+        ("quantize", "model", "--format", "nvfp4", "--output="),
+        ("dequantize", "model", "-o", " "),
+        ("capture", "model", "--text", "book.txt", "-o", ""),
+        ("report", "model", "--plots", ""),
+        ("report", "model", "--html", ""),
+        ("report", "model", "--per-block", ""),
+        ("recommend", "model", "--formats", "nvfp4", "--bits", "6", "--configs", ""),
+        ("quantize", "model", "--format", "nvfp4", "-o", "out", "--save-recipe", ""),
+        ("merge", ""),
+    ],
+)
+def test_an_empty_name_is_not_the_current_directory(
+    words: tuple[str, ...], home: Path, mxcli: Callable[..., Any]
+) -> None:
+    before = contents(home)
+    done = mxcli(*words)
+    assert (done.code, "empty" in done.err) == (2, True), done.err
+    assert contents(home) == before
+
+
+def test_the_home_directory(home: Path, mxcli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "me").mkdir()
+    monkeypatch.setenv("HOME", str(home / "me"))
+    assert mxcli("inspect", "model", "--json=~/a.json").code == 0
+    assert mxcli("inspect", "model", "--json", "~/b.json").code == 0
+    assert mxcli("quantize", "model", "--format", "nvfp4", "-o", "~/out", "--save-recipe", "~/r.toml").code == 0
+    assert sorted(path.name for path in (home / "me").iterdir()) == ["a.json", "b.json", "out", "r.toml"]
+    assert not (home / "~").exists()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from command_line import environment
+from safetensors.numpy import save_file
 
+from mxcli.cli.app import run
 from mxcli.output.export import csv_text
 
 REPORT = f"{sys.executable} -m mxcli report samples/tiny-llama --top 1"
@@ -66,3 +72,32 @@ def test_a_carriage_return_in_a_name() -> None:
     text = csv_text([{"name": "a\rb", "n": 1}, {"name": "c", "n": 2}], ["name", "n"])
     assert list(csv.reader(io.StringIO(text, newline=""))) == [["name", "n"], ["a\rb", "1"], ["c", "2"]]
     assert text.splitlines()[-1] == "c,2"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudoterminal")
+def test_control_characters_of_names_do_not_reach_a_terminal(tmp_path: Path) -> None:
+    import pty
+
+    file = tmp_path / "x.safetensors"
+    save_file({"e\x1b[31mred\x9b31m\u202eabc.weight": np.ones((4, 64), np.float32)}, file)
+    for form in ("--csv=-", "--jsonl=-", "--markdown=-", "--json=-"):
+        reading, written = pty.openpty()
+        words = [sys.executable, "-m", "mxcli", "report", str(file), form, "-q"]
+        with subprocess.Popen(words, env=environment(), stdout=written, stderr=subprocess.PIPE) as running:
+            os.close(written)
+            shown = b""
+            with contextlib.suppress(OSError):
+                while part := os.read(reading, 1 << 16):
+                    shown += part
+        os.close(reading)
+        text = shown.decode()
+        assert running.returncode == 0
+        assert "abc.weight" in text
+        assert not {"\x1b", "\x9b", "\u202e"} & set(text), form
+
+
+def test_control_characters_of_names_are_not_in_pages(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save_file({"e\x1b[31mred\x9b31m\u202eabc.weight": np.ones((4, 64), np.float32)}, file)
+    assert run(["report", str(file), "--html", str(tmp_path / "r.html"), "-q"]) == 0
+    assert not {"\x1b", "\x9b", "\u202e"} & set((tmp_path / "r.html").read_text())

@@ -28,8 +28,9 @@ def nvfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken(nvfp4: Path, tmp_path: Path) -> Path:
-    """It with an incomplete list of ignored modules, a module too many in it, and a wrong status."""
+    """It without its record, with an incomplete list of ignored modules and one too many in it."""
     folder = shutil.copytree(nvfp4, tmp_path / "broken")
+    (folder / "mxcli.json").unlink()
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["quantization_config"]["ignore"] = ["re:.*mlp.up_proj"]
@@ -45,6 +46,42 @@ def test_a_sound_checkpoint_is_said_to_be(mxcli: Mxcli, nvfp4: Path) -> None:
     assert lines[1] == "28 quantized weights: nvfp4 28"
     assert lines[-1].startswith(f"{nvfp4} is sound: nothing found; ")
     assert lines[-1].endswith(" checks of 28 weights.")
+    assert lines[-2] == (
+        "Checked: 28 of 28 weights (28 by the record). Bytes: the bytes of all 95 tensors are as recorded. Names and "
+        "shapes: by a table of usual models."
+    )
+
+
+def test_a_flipped_bit_is_a_problem_with_a_way_out(mxcli: Mxcli, nvfp4: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(nvfp4, tmp_path / "q")
+    content = bytearray((folder / SHARD).read_bytes())
+    content[-100] ^= 1
+    (folder / SHARD).write_bytes(content)
+    code, out, err = mxcli("verify", folder)
+    assert code == 5
+    assert err == f"error: {folder}: 1 problem (recorded_bytes 1)\n"
+    assert "problem recorded_bytes: bytes that changed since they were written" in out
+    assert f"mxcli verify {folder} --against SOURCE --repair." in out
+    code, out, _ = mxcli("verify", folder, "--json")
+    record = strict_json(out)
+    assert (code, record["sound"], record["checked"]["by_record"]) == (5, False, 27)
+    assert record["checked"]["tensors_by_record"] == 94
+
+
+def test_a_format_that_is_not_read_could_not_be_checked(mxcli: Mxcli, nvfp4: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(nvfp4, tmp_path / "q")
+    (folder / "mxcli.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    args = {"num_bits": 3, "type": "int", "strategy": "channel"}
+    config["quantization_config"] |= {"config_groups": {"g": {"targets": ["Linear"], "weights": args}}}
+    (folder / "config.json").write_text(json.dumps(config))
+    header = (folder / SHARD).read_bytes()
+    (folder / SHARD).write_bytes(header.replace(b"_packed", b"_coded_").replace(b"_global_scale", b"_global_thing"))
+    code, out, err = mxcli("verify", folder)
+    assert code == 5
+    assert err.startswith(f"error: {folder}: could not be checked: config.json: config group g: its weights match none")
+    assert "Checked: 0 of " in out
+    assert "sound" not in out
 
 
 def test_with_its_source_errors_and_the_rule_are_reported(mxcli: Mxcli, nvfp4: Path) -> None:
@@ -57,7 +94,7 @@ def test_with_its_source_errors_and_the_rule_are_reported(mxcli: Mxcli, nvfp4: P
         *("20.3", "0.0971", "0.0382", "te", "as", "mxcli"),
     ]
     assert "1 of 28 tensors shown, worst sqnr_db first" in lines
-    assert lines[-2] == (
+    assert lines[-3] == (
         "Bytes: all 28 weights match scale rounding te, element rounding nearest-even, as mxcli (nvfp4)."
     )
 
@@ -97,7 +134,10 @@ def test_json_has_every_check_finding_and_weight(mxcli: Mxcli, broken: Path) -> 
         "way_out": "Add 'lm_head' to ignore.",
     }
     assert record["findings"][-1]["value"] == "num_attention_heads is 4"
-    assert {check["skipped"] for check in record["checks"]} == {None, "no index"}
+    assert {check["skipped"] for check in record["checks"]} == {
+        *(None, "no index", "no mxcli.json", "no mxcli.json with tensors", "needs --deep"),
+        "no weights in third-party formats",
+    }
     up = next(each for each in record["weights"] if each["name"] == "model.layers.0.mlp.up_proj.weight")
     assert (up["problems"], up["warnings"]) == (1, 0)
     assert up["bytes_of"]["scale_rounding"] == "te"
@@ -146,6 +186,7 @@ def test_narrow_screens_and_hostile_names(
     mxcli: Mxcli, nvfp4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(nvfp4, tmp_path / "q")
+    (folder / "mxcli.json").unlink()
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["quantization_config"]["ignore"] += ["\x1b[31mevil" + "x" * 500]

@@ -177,7 +177,13 @@ def test_path_traversal_in_an_index_is_refused(model: Writer, shard: str) -> Non
         ("{", "not valid JSON"),
         ("[]", "the top of the JSON is list, not an object"),
         ("{}", "needs a weight_map from tensor names to file names"),
-        ('{"weight_map": {"a": 1}}', "needs a weight_map from tensor names to file names"),
+        ('{"weight_map": {"a": 1}}', "weight_map: 'a' is 1; it must be a file name"),
+        ('{"weight_map": {"a": ["b"]}}', "weight_map: 'a' is ['b']; it must be a file name"),
+        ('{"weight_map": [["a", "b"]]}', "needs a weight_map from tensor names to file names"),
+        ('{"weight_map": {"a": "1.bin", "a": "2.bin"}}', "the key 'a' occurs twice, with two values; keep one"),
+        ('{"weight_map": {"a": "1.bin"}, "weight_map": {}}', "the key 'weight_map' occurs twice, with two values"),
+        ('{"metadata": {"total_size": 1, "total_size": true}}', "the key 'total_size' occurs twice, with two values"),
+        ('{"weight_map": ' + "[" * 101 + "]" * 101 + "}", "its JSON nests more than 100 deep"),
         ('{"weight_map": {}}', "its weight_map is empty"),
         ('{"weight_map": {"a": "config.json"}}', "its shards must all be .safetensors or all PyTorch files"),
         ("[" * 100_000, "not valid JSON"),
@@ -189,6 +195,49 @@ def test_broken_indexes(model: Writer, index: str, fault: str) -> None:
     root = model({"model.safetensors.index.json": index, "config.json": {}})
     with pytest.raises(InputError, match=re.escape(fault)):
         open_checkpoint(root)
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ('{"model_type": []}', "config.json: model_type is []; it must be text"),
+        ('{"model_type": {"a": 1}}', 'config.json: model_type is {"a": 1}; it must be text'),
+        ('{"model_type": true}', "config.json: model_type is true; it must be text"),
+        ('{"architectures": "LlamaForCausalLM"}', 'architectures is "LlamaForCausalLM"; it must be a list of text'),
+        ('{"architectures": [1]}', "config.json: architectures is [1]; it must be a list of text"),
+        ('{"tie_word_embeddings": "yes"}', 'config.json: tie_word_embeddings is "yes"; it must be true or false'),
+        ('{"text_config": [1]}', "config.json: text_config is [1]; it must be an object"),
+        ('{"text_config": {"model_type": []}}', "config.json: text_config.model_type is []; it must be text"),
+        ('{"vision_config": {"architectures": 1}}', "vision_config.architectures is 1; it must be a list of text"),
+        ('{"quantization_config": "fp8"}', 'config.json: quantization_config is "fp8"; it must be an object'),
+        ('{"text_config": {"quantization_config": []}}', "text_config.quantization_config is []; it must be an object"),
+        ('{"model_type": "llama", "model_type": "gpt2"}', "the key 'model_type' occurs twice, with two values"),
+    ],
+)
+def test_settings_of_another_type(model: Writer, config: str, fault: str) -> None:
+    root = model({"config.json": config, "model.safetensors": {"model.norm.weight": zeros("BF16", 8)}})
+    with pytest.raises(InputError, match=re.escape(fault)):
+        open_checkpoint(root)
+
+
+def test_all_settings_of_another_type_at_once(model: Writer) -> None:
+    files = {"model.safetensors": {"model.norm.weight": zeros("BF16", 8)}}
+    root = model(files | {"config.json": {"model_type": 1, "architectures": 2, "text_config": {"model_type": 3}}})
+    with pytest.raises(InputError) as caught:
+        open_checkpoint(root)
+    assert len(caught.value.reasons) == 3
+    root = model(files | {"config.json": {"model_type": None, "text_config": None, "hidden_size": [8, 16]}})
+    (root / "hf_quant_config.json").write_text('{"quantization": "FP8"}')
+    with pytest.raises(InputError, match=r'hf_quant_config.json: quantization is "FP8"; it must be an object'):
+        open_checkpoint(root)
+    (root / "hf_quant_config.json").unlink()
+    assert list(open_checkpoint(root).tensors) == ["model.norm.weight"]
+
+
+def test_keys_repeated_with_one_value_are_no_fault(model: Writer) -> None:
+    files = {"model.safetensors": {"model.norm.weight": zeros("BF16", 8)}}
+    root = model(files | {"config.json": '{"model_type": "llama", "a": {"b": [1]}, "model_type": "llama"}'})
+    assert open_checkpoint(root).config == {"model_type": "llama", "a": {"b": [1]}}
 
 
 def test_problems_of_all_shards_come_at_once(model: Writer) -> None:

@@ -36,6 +36,17 @@ def test_exit_codes(kind: type[MxcliError], code: int) -> None:
     assert str(kind("a sentence.")) == "a sentence."
 
 
+def test_a_sentence_that_quotes_a_whole_file_is_shortened() -> None:
+    error = InputError("begin " + "x" * 15_000_000 + " end.")
+    assert len(str(error)) == 2001
+    assert str(error).startswith("begin xxx")
+    assert str(error).endswith("xxx end.")
+    error = InputError("Headline.", ["y" * 10_000_000] * 12)
+    assert len(str(error)) < 21_000
+    assert {len(reason) for reason in error.reasons} == {2001}
+    assert str(InputError("z" * 2000)) == "z" * 2000
+
+
 def test_details_are_shown_up_to_ten() -> None:
     ten = InputError("Headline.", [f"problem {n}" for n in range(10)])
     assert str(ten).splitlines()[-1] == "  problem 9"

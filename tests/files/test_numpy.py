@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,24 @@ def _npy(array: Any = MATRIX) -> bytes:
         (_npy()[:-1], "truncated: its header needs 224 bytes, it has 223"),
         (_npy() + b"x", "too long: its header needs 224 bytes, it has 225"),
         (_npy()[:20], "its .npy header is damaged"),
-        (_npy().replace(b"(3, 4)", b"(-3,4)"), "shape (-3, 4) has a negative dimension"),
+        (_npy().replace(b"(3, 4)", b"(-3,4)"), "shape (-3, 4) must be a tuple of whole numbers from 0"),
         (_npy().replace(b"(3, 4)", b"(3, x)"), "its .npy header is damaged; write it again"),
         (_npy().replace(b"(3, 4)", b"(9**9)"), "its .npy header is damaged; write it again"),
-        (_npy().replace(b"<f8", b"<q9"), "its .npy header is damaged"),
+        (_npy().replace(b"<f8", b"<q9"), "dtype <q9 is unknown"),
+        (_npy().replace(b"(3, 4)", b"((3, 4"), "its .npy header is damaged; write it again"),
+        (_npy().replace(b"(3, 4)", b"[3, 4]"), "shape [3, 4] must be a tuple of whole numbers from 0"),
+        (_npy().replace(b"(3, 4), }", b"(True,8),}"), "shape (True, 8) must be a tuple of whole numbers from 0"),
+        (_npy().replace(b"(3, 4), }", b"(9e9, 4),}"), "shape (9000000000.0, 4) must be a tuple of whole numbers"),
+        (_npy().replace(b"(3, 4)", b"(3,) *4"), "its .npy header is damaged; write it again"),
+        (_npy().replace(b"False", b"[]   "), "fortran_order [] must be True or False"),
+        (_npy().replace(b"False", b"0    "), "fortran_order 0 must be True or False"),
+        (_npy().replace(b"False", b"'no' "), "fortran_order no must be True or False"),
+        (_npy().replace(b"'<f8'", b"{3:4}"), "dtype {3: 4} is unknown"),
+        (_npy().replace(b"'<f8'", b"b'<f'"), "is unknown"),
+        (_npy().replace(b"'descr'", b"'shape'"), "its .npy header needs descr, fortran_order, shape and nothing else"),
+        (_npy().replace(b"'descr'", b"99     "), "its .npy header needs descr, fortran_order, shape and nothing else"),
+        (_npy().replace(b"{'descr'", b"['descr'"), "its .npy header is damaged; write it again"),
+        (b"\x93NUMPY\x02\0" + b"\xff" * 64, "its .npy header states 4,294,967,295 bytes; the limit is 65,536"),
         (b"\x93NUMPY\x09\0" + bytes(64), "version 9.0 of the .npy format is not supported"),
         (b"<html>", "an HTML page"),
         (b"random", "not a .npy file"),
@@ -152,7 +167,26 @@ def test_repeated_and_foreign_members(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", _npy())
         archive.writestr("readme.txt", b"hello")
-    assert open_checkpoint(path).notes == (f"{path}: 1 members that are not .npy arrays are not read.",)
+    assert open_checkpoint(path).notes == (
+        f"{path}: 1 members that are not .npy arrays are not read.",
+        "1 tensor ('x') of F64, rounded to binary32 before being quantized or measured.",
+    )
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_members_that_state_more_than_they_hold(tmp_path: Path, method: int) -> None:
+    """In the header of the array and in both places of the archive."""
+    path = tmp_path / "a.npz"
+    header = _npy()[: -MATRIX.nbytes].replace(b"(3, 4), }", b"(9999,9)}")
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("x.npy", header + bytes(24))
+        size = archive.infolist()[0].file_size
+    stated = len(header) + 9999 * 9 * 8
+    path.write_bytes(path.read_bytes().replace(struct.pack("<I", size), struct.pack("<I", stated)))
+    with pytest.raises(
+        InputError, match=r"tensor 'x': needs [\d,]+ bytes, which its [\d,]+ cannot hold|ends at byte|damaged"
+    ):
+        open_checkpoint(path)
 
 
 def test_damage_found_only_when_decoding_is_an_input_error(tmp_path: Path) -> None:

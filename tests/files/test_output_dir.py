@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from raw_checkpoint import safetensors_bytes, zeros
 
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint
 from mxcli.files.layouts import Entry
 from mxcli.files.output_dir import Output
-from mxcli.files.partials import OutputFolder, check_output_folder, json_bytes
+from mxcli.files.output_folder import OutputFolder, check_output_folder
+from mxcli.files.partials import json_bytes
 from mxcli.files.progress import Draft
 from mxcli.files.shard_file import Shard, ShardFile
 
@@ -84,6 +88,10 @@ def test_json_is_sorted_readable_and_ends_with_a_newline() -> None:
     assert json_bytes({"b": 1, "a": "ä"}) == '{\n  "a": "ä",\n  "b": 1\n}\n'.encode()
 
 
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def names_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -95,14 +103,20 @@ def test_an_output_appears_under_its_names_only_when_published(tmp_path: Path) -
     with Output(OutputFolder(folder), draft) as output:
         output.begin_shard(shard)
         output.write("b", np.zeros(3, np.uint8))
-        output.finish(("b",), "")
+        output.finish(("b",), "", {"of": "0" * 32})
         output.end_shard()
         assert names_in(folder) == {"s.safetensors.partial", "mxcli.progress.partial"}
         output.publish(output.record)
     assert names_in(folder) == {"s.safetensors", "config.json", "sub/x.txt", "mxcli.json"}
+    content = (folder / "s.safetensors").read_bytes()
     assert json.loads((folder / "mxcli.json").read_text()) == {
         "version": "1",
         "files": ["config.json", "s.safetensors", "sub/x.txt"],
+        "sha256": {name: sha256(folder / name) for name in ("config.json", "s.safetensors", "sub/x.txt")},
+        "stored": {"s.safetensors": {"b": {"xxh3_128": xxhash.xxh3_128_hexdigest(bytes(3))}}},
+        "headers": {"s.safetensors": xxhash.xxh3_128_hexdigest(content[:-3])},
+        "source_hashes": {"of": "0" * 32},
+        "verified": False,
     }
     assert (folder / "config.json").read_text() == '{\n  "a": 1\n}\n'
 
@@ -185,25 +199,22 @@ def test_what_an_earlier_run_finished_is_replaced_by_force_alone(tmp_path: Path)
 
 
 def test_what_was_finished_is_done_again_where_it_is_not_there(tmp_path: Path) -> None:
-    """A file that is gone, was cut, has another header, or is a link or a second name of another file."""
-    outside = tmp_path / "outside"
-    for case in ("gone", "cut", "other", "link", "second name"):
+    """A file that is gone, was cut, has another header, or other bytes."""
+    for case in ("gone", "cut", "other", "flipped", "zeroed"):
         folder = tmp_path / case
         folder.mkdir()
         begun(folder, TWO, None)
         partial = folder / "s.partial"
         content = partial.read_bytes()
+        damaged = {
+            "cut": content[:-1],
+            "other": content.replace(b"F32", b"I32"),
+            "flipped": content[:-1] + bytes([content[-1] ^ 1]),
+            "zeroed": content[:-3] + bytes(3),
+        }
         partial.unlink()
-        outside.unlink(missing_ok=True)
-        outside.write_bytes(content)
-        if case == "cut":
-            partial.write_bytes(content[:-1])
-        elif case == "other":
-            partial.write_bytes(content.replace(b"F32", b"I32"))
-        elif case == "link":
-            partial.symlink_to(outside)
-        elif case == "second name":
-            partial.hardlink_to(outside)
+        if case in damaged:
+            partial.write_bytes(damaged[case])
         with Output(OutputFolder(folder), TWO, resume=True) as output:
             assert output.finished == {}, case
             output.begin_shard(TWO.shards[0])
@@ -211,7 +222,59 @@ def test_what_was_finished_is_done_again_where_it_is_not_there(tmp_path: Path) -
             output.finish(("w",), "")
         with Output(OutputFolder(folder), TWO, resume=True) as output:
             assert set(output.finished) == {"w"}, case
-        assert outside.read_bytes() == content, case
+
+
+def test_a_link_or_second_name_in_place_of_a_partial_file_is_left_as_it_is(tmp_path: Path) -> None:
+    for case in ("link", "second name"):
+        folder = tmp_path / case
+        folder.mkdir()
+        begun(folder, TWO, None)
+        (folder / "s.partial").rename(tmp_path / f"outside {case}")
+        if case == "link":
+            (folder / "s.partial").symlink_to(tmp_path / f"outside {case}")
+        else:
+            (folder / "s.partial").hardlink_to(tmp_path / f"outside {case}")
+        before = (folder / "s.partial").read_bytes()
+        for more in ({"resume": True}, {"force": True}):
+            with pytest.raises(RefusedError, match=r"s\.partial: .* is left as it is; move it away"):
+                Output(OutputFolder(folder), TWO, **more).__enter__()
+            assert (folder / "s.partial").read_bytes() == before
+            assert (folder / "s.partial").samefile(tmp_path / f"outside {case}")
+
+
+@pytest.mark.parametrize("name", ["s.partial", "mxcli.json.partial", "mxcli.progress.partial"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_users_own_partial_file_is_left_as_it_is(tmp_path: Path, name: str, force: bool) -> None:
+    (tmp_path / name).write_text("mine")
+    if name == "mxcli.progress.partial" and force:
+        return  # our own name, and --force replaces it
+    error = InputError if name == "mxcli.progress.partial" else RefusedError
+    with pytest.raises(error, match=r"move it away"):
+        Output(OutputFolder(tmp_path), TWO, force=force).__enter__()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine"}
+
+
+def test_a_file_that_appears_under_a_final_or_partial_name_is_not_replaced(tmp_path: Path) -> None:
+    def run(name: str) -> None:
+        with Output(OutputFolder(tmp_path / "out"), TWO) as output:
+            (tmp_path / "out" / name).write_text("mine")
+            output.begin_shard(TWO.shards[0])
+            output.write("b", np.zeros(3, np.uint8))
+            output.write("w", np.zeros(2, np.float32))
+            output.finish(("b", "w"), "")
+            output.end_shard()
+            output.publish({})
+
+    for name in ("s", "mxcli.json"):
+        with pytest.raises(RefusedError, match="appeared meanwhile"):
+            run(name)
+        assert (tmp_path / "out" / name).read_text() == "mine"
+        (tmp_path / "out" / name).unlink()
+        for path in (tmp_path / "out").iterdir():
+            path.unlink()
+    with pytest.raises(EnvironmentFailure):
+        run("s.partial")
+    assert (tmp_path / "out" / "s.partial").read_text() == "mine"
 
 
 def test_a_line_that_a_crash_cut_off_is_not_counted(tmp_path: Path) -> None:
@@ -227,13 +290,23 @@ def test_a_line_that_a_crash_cut_off_is_not_counted(tmp_path: Path) -> None:
         assert output.finished == {}
 
 
-def test_a_link_in_place_of_the_record_of_progress_is_not_followed(tmp_path: Path) -> None:
+def test_whatever_is_in_place_of_the_progress_log_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mxcli.progress.partial").symlink_to(tmp_path / "precious")
-    begun(tmp_path / "out", TWO, None, resume=True)
-    assert (tmp_path / "precious").read_text() == "precious"
-    assert not (tmp_path / "out" / "mxcli.progress.partial").is_symlink()
+    log = tmp_path / "out" / "mxcli.progress.partial"
+    makers = (
+        lambda: log.symlink_to(tmp_path / "precious"),
+        lambda: log.hardlink_to(tmp_path / "precious"),
+        lambda: os.mkfifo(log),
+    )
+    for make in makers:
+        make()
+        for more in ({}, {"resume": True}, {"force": True}):
+            with pytest.raises(RefusedError, match="where progress is logged; move it away"):
+                begun(tmp_path / "out", TWO, None, **more)
+        assert (tmp_path / "precious").read_text() == "precious"
+        assert log.exists()
+        log.unlink()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +315,7 @@ def test_a_link_in_place_of_the_record_of_progress_is_not_followed(tmp_path: Pat
         ({"record": {"version": "2", "options": {"format": "x"}}}, "version was 1 and is 2"),
         ({"record": {"version": "1", "options": {"format": "y"}}}, "options format was x and is y"),
         ({"record": {"version": "1", "options": {}}}, "options format was x and is none"),
-        ({"modified": {"model.safetensors": 7}}, "model.safetensors of the source was modified meanwhile"),
+        ({"sampled": {"a.weight": "0" * 32}}, "a.weight of the source has other content"),
         ({"documents": {"config.json": {"a": 1}}}, 'documents config.json was none and is {"a": 1}'),
         ({"shards": (Shard("s", (BYTES, HALVES)),)}, "s holds other tensors"),
         ({"shards": (Shard("s", (BYTES,)), Shard("t", (WIDE,)))}, "it was divided into 1 files and is into 2"),
@@ -382,6 +455,29 @@ def test_files_an_earlier_output_lists_are_known_only_if_they_are_in_it(tmp_path
     out = tmp_path / "out"
     out.mkdir()
     (out / "elsewhere").symlink_to(tmp_path)
-    listed = ["old.safetensors", "../source/config.json", "/etc/passwd", "elsewhere/x", "", 7]
-    (out / "mxcli.json").write_text(json.dumps({"files": listed}))
+    (out / "mxcli.json").write_text(json.dumps({"files": ["old.safetensors", "elsewhere/x"]}))
     assert check_output_folder(out, source, NAMES, force=True).earlier == {"old.safetensors", "mxcli.json"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *(
+            {"files": [name]}
+            for name in ("../x", "/etc/passwd", "", "a/../../x", "a\0", ".", "mxcli.json", 7, None, "a//b")
+        ),
+        *({"files": files} for files in ("x", {"a": 1}, 7, None)),
+        *({"files": [], "sha256": hashes} for hashes in ([], {"a": 7}, {"a": "00"}, {"../a": "0" * 64})),
+        *(
+            {"files": [], "stored": stored}
+            for stored in ([], {"a": 1}, {"a": {"b": {}}}, {"a": {"b": {"xxh3_128": 7}}})
+        ),
+        *({"files": [], key: {"a": "x"}} for key in ("headers", "source_hashes")),
+    ],
+)
+def test_a_record_that_mxcli_did_not_write_is_refused(tmp_path: Path, source: Checkpoint, record: Any) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mxcli.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"mxcli\.json: '.*' must have"):
+        check_output_folder(out, source, NAMES, force=True)

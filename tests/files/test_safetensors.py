@@ -97,7 +97,27 @@ FAULTS = [
         "tensors 'a' and 'b' overlap by 2 bytes",
         id="inside",
     ),
-    pytest.param(with_header({"__metadata__": {"a": 1}}), "__metadata__ must map text to text", id="metadata"),
+    pytest.param(
+        with_header({"__metadata__": {"ok": "1", "a": 1}}),
+        "__metadata__: the value of 'a' is 1; it must be text",
+        id="metadata",
+    ),
+    pytest.param(
+        with_header({"__metadata__": {"a": {"b": []}}}),
+        "__metadata__: the value of 'a' is an object; it must be text",
+        id="metadata object",
+    ),
+    pytest.param(
+        with_header({"__metadata__": {"\x1b[2J": None}}),
+        "__metadata__: the value of '\\x1b[2J' is null; it must be text",
+        id="metadata null",
+    ),
+    pytest.param(
+        with_header({"__metadata__": ["format"]}),
+        "__metadata__ is a list; it must map text to text",
+        id="metadata list",
+    ),
+    pytest.param(with_header({"__metadata__": 7}), "__metadata__ is 7; it must map text to text", id="metadata number"),
     pytest.param(
         with_header('{"\\ud800":' + json.dumps(_entry()) + "}", bytes(4)), "not valid Unicode", id="surrogate"
     ),
@@ -199,7 +219,7 @@ def test_unaligned_data_reads_correctly_and_is_noted(tmp_path: Path, shift: int)
     assert array.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert array.flags.aligned
     assert not array.flags.writeable
-    expected = () if shift % 4 == 0 else ("1 tensor ('x') not aligned to the element size; read through a copy.",)
+    expected = () if shift % 4 == 0 else ("1 tensor ('x') not aligned to the element size.",)
     assert checkpoint.notes == expected
 
 

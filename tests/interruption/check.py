@@ -4,6 +4,10 @@ A synthetic checkpoint (--size 20G) is quantized once undisturbed, once with a S
 resumed every time, and once by two machines of which one is killed and one interrupted; all files are compared. Prints
 times next to those of `cp` and of measuring alone, and the peak memory next to the figure of --dry-run; exits 1 if
 anything differs. Needs room for two copies of the source and half of a third.
+
+With --storm N, N signals (KILL, TERM, INT, HUP) hit quantize, dequantize, merge and capture instead, up to three in a
+row, at random moments, sometimes with a byte of an unfinished file flipped in between. Each run is then resumed: it
+ends with the same bytes, or refuses, naming what is wrong; anything else is WRONG. Prints the counts.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,6 +238,126 @@ def run(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
         yield from shared_run(words, folder / "shared", round(output * random.uniform(0.05, 0.45)), expected)
 
 
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FLIPS = 1 / 3
+"""The share of interruptions after which a byte is flipped."""
+
+
+@dataclass(frozen=True)
+class Storm:
+    """A command to interrupt: its name, its words without the output, how its directory is prepared, and how it is
+    resumed."""
+
+    verb: str
+    words: tuple[object, ...]
+    prepare: Callable[[Path], None]
+    resume: tuple[str, ...] = ("--resume",)
+    names_output: bool = True
+
+    def line(self, folder: Path, *, resumed: bool) -> list[object]:
+        """Return the whole command."""
+        output = ["-o", folder] if self.names_output else [folder]
+        return [*self.words, *output, *(self.resume if resumed else ())]
+
+
+def storms(work: Path, source: Path, format: str, captured: Path | None) -> list[Storm]:
+    """Return the commands, with what they need."""
+    quantize = ("quantize", source, "--format", format, "--device", "cpu", "-q")
+    quantized, shares = work / "quantized", work / "shares"
+    mxcli(*quantize, "-o", quantized)
+    for number in (1, 2):
+        mxcli(*quantize, "-o", shares, "--shard-range", f"{number}/2")
+    found = [
+        Storm("quantize", quantize, lambda folder: None),
+        Storm("dequantize", ("dequantize", quantized, "--device", "cpu", "-q"), lambda folder: None),
+        Storm("merge", ("merge",), lambda folder: shutil.copytree(shares, folder) and None, (), names_output=False),
+    ]
+    if captured is not None:
+        (work / "text").write_text("a text that the model reads in windows " * 40)
+        words = ("capture", captured, "--text", work / "text", "--steps", 4, "--tokens", 16, "--device", "cpu", "-q")
+        found.append(Storm("capture", words, lambda folder: None))
+    return found
+
+
+def hit(words: Sequence[object], sent: signal.Signals, after: float) -> int:
+    """Run a command, send it a signal after some seconds, and return its exit code."""
+    command = [sys.executable, "-m", "mxcli", *map(str, words)]
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=nowhere, stderr=nowhere) as process:
+        try:
+            process.wait(after)
+        except subprocess.TimeoutExpired:
+            process.send_signal(sent)
+        return process.wait()
+
+
+def flip(folder: Path, draw: random.Random) -> str | None:
+    """Flip a bit of one unfinished file, and return its name; None if there is none."""
+    partial = [path for path in sorted(folder.rglob("*.partial")) if path.is_file() and path.stat().st_size]
+    if not partial:
+        return None
+    path = draw.choice(partial)
+    with path.open("r+b") as file:
+        at = draw.randrange(path.stat().st_size)
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << draw.randrange(8)]))
+    return path.name
+
+
+def interrupted(
+    storm: Storm, folder: Path, seconds: float, expected: dict[str, str], draw: random.Random
+) -> tuple[str, int]:
+    """Interrupt a command one to three times, resume it, and return what came of it and the number of signals."""
+    storm.prepare(folder)
+    flipped = None
+    bursts = draw.choice((1, 1, 2, 3))
+    for at in range(bursts):
+        sent, after = draw.choice(SIGNALS), seconds * draw.uniform(0.3, 1.1)
+        if hit(storm.line(folder, resumed=at > 0), sent, after) not in (0, 3, 4, 130, -sent):
+            return f"WRONG exit after {sent.name}", at + 1
+        if folder.is_dir() and draw.random() < FLIPS:
+            flipped = flip(folder, draw) or flipped
+    command = [sys.executable, "-m", "mxcli", *map(str, storm.line(folder, resumed=True))]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        same = digests(folder) == expected
+        return ("the same bytes" + (", a byte flipped before" if flipped else "") if same else "WRONG bytes"), bursts
+    names = done.returncode in (3, 4) and flipped is not None and done.stderr.startswith("error: ")
+    return ("refused, a byte flipped before" if names else f"WRONG exit {done.returncode}: {done.stderr}"), bursts
+
+
+def storm_run(options: argparse.Namespace, work: Path) -> Iterator[Line]:
+    """Interrupt all commands in turn until the number of signals is reached."""
+    source = work / "source"
+    make_checkpoint(source, memory_size(options.size), memory_size(options.tensor_size), options.shards)
+    draw = random.Random(options.seed)
+    whole: dict[str, tuple[float, dict[str, str]]] = {}
+    counts: dict[str, Counter[str]] = {}
+    all_storms = storms(work, source, options.format, Path(options.capture) if options.capture else None)
+    for storm in all_storms:
+        folder = work / f"whole-{storm.verb}"
+        storm.prepare(folder)
+        ended = mxcli(*storm.line(folder, resumed=False))
+        whole[storm.verb] = ended.seconds, digests(folder)
+        counts[storm.verb] = Counter()
+        yield Line(storm.verb, f"{ended.seconds:.1f} s undisturbed", ended.code == 0)
+    sent = 0
+    while sent < options.storm:
+        storm = all_storms[sent % len(all_storms)]
+        outcome, signals = interrupted(storm, work / "storm", *whole[storm.verb], draw)
+        counts[storm.verb][outcome] += 1
+        sent += signals
+        if outcome.startswith("WRONG"):
+            yield Line(storm.verb, outcome, right=False)
+        shutil.rmtree(work / "storm", ignore_errors=True)
+    for verb, found in counts.items():
+        for outcome, count in sorted(found.items()):
+            yield Line(verb, f"{count:4} times {outcome}", not outcome.startswith("WRONG"))
+    yield Line("signals", f"{sent} sent")
+
+
 def drop_cached(folder: Path) -> None:
     """Drop files from the page cache, as far as the system allows."""
     os.sync()
@@ -261,6 +386,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="seed of the kill points")
     parser.add_argument("--folder", help="directory to work in")
+    parser.add_argument("--storm", type=int, default=0, help="signals to send to all commands, such as 300")
+    parser.add_argument("--capture", help="a model to capture from, such as samples/tiny-llama")
     parser.add_argument("--short", action="store_true", help="only the killed run")
     return parser.parse_args(arguments)
 
@@ -270,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = options(arguments)
     wrong = 0
     with tempfile.TemporaryDirectory(dir=parsed.folder, prefix="mxcli-interruption-") as folder:
-        for line in run(parsed, Path(folder)):
+        for line in (storm_run if parsed.storm else run)(parsed, Path(folder)):
             wrong += not line.right
             print(f"{'ok   ' if line.right else 'WRONG'}  {line.what:28} {line.outcome}", flush=True)
     return int(wrong > 0)

@@ -33,6 +33,17 @@ def test_a_command_killed_twice_is_resumed(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_a_storm_of_signals_ends_with_the_same_bytes_or_a_refusal(
+    check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--size", "8M", "--tensor-size", "256K", "--storm", "9", "--folder", str(tmp_path)]
+    assert check.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:5] for line in lines] == ["ok   "] * len(lines)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bytes_that_differ_are_seen(check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "signalled", lambda *words, **more: check.Ended(0, 1.0, 0))
     (tmp_path / "mxcli.json").write_text('{"command": ["a"], "version": "1"}')

@@ -109,10 +109,26 @@ def test_csv_reads_back_as_the_json(forms: Any) -> None:
             if isinstance(value, (list, dict)):
                 assert json.loads(cell) == value
             else:
-                assert cell == ("" if value is None else str(value)), key
+                assert cell == ("" if value is None else guarded(value)), key
         assert not {"nan", "inf", "-inf"} & {cell.lower() for cell in row.values()}
+
+
+def guarded(value: object) -> str:
+    """Return a cell of a text that a spreadsheet does not evaluate, or of a number."""
+    is_formula = isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"}
+    return f"'{value}" if is_formula else str(value)
 
 
 def test_every_name_survives_a_csv() -> None:
     text = csv_text([{"name": name, "n": 1} for name in NAMES], ["name", "n"])
-    assert [row[0] for row in csv.reader(io.StringIO(text, newline=""))] == ["name", *NAMES]
+    assert [row[0] for row in csv.reader(io.StringIO(text, newline=""))] == ["name", *map(guarded, NAMES)]
+
+
+def test_cells_that_a_spreadsheet_would_evaluate() -> None:
+    names = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0", "a=b", "", "'=1"]
+    text = csv_text([{"name": name, "number": -1.5, "count": -2} for name in names], ["name", "number", "count"])
+    rows = list(csv.reader(io.StringIO(text, newline="")))[1:]
+    assert [name for name, _, _ in rows] == [
+        "'=1+1", "'+1", "'-1", "'@SUM(A1)", "'\t=1", "'\r=1", "'=cmd|' /C calc'!A0", "a=b", "", "'=1",
+    ]  # fmt: skip
+    assert {(number, count) for _, number, count in rows} == {("-1.5", "-2")}

@@ -108,7 +108,7 @@ def test_every_chart_has_its_data() -> None:
 def test_hostile_names_end_nothing() -> None:
     shown = replace(study(1, names=HOSTILE), source=HOSTILE[0], notes=(HOSTILE[1],), findings=(HOSTILE[2],))
     shown = replace(shown, groups=dict.fromkeys(HOSTILE, shown.sums))
-    text = page(shown, PageSource(("report", HOSTILE[0]), "0.1.0", {HOSTILE[1]: {"bytes": 1, "sha256": "00"}}))
+    text = page(shown, PageSource(("report", HOSTILE[0]), "0.1.0", {HOSTILE[1]: {"bytes": 1, "fingerprint": "00"}}))
     parsed = Page(text)
     assert parsed.tags.count("script") == 2
     assert not {"img", "link", "iframe", "object"} & set(parsed.tags)

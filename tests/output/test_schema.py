@@ -25,6 +25,7 @@ from mxcli.numerics.hadamard import find_hadamard
 from mxcli.numerics.metrics import METRICS
 from mxcli.numerics.scheme import Rules, resolve
 from mxcli.output import fields
+from mxcli.output.documents import DOCUMENTS
 from mxcli.output.report import COMBINED
 from mxcli.output.schema import RECORDS, schema
 
@@ -32,6 +33,11 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "tiny-llama"
 
 
 def printed(*words: object) -> Any:
+    """Return what a command prints with `--json -q`."""
+    return printed_by(*words, "-q")
+
+
+def printed_by(*words: object) -> Any:
     """Return what a command prints with `--json`; a NaN or Infinity token is an error."""
 
     def refuse(token: str) -> None:
@@ -39,7 +45,7 @@ def printed(*words: object) -> Any:
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        assert run([*map(str, words), "--json", "-q"]) == 0
+        assert run([*map(str, words), "--json"]) == 0
     return json.loads(out.getvalue(), parse_constant=refuse)
 
 
@@ -74,7 +80,7 @@ def test_schemas_are_written_with_the_standard_library_only(tmp_path: Path) -> N
     command = [sys.executable, "-S", "-c", code, tmp_path / "schemas"]
     subprocess.run(command, env={"PYTHONPATH": str(root)}, cwd=tmp_path, check=True)
     written = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "schemas").iterdir()}
-    assert written == {verb: schema(verb) for verb in RECORDS}
+    assert written == {verb: schema(verb) for verb in (*RECORDS, *DOCUMENTS)}
 
 
 def test_literal_values_are_those_of_the_flows() -> None:
@@ -182,3 +188,53 @@ def test_another_version_is_refused() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"schema": "mxcli.report/2"}, schema("report"))
+
+
+def test_plans_are_valid(tmp_path: Path) -> None:
+    plans = (
+        ("quantize", "--format", "nvfp4", "-o", tmp_path / "out"),
+        ("report", "--format", "mxfp4", "--axis", "both"),
+        ("compare", "--formats", "mxfp8,nvfp4"),
+        ("recommend", "--formats", "nvfp4,mxfp8", "--bits", "6"),
+    )
+    for verb, *words in plans:
+        found = printed(verb, SAMPLE, *words, "--dry-run")
+        assert found["schema"] == f"mxcli.{verb}.plan/1"
+        valid(found, f"{verb}.plan")
+
+
+def test_a_plan_of_a_capture_is_valid(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "text.txt").write_text("a text to read, which is long enough")
+    words = ("capture", SAMPLE, "--text", tmp_path / "text.txt", "--tokens", "8", "-o", tmp_path / "out", "--dry-run")
+    valid(printed(*words), "capture.plan")
+
+
+def test_outputs_are_valid(tmp_path: Path) -> None:
+    out, shared = tmp_path / "out", tmp_path / "shared"
+    found = printed("quantize", SAMPLE, "--format", "nvfp4", "-o", out)
+    assert found["schema"] == "mxcli.quantize/1"
+    valid(found, "quantize")
+    valid(printed("quantize", SAMPLE, "--format", "nvfp4", "-o", out, "--resume"), "quantize")
+    words = ("quantize", SAMPLE, "--format", "nvfp4", "-o", shared, "--max-shard-size", "200K", "--shard-range")
+    for share in ("1/2", "2/2"):
+        valid(printed(*words, share), "quantize")
+    merged = printed_by("merge", shared)
+    valid(merged, "merge")
+    valid(printed("dequantize", out, "-o", tmp_path / "back"), "dequantize")
+    valid(printed("verify", out), "verify")
+    valid(printed("diff", out, out), "diff")
+    for source in (SAMPLE, out, SAMPLE.parent / "tiny-llama-captures.safetensors"):
+        valid(printed_by("inspect", source), "inspect")
+
+
+def test_what_the_machine_has_is_valid() -> None:
+    valid(printed_by("doctor"), "doctor")
+    valid(printed_by("formats"), "formats")
+    valid(printed_by("formats", "nvfp4"), "formats")
+    valid(printed_by("--version"), "version")
+
+
+@pytest.mark.slow
+def test_benchmarks_are_valid() -> None:
+    valid(printed("bench", "quantize", "--size", "256", "--rounds", "3"), "bench.quantize")

@@ -20,6 +20,7 @@ from mxcli.files.layouts.layout import (
     InputScale,
     Layout,
     OnDisk,
+    Unread,
     Weight,
     check_fit,
     found_weights,
@@ -172,7 +173,7 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 
 
 def _weights(disk: OnDisk) -> list[Weight]:
-    groups = _groups(disk.settings)
+    groups = _groups(disk.settings, is_ours=_is_ours(disk))
     return found_weights(disk, SCALE, lambda module: _weight(module, _scheme_of(module, groups), disk))
 
 
@@ -199,8 +200,16 @@ def _decoding(scheme: ConfigScheme, scale_dtype: str) -> Scheme:
     return resolve(scheme.block_format, Rules(dialect=dialect))
 
 
-def _groups(settings: Config) -> list[tuple[Sequence[str], ConfigScheme]]:
-    """Return targets and scheme of every config group. Raises InputError for a scheme that is not in CONFIG_SCHEMES."""
+def _is_ours(disk: OnDisk) -> bool:
+    """Return whether names and dtypes are those of FP4 or FP6 codes, regardless of the configuration."""
+    bytes_of_scales = {name.removesuffix("_scale") for name in disk.tensors if _dtype_of(name, disk) == "U8"}
+    packed = {name.removesuffix("_packed") for name in disk.tensors if name.endswith("weight_packed")}
+    return bool(packed & bytes_of_scales) or any(name + "_global_scale" in disk.tensors for name in packed)
+
+
+def _groups(settings: Config, *, is_ours: bool = False) -> list[tuple[Sequence[str], ConfigScheme]]:
+    """Return targets and scheme of every config group. Raises Unread for a scheme that is not in CONFIG_SCHEMES, and
+    InputError if the tensors are of one (`is_ours`)."""
     groups = settings.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise InputError("config.json: its quantization_config needs config_groups to say what the codes mean.")
@@ -218,7 +227,9 @@ def _groups(settings: Config) -> list[tuple[Sequence[str], ConfigScheme]]:
         else:
             found.append((list(map(str, targets)), scheme))
     if problems:
-        raise together(InputError, "config.json", problems)
+        stated = [group["weights"] for group in groups.values() if isinstance(group, Mapping) and group.get("weights")]
+        known = all(isinstance(args, Mapping) and "num_bits" in args for args in stated) and len(stated) == len(groups)
+        raise together(Unread if known and not is_ours else InputError, "config.json", problems)
     return found
 
 
@@ -305,7 +316,37 @@ def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
         )
         for weight in typed
     ]
-    return found + _missing_input_scales(disk, weights)
+    return found + _contradictions(disk, weights) + _missing_input_scales(disk, weights)
+
+
+def _contradictions(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
+    """Return a hazard per setting that names another format, dtype of scales or kind of codes than the weights have."""
+    rows = [CONFIG_SCHEMES[name] for name in {weight.format.name for weight in weights}]
+    if not rows:
+        return []
+    formats = {row.format for row in rows} | {MIXED, "naive-quantized"}
+    scales = {row.scale_dtype for row in rows}
+    groups = disk.settings.get("config_groups")
+    settings = [disk.settings, *(groups.values() if isinstance(groups, Mapping) else ())]
+    stated = [("format", one.get("format"), formats) for one in settings if isinstance(one, Mapping)]
+    for group in (one.get("weights") for one in settings if isinstance(one, Mapping)):
+        if isinstance(group, Mapping):
+            dtype = _DTYPES.get(str(group.get("scale_dtype")))
+            stated += [("scale_dtype", dtype, scales)] if len(rows) == 1 and rows[0].scale_dtype != "F32" else []
+            stated.append(("symmetric", None if group.get("symmetric") is not False else "false", {"true"}))
+    return [
+        Hazard(
+            "config.json",
+            f"{key} is {printable(value)}",
+            f"{', '.join(sorted(known - {MIXED, 'naive-quantized'}))}, as the weights are stored",
+            "Restore the config.json written with these weights.",
+        )
+        for key, value, known in stated
+        if isinstance(value, str) and value not in known
+    ]
+
+
+_DTYPES = {"torch.float8_e4m3fn": "F8_E4M3", "torch.uint8": "U8", "torch.float32": "F32", "torch.bfloat16": "BF16"}
 
 
 def _dtype_of(name: str, disk: OnDisk) -> str | None:

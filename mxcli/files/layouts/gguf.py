@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mxcli.errors import InputError, printable, together
+from mxcli.errors import printable, together
 from mxcli.files.directory import GGUF as KIND
 from mxcli.files.gguf import SCALE, decode_blocks, is_decoded, shape_of_blocks
 from mxcli.files.layouts.layout import (
@@ -22,6 +22,7 @@ from mxcli.files.layouts.layout import (
     ForeignWeight,
     Layout,
     OnDisk,
+    Unread,
     Weight,
     check_fit,
     matrix_refusal,
@@ -152,7 +153,7 @@ _DECODING = {"MXFP4": "gguf", "NVFP4": "modelopt"}
 
 
 def _foreign(disk: OnDisk) -> list[ForeignWeight]:
-    """Return every tensor of a block type that the package decodes. Raises InputError for types that it does not."""
+    """Return every tensor of a block type that the package decodes. Raises Unread for types that it does not."""
     others = {name: info for name, info in disk.tensors.items() if info.block_type not in ("", *BLOCK_TYPES)}
     unknown = sorted(kind for kind in {info.block_type for info in others.values()} if not is_decoded(kind))
     if unknown:
@@ -161,7 +162,7 @@ def _foreign(disk: OnDisk) -> list[ForeignWeight]:
             for name, info in others.items()
             if info.block_type in unknown
         ]
-        raise together(InputError, "Tensors of GGUF types that cannot be decoded", problems)
+        raise together(Unread, "Tensors of GGUF types that cannot be decoded", problems)
     return [_decoded(info, _dtype(disk)) for info in others.values()]
 
 

@@ -29,6 +29,10 @@ class Misfits(InputError):  # noqa: N818 - named after the weights
     sound: Sequence[Weight] = ()
 
 
+class Unread(InputError):  # noqa: N818 - named after the weights
+    """Weights whose configuration is valid and states a format that this layout does not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputScale:
     """The static scale of a layer's inputs and their amax: `decode` scales back; `encode` is the factor that producers

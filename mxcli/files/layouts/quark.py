@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from mxcli.errors import InputError, printable, together
+from mxcli.errors import printable, together
 from mxcli.files.layouts.layout import (
     WEIGHT,
     Config,
@@ -21,6 +21,7 @@ from mxcli.files.layouts.layout import (
     Entry,
     Layout,
     OnDisk,
+    Unread,
     Weight,
     check_fit,
     matrix_refusal,
@@ -190,7 +191,7 @@ def _weight(name: str, layers: Sequence[tuple[str, LayerConfig | None]], disk: O
 def _layer_configs(settings: Config) -> list[tuple[str, LayerConfig | None]]:
     """Return module patterns and their configurations, highest priority first; None: not quantized.
 
-    Raises InputError for weights that are not in LAYER_CONFIGS.
+    Raises Unread for weights that are not in LAYER_CONFIGS.
     """
     by_layer, types = settings.get(BY_LAYER), settings.get(BY_TYPE)
     stated = list(by_layer.items()) if isinstance(by_layer, Mapping) else []
@@ -209,7 +210,7 @@ def _layer_configs(settings: Config) -> list[tuple[str, LayerConfig | None]]:
                 f"states them; it reads {known}, each quantized once."
             )
     if problems:
-        raise together(InputError, "config.json", problems)
+        raise together(Unread, "config.json", problems)
     return found
 
 

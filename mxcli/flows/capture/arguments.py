@@ -21,6 +21,13 @@ def require_int(name: str, value: object, minimum: int | None, hint: str) -> int
     return int(value)
 
 
+def parse_flag(name: str, value: object) -> bool:
+    """Return a flag. Raises UsageError for anything but True and False."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} {printable(_shown(value))}: give True or False.")
+    return value
+
+
 def parse_size(name: str, value: object) -> int | None:
     """Return a limit in bytes; None without one."""
     return None if value is None else require_int(name, value, 1, "give a number of bytes, such as 8 * 2**30")
@@ -89,12 +96,29 @@ def parse_folder(directory: str | Path) -> Path:
         folder = Path(directory)
     except TypeError:
         raise UsageError(f"directory {printable(_shown(directory))}: give a path.") from None
+    text = os.fspath(directory)
+    if not text or "\0" in text:
+        raise UsageError(f"directory {printable(_shown(directory))}: give the path of a directory, '.' for this one.")
+    if text.startswith("~"):
+        raise UsageError(f"directory {printable(_shown(directory))}: '~' is not expanded: pass os.path.expanduser(…).")
     for path in (folder, *folder.parents):
         if os.path.lexists(path):
             if not path.is_dir():
                 raise RefusedError(f"{printable(path)}: not a directory; captures need one.")
             break
     return folder
+
+
+WARN = "warn"
+ON_ERROR = (WARN, "raise")
+"""What an error of the recording does: end it with a warning, or be raised."""
+
+
+def parse_on_error(word: object) -> str:
+    """Return what an error does. Raises UsageError for another word."""
+    if not isinstance(word, str) or word not in ON_ERROR:
+        raise UsageError(f"on_error {printable(_shown(word))}: give {' or '.join(ON_ERROR)}.")
+    return word
 
 
 def check_model(model: object) -> None:

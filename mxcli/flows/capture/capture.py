@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mxcli.files.capture_writer import StepName, refuse_existing_steps, step_files, step_of
 from mxcli.files.captures import CAPTURED_ROLES, MODEL_KEY
 from mxcli.flows.capture.arguments import (
+    WARN,
     check_model,
+    parse_flag,
     parse_folder,
     parse_metadata,
+    parse_on_error,
     parse_roles,
     parse_selectors,
     parse_size,
@@ -24,12 +28,15 @@ from mxcli.flows.capture.arguments import (
 )
 from mxcli.flows.capture.budget import Limits, check_size, expected, size_of
 from mxcli.flows.capture.layers import Layer, chosen_layers, is_compiled, linear_layers, stacked_weights
-from mxcli.flows.capture.recorder import CaptureTarget, LayerHook, Recorder, Recording, listed
+from mxcli.flows.capture.recorder import CaptureTarget, Recorder, Recording, Watch, listed, warn
+from mxcli.flows.capture.weights import parametrization_of
 
 if TYPE_CHECKING:
     import torch
 
 _COMPILED = "compiled code (torch.compile) runs uncompiled during recording"
+_ABOUT_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
+"""The beginning of torch's warning that hooks fire for the wrapper too; the one here ignores it."""
 
 
 @contextmanager
@@ -47,6 +54,7 @@ def capture(
     rank: int | None = None,
     force: bool = False,
     about: Mapping[str, object] | None = None,
+    on_error: str = WARN,
 ) -> Iterator[Recorder]:
     """Record the inputs of a model's linear layers, and the gradients of their outputs, in a training loop.
 
@@ -64,23 +72,30 @@ def capture(
     all files; a recording that needs more is refused as soon as that is known: at once with `sample_rows`, else as the
     rows of a step arrive. `about` is further metadata for each file, in JSON values.
 
-    The model's outputs and gradients are unchanged to the last bit; the hooks are removed at the end, also after a
-    failure, and copies of the model have none. Compiled code (torch.compile), of the model or around it, runs
-    uncompiled meanwhile. Calls that activation checkpointing repeats count once; calls under no_grad, such as a
-    validation, are recorded only in steps without other calls of that layer. If one forward is backpropagated several
-    times, as with two losses, or `torch.autograd.grad` before `backward`, the last gradient is recorded.
+    The model's outputs, gradients, buffers and random numbers are unchanged to the last bit: modules get no hooks, and
+    no code of theirs runs for the recording. The weight of a layer with a parametrization is the one that its own
+    forward computed; one that is quantized, sharded or offloaded is left out, with a note. Compiled code
+    (torch.compile), of the model or around it, runs uncompiled meanwhile, which may round differently. Calls that
+    activation checkpointing repeats count once; calls under no_grad, such as a validation, are recorded only in steps
+    without other calls of that layer. If one forward is backpropagated several times, as with two losses, or
+    `torch.autograd.grad` before `backward`, the last gradient is recorded.
+
+    An error inside the block (a full disk, a limit, a folder that was removed, a tensor that cannot be recorded) never
+    reaches the program with `on_error="warn"`: the recording ends with one warning, `stopped` of what is yielded has
+    the reason, steps written before stay, and `mxcli-incomplete.json` next to them says so. With "raise" it is raised
+    in the model's forward or backward pass, or in `step()`.
 
     Notes on the files, above all if there are none, are in `notes` and become warnings at the end.
 
     Raises UsageError for invalid arguments, RefusedError for a model with nothing to record and for files that exist
-    (unless `force`), EnvironmentFailure for limits and disks.
+    (unless `force`), EnvironmentFailure for limits and disks; before the block begins, for any `on_error`.
     """
     check_model(model)
     if sample_rows is not None:
         sample_rows = require_int("sample_rows", sample_rows, 1, "keep one row at least, or all with None")
     recorded_steps = parse_steps(steps)
     seed = require_int("seed", seed, None, "seeds are integers")
-    wanted = Recording(parse_roles(roles), sample_rows, recorded_steps, seed)
+    wanted = Recording(parse_roles(roles), sample_rows, recorded_steps, seed, parse_on_error(on_error))
     selectors, folder, metadata = parse_selectors(layers), parse_folder(directory), parse_metadata(about)
     limits = Limits(step_count(recorded_steps), parse_size("max_disk", max_disk), parse_size("max_memory", max_memory))
     own_rank, ranks = _ranks()
@@ -93,26 +108,27 @@ def capture(
         own_rank,
         ranks == 1,
         limits,
-        force=force,
+        force=parse_flag("force", force),
         about={**metadata, MODEL_KEY: [layer.name for layer in every]},
     )
     if not force:
         _refuse_existing(target, recorded_steps)
     if sample_rows is not None:
         check_size(size_of(expected(chosen, wanted.roles, sample_rows)), target.limits, target.folder)
-    with _uncompiled(), recording(model, chosen, wanted, target) as recorder:
+    with _uncompiled(), recording(model, chosen, wanted, target, warn) as recorder:
         if is_compiled(model):
             recorder.note(_COMPILED)
         yield recorder
-        for note in (*recorder.notes, *_final_notes(recorder)):
-            warnings.warn(f"capture: {note}.", stacklevel=3)
+        final = list(_final_notes(recorder))
+        for note in (*recorder.oddities, *final):
+            warn(note, stacklevel=3)
 
 
 def _final_notes(recorder: Recorder) -> Iterator[str]:
     """Close the recorder and yield notes on rows or files that are missing."""
     if recorder.close():
         yield f"step {recorder.number} is not written: call step() at its end"
-    elif not recorder.files:
+    elif not recorder.files and recorder.stopped is None:
         yield "nothing was recorded: no layer was called as a module in a recorded step, followed by step()"
 
 
@@ -121,26 +137,51 @@ def _uncompiled() -> Iterator[None]:
     """Run compiled code uncompiled: it ignores hooks that are registered after compilation."""
     import torch
 
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    warnings.filterwarnings("ignore", _ABOUT_HOOKS, UserWarning)
+    own = warnings.filters[0]
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        with suppress(ValueError):
+            cast("list[object]", warnings.filters).remove(own)
 
 
 @contextmanager
 def recording(
-    model: torch.nn.Module, layers: Sequence[Layer], request: Recording, target: CaptureTarget
+    model: torch.nn.Module,
+    layers: Sequence[Layer],
+    request: Recording,
+    target: CaptureTarget,
+    on_stop: Callable[[str], object] = lambda sentence: None,
 ) -> Iterator[Recorder]:
-    """Record these layers of a model while the block runs; its code must not be compiled meanwhile."""
-    recorder = Recorder(layers, request, target)
+    """Record these layers of a model while the block runs; its code must not be compiled meanwhile. `on_stop` receives
+    the sentence of an error that ends the recording."""
+    from torch.nn.modules import module as modules
+
+    recorder = Recorder(layers, request, target, on_stop)
     with ExitStack() as stack:
         if stacked := stacked_weights(model):
             recorder.note(
                 f"weights of three dimensions are not recorded: they do not belong to linear layers: {listed(stacked)}"
             )
         stack.callback(recorder.close)
+        watch = Watch()
         for layer in layers:
-            hook = LayerHook(layer, recorder.called)
-            stack.enter_context(layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True))
+            watch.add(layer.module, partial(recorder.called, layer))
+            parametrization = parametrization_of(layer.module)
+            if parametrization is not None:
+                watch.add(parametrization, partial(_computed, recorder, layer))
+        handle = modules.register_module_forward_hook(watch, with_kwargs=True)
+        # The handle leaves an entry here, for which torch would call modules in its slower way from then on.
+        stack.callback(modules._global_forward_hooks_with_kwargs.pop, handle.id, None)
+        stack.callback(handle.remove)
         yield recorder
+
+
+def _computed(recorder: Recorder, layer: Layer, args: object, kwargs: object, weight: torch.Tensor) -> None:
+    """Pass the weight that a parametrization computed to the recorder."""
+    recorder.computed(layer, weight)
 
 
 def _refuse_existing(target: CaptureTarget, recorded_steps: int | Collection[int] | None) -> None:

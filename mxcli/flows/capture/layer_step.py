@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from mxcli.errors import RefusedError, printable
 from mxcli.files.roles import ACTIVATION, GRADIENT
 from mxcli.flows.capture.layers import DTYPES, Layer
+from mxcli.flows.capture.weights import is_plain
 
 if TYPE_CHECKING:
     import torch
@@ -143,14 +145,20 @@ class LayerStep:
     checkpointed segment repeats in the backward pass does not count twice: if the first was made without gradients, the
     repetition counts in its place once a gradient reaches it, with rows as they were when it was made, or at once if
     none can; else it is left out. Calls may come from any thread while `lock` is held; gradients take the lock
-    themselves.
+    themselves, within `guard`, which decides what follows an error.
     """
 
     def __init__(
-        self, layer: Layer, sampling: RowSampling, roles: Collection[str], on_rows: OnRows, lock: threading.RLock
+        self,
+        layer: Layer,
+        sampling: RowSampling,
+        roles: Collection[str],
+        on_rows: OnRows,
+        lock: threading.RLock,
+        guard: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.layer = layer
-        self._sampling, self._roles, self._on_rows, self._lock = sampling, roles, on_rows, lock
+        self._sampling, self._roles, self._on_rows, self._lock, self._guard = sampling, roles, on_rows, lock, guard
         self._inputs, self._gradients = Rows(sampling), Rows(sampling)  # of the same tokens, those with gradients
         self._others = Rows(sampling)  # inputs of tokens that no gradient will reach
         self._waiting: dict[int, tuple[TokenRows, weakref.finalize[..., Any]]] = {}  # inputs that one may reach
@@ -277,7 +285,7 @@ class LayerStep:
                 self._put(self._others, self._take(first))
 
     def _take_gradient(self, call: _PendingCall, gradient: torch.Tensor) -> None:
-        with self._lock:
+        with self._guard(), self._lock:
             if self._is_closed:
                 return
             self._check_plain(gradient)
@@ -314,7 +322,7 @@ class LayerStep:
     def _rows(self, x: Any, role: str, features: int) -> torch.Tensor:
         """Return the rows of a tensor of any dimensions, without features if the role is not recorded. Raises
         RefusedError for tensors that cannot be recorded."""
-        if hasattr(x, "to_local") or str(getattr(x, "dtype", None)) not in DTYPES or x.shape[-1:] != (features,):
+        if not is_plain(x) or str(x.dtype) not in DTYPES or x.shape[-1:] != (features,):
             shape = list(getattr(x, "shape", ()))
             raise RefusedError(
                 f"{printable(self.layer.name)}: a {type(x).__name__} of {getattr(x, 'dtype', 'no type')} and shape "
@@ -325,9 +333,16 @@ class LayerStep:
         return rows if role in self._roles else rows[:, :0]
 
     def _check_plain(self, *tensors: Any) -> None:
-        """Raise RefusedError for tensors of a transformation such as vmap, which have no values of their own."""
+        """Raise RefusedError for tensors of a transformation such as vmap, which have no values of their own, and while
+        operations become part of a graph."""
         import torch
 
+        on_gpu = any(getattr(x, "is_cuda", False) for x in tensors)
+        if torch._C._get_tracing_state() is not None or (on_gpu and torch.cuda.is_current_stream_capturing()):
+            raise RefusedError(
+                f"{printable(self.layer.name)}: runs under torch.jit.trace, or while a CUDA graph is captured, which "
+                "would include the recording; leave the layer out (--layers), or trace it outside of the recording."
+            )
         known = torch._C._functorch
         tests = (known.is_functorch_wrapped_tensor, known.is_legacy_batchedtensor)
         if any(isinstance(x, torch.Tensor) and any(test(x) for test in tests) for x in tensors):

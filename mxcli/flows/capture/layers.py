@@ -11,6 +11,7 @@ from mxcli.errors import RefusedError, UsageError, printable, together
 from mxcli.files.roles import WEIGHT, tags_of
 from mxcli.files.selection import matcher, suggestion
 from mxcli.files.tensors import TensorInfo
+from mxcli.flows.capture.weights import cached_weight, held_weight, unobserved, weight_dtype, whole_weight
 
 if TYPE_CHECKING:
     import torch
@@ -68,20 +69,17 @@ class Layer:
         """Return whether it belongs to an expert, which sees only the tokens routed to it."""
         return "expert" in tags_of(f"{self.name}.{WEIGHT}", WEIGHT)
 
-    def weight(self) -> torch.Tensor:
-        """Return the weight as [out, in], contiguous and on the CPU: the module's own bytes if they are so already.
+    def weight(self, computed: Any = None) -> torch.Tensor | None:
+        """Return the weight that the layer holds, or else the one `computed` for its forward, as [out, in], a
+        contiguous copy on the CPU. No code of the module runs.
 
-        Raises RefusedError for a weight that is not whole and plain.
+        None for a weight that is not a whole and plain matrix of floats.
         """
-        weight = self.module.weight
-        whole = weight.ndim == 2 and weight.numel() == self.inputs * self.outputs
-        if not whole or weight.is_meta or hasattr(weight, "to_local") or self.dtype not in DTYPES.values():
-            raise RefusedError(
-                f"{printable(self.name)}: its weight is not a whole matrix of floats (it is quantized, "
-                "sharded or offloaded); record activations and gradients only."
-            )
-        plain = weight.detach().t() if self.transposed else weight.detach()
-        return plain.cpu().contiguous()
+        found = held_weight(self.module)
+        if found is None:
+            found = cached_weight(self.module) if computed is None else computed
+        weight = whole_weight(found, self.inputs, self.outputs, transposed=self.transposed)
+        return weight if weight is not None and str(weight.dtype) in DTYPES else None
 
 
 def linear_layers(model: Any) -> list[Layer]:
@@ -93,13 +91,13 @@ def linear_layers(model: Any) -> list[Layer]:
     for name, module in model.named_modules():
         kind = next((kind for kind in KINDS if kind.is_kind(module)), None)
         if kind is not None:
-            if torch.nn.parameter.is_lazy(module.weight):
+            if torch.nn.parameter.is_lazy(held_weight(module)):
                 raise RefusedError(
                     f"{printable(name)}: a {type(module).__name__} without a width before its first input; run the "
                     "model once first."
                 )
             inputs, outputs = kind.widths(module)
-            dtype = str(getattr(module.weight, "dtype", None))
+            dtype = weight_dtype(module)
             known = DTYPES.get(dtype, dtype)
             found.append(Layer(_plain_name(model, name), inputs, outputs, known, module, kind.transposed))
     if not found:
@@ -140,7 +138,8 @@ def chosen_layers(layers: Sequence[Layer], selectors: Sequence[str] | None) -> l
 
 def stacked_weights(model: Any) -> list[str]:
     """Return the names of weights with three dimensions, such as stacked experts, which no linear layer holds."""
-    return [name for name, weight in model.named_parameters() if weight.ndim == 3]
+    with unobserved():
+        return [name for name, weight in model.named_parameters() if weight.ndim == 3]
 
 
 def is_compiled(model: Any) -> bool:

@@ -16,9 +16,10 @@ from mxcli.errors import EnvironmentFailure, InputError, RefusedError, printable
 from mxcli.files.capture_writer import CapturedTensor, StepName, capture_metadata, step_files, step_of
 from mxcli.files.captures import CAPTURED_ROLES
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.partials import check_output_folder
+from mxcli.files.output_folder import check_output_folder
 from mxcli.files.roles import GRADIENT, WEIGHT
 from mxcli.files.tensors import DTYPES
+from mxcli.flows.capture.arguments import WARN
 from mxcli.flows.capture.budget import Limits, Size, WrittenSteps, check_size, expected, size_of
 from mxcli.flows.capture.layers import Layer, chosen_layers, linear_layers
 from mxcli.flows.capture.model import ModelOutline, Text, Windows, encoder, model_outline, tokens_of
@@ -112,7 +113,7 @@ _MIB = 1 << 20
 class CaptureRequest:
     """A capture as requested: `tokens` per window (None: the default), the layers by selectors (None: all), and the
     roles. With `forward_only` there are no gradients. With a learning rate every step updates the weights. `dtype` is
-    the compute dtype (None: the model's)."""
+    the compute dtype (None: the model's). `on_error` is as in `Recording`."""
 
     steps: int = 1
     batch: int = 1
@@ -124,6 +125,7 @@ class CaptureRequest:
     seed: int = 0
     learning_rate: float = 0.0
     dtype: str | None = None
+    on_error: str = WARN
 
     @property
     def recorded(self) -> tuple[str, ...]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mxcli.errors import printable
-from mxcli.files.capture_writer import CapturedTensor, CaptureFile, StepName, refuse_existing_steps
+from mxcli.errors import MxcliError, printable
+from mxcli.files.capture_writer import (
+    CapturedTensor,
+    CaptureFile,
+    StepName,
+    mark_complete,
+    mark_incomplete,
+    refuse_existing_steps,
+)
 from mxcli.files.captures import CAPTURED_ROLES
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
 from mxcli.files.tensors import Array
-from mxcli.flows.capture.arguments import json_value
+from mxcli.flows.capture.arguments import WARN, json_value
 from mxcli.flows.capture.budget import Growth, Limits, WrittenSteps, check_size, expected
 from mxcli.flows.capture.layer_step import LayerStep, RowSampling
 from mxcli.flows.capture.layers import DTYPES, Layer
+from mxcli.flows.capture.weights import unobserved
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +40,14 @@ _SHOWN = 3
 @dataclass(frozen=True, slots=True)
 class Recording:
     """The extent of a recording: the roles of each layer, the most rows of each (None: all), sampled by the seed, and
-    the steps (None: all; a number: that many, from the first on)."""
+    the steps (None: all; a number: that many, from the first on). `on_error`: an error is raised, or ends the recording
+    with a warning."""
 
     roles: tuple[str, ...] = CAPTURED_ROLES
     sample_rows: int | None = None
     steps: int | Collection[int] | None = None
     seed: int = 0
+    on_error: str = WARN
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,54 +78,72 @@ class StepFile:
 
 class Recorder:
     """A recorder of the layers' rows in the current step, `number`, until `step` writes them; `files` are finished, and
-    `notes` describe oddities in them."""
+    `notes` describe oddities in them. `stopped` is the error that ended the recording, if one did."""
 
-    def __init__(self, layers: Sequence[Layer], request: Recording, target: CaptureTarget) -> None:
-        self.number = 0
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        request: Recording,
+        target: CaptureTarget,
+        on_stop: Callable[[str], object] = lambda sentence: None,
+    ) -> None:
+        self.number = self._stopped_at = 0
+        self._on_stop = on_stop
         self.files: list[StepFile] = []
+        self.stopped: str | None = None
         self._layers, self._request, self._target = tuple(layers), request, target
         self._noted: dict[str, list[int]] = {}
         self._calls: dict[str, LayerStep] = {}
         self._file: CaptureFile | None = None
+        self._computed: dict[str, torch.Tensor] = {}
         self._weights_written = set[str]()
+        self._weights_left_out: list[str] = []
         self._nonfinite: dict[str, int] = {}
         self._growth = self._new_growth()
         self._lock = threading.RLock()  # threads may call the model at the same time
 
     @property
     def notes(self) -> list[str]:
-        """Return each note once, with its steps."""
+        """Return each note once, with its steps; the last one says that the recording stopped, if it did."""
+        stop = [] if self.stopped is None else [f"recording stopped at step {self._stopped_at}: {self.stopped}"]
+        return [*self.oddities, *stop]
+
+    @property
+    def oddities(self) -> list[str]:
+        """Return the notes on the files."""
         return [f"{text}{_steps_words(steps)}" for text, steps in self._noted.items()]
 
     @property
     def is_recording(self) -> bool:
         """Return whether the current step is to be recorded."""
         steps = self._request.steps
+        if self.stopped is not None:
+            return False
         if isinstance(steps, int):
             return len(self.files) < steps
         return steps is None or self.number in steps
 
     def at(self, number: int) -> None:
         """Set the number of the current step, such as when resuming from a checkpoint; unwritten rows are dropped."""
-        self._drop()
+        with self._guarded():
+            self._drop()
         self.number = number
 
     def step(self, **about: object) -> StepFile | None:
         """End the step, after the optimizer's: write its file with `about`, its metadata in JSON values (a tensor of
         one element is a number; NaN and infinities become null), and continue with the next. Returns None if the step
-        is not to be recorded, or no layer was called."""
+        is not to be recorded, if no layer was called, and once the recording has stopped."""
         written = None
-        about = {key: json_value(value) for key, value in about.items()}
-        with self._lock:
+        with self._guarded(), self._lock:
             if self._file is not None:
                 try:
-                    written = self._finish_file(self._file, about)
+                    written = self._finish_file(self._file, {key: json_value(value) for key, value in about.items()})
                 finally:
                     self._drop()
                 self.files.append(written)
             elif self.is_recording:
                 self.note("no layer was called; no file written")
-            self.number += 1
+        self.number += 1
         return written
 
     def note(self, text: str) -> None:
@@ -124,23 +154,65 @@ class Recorder:
         """Take the input of a layer and, when it arrives, the gradient of its output."""
         import torch
 
+        if not self.is_recording:
+            return
         with_grad, repeated = torch.is_grad_enabled(), _in_backward()
-        with self._lock:
-            if not self.is_recording:
-                return
+        with self._guarded(), self._lock:
             if layer.name not in self._calls:
                 sampling = RowSampling(self._request.sample_rows, self._request.seed, self.number)
-                on_rows = partial(self._before_rows, layer)
-                self._calls[layer.name] = LayerStep(layer, sampling, self._request.roles, on_rows, self._lock)
+                self._calls[layer.name] = LayerStep(
+                    layer,
+                    sampling,
+                    self._request.roles,
+                    partial(self._before_rows, layer),
+                    self._lock,
+                    self._guarded,
+                )
             x = args[0] if args else next(iter(kwargs.values()))
             self._calls[layer.name].called(x, output, with_grad=with_grad, repeated=repeated)
 
+    def computed(self, layer: Layer, weight: torch.Tensor) -> None:
+        """Hold the weight that a parametrization computed, for the forward that reads it."""
+        if not self.is_recording:
+            return
+        with self._guarded(), self._lock:
+            if WEIGHT in self._request.roles and layer.name not in self._weights_written:
+                self._computed[layer.name] = weight.detach()
+
     def close(self) -> bool:
         """End all recording; return whether there were unwritten rows."""
-        with self._lock:
+        pending = False
+        with self._guarded(), self._lock:
             pending = self._file is not None
             self._drop()
+            if self.files and self.stopped is None:
+                mark_complete(self._target.folder, self._target.rank, alone=self._target.alone)
         return pending
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Run code that the program does not see; unless errors are raised, one ends the recording with a warning."""
+        try:
+            with unobserved():
+                yield
+        except Exception as error:  # of any type: the training must not end
+            if self._request.on_error != WARN:
+                raise
+            self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        """Stop recording because of an error: drop the step's rows, mark the files incomplete, and warn once."""
+        with self._lock:
+            if self.stopped is not None:
+                return
+            self.stopped = _sentence(error)
+            with suppress(Exception):
+                self._drop()
+            self._stopped_at = self.number
+            if self.files:
+                target = self._target
+                mark_incomplete(target.folder, StepName(self.number, target.rank, target.alone), self.stopped)
+        self._on_stop(f"recording stopped at step {self._stopped_at}, the program continues: {self.stopped}")
 
     def _before_rows(self, layer: Layer, seen: int, waiting: int) -> None:
         """Check that there is room for a layer's rows, open the step's file and write the layer's weight.
@@ -158,7 +230,11 @@ class Recorder:
         if WEIGHT in self._request.roles and layer.name not in self._weights_written:
             # Written now: the optimizer changes it before the step ends.
             self._weights_written.add(layer.name)
-            self._add(self._file, layer, WEIGHT, layer.weight(), None)
+            weight = layer.weight(self._computed.pop(layer.name, None))
+            if weight is None:
+                self._weights_left_out.append(layer.name)
+            else:
+                self._add(self._file, layer, WEIGHT, weight, None)
 
     def _written_steps(self, begun: int) -> WrittenSteps:
         before = self._target.written
@@ -202,6 +278,11 @@ class Recorder:
             "were never called as modules; not recorded",
             [layer.name for layer in self._layers if layer.name not in called],
         )
+        self._note_layers(
+            "have no whole and plain weight of floats (quantized, sharded, offloaded or computed when read); weights "
+            "not recorded",
+            self._weights_left_out,
+        )
         if GRADIENT in self._request.roles:
             self._note_layers("received no gradient", [call.layer.name for call in calls if not call.got_gradients])
             self._note_layers(
@@ -225,10 +306,10 @@ class Recorder:
         for call in self._calls.values():
             call.close()
         self._calls, self._nonfinite, self._growth = {}, {}, self._new_growth()
-        self._weights_written = set()
-        if self._file is not None:
-            self._file.discard()
-        self._file = None
+        self._computed, self._weights_written, self._weights_left_out = {}, set(), []
+        file, self._file = self._file, None
+        if file is not None:
+            file.discard()
 
 
 def _in_backward() -> bool:
@@ -265,23 +346,41 @@ def _steps_words(steps: Sequence[int]) -> str:
     return f" ({len(steps):,} steps, the first {steps[0]})"
 
 
-OnCall = Callable[[Layer, Any, Any, Any], None]
-"""Called with a layer, its positional and named arguments, and its output."""
+def _sentence(error: Exception) -> str:
+    """Return what an error says, in one line without a final dot."""
+    if isinstance(error, MxcliError):
+        return error.message.rstrip(".")
+    first = (str(error).strip().splitlines() or [""])[0]
+    return printable(f"{type(error).__name__}: {first}").rstrip(".: ")
 
 
-class LayerHook:
-    """A forward hook that reports a layer's calls and returns nothing, so that the output is unchanged.
+def warn(text: str, stacklevel: int = 2) -> None:
+    """Warn of something about the recording; where warnings are errors, write it, since the program must continue."""
+    try:
+        warnings.warn(f"capture: {text}.", stacklevel=stacklevel + 1)
+    except Warning:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"capture: {text}.\n")
 
-    Copies of the model are not recorded, and a file of one must load without mxcli: copied or pickled, the hook becomes
-    a function of the standard library that takes four arguments and does nothing.
+
+class Watch:
+    """A hook on all modules of the process that reports the calls of some and returns nothing, so that outputs are
+    unchanged.
+
+    The modules themselves have no hook: torch chooses other code for a module with one, and copies of the model would
+    be recorded. A module is known by its dict of hooks, which the replicas of DataParallel share and copies do not.
     """
 
-    def __init__(self, layer: Layer, on_call: OnCall) -> None:
-        self._layer, self._on_call = layer, on_call
+    def __init__(self) -> None:
+        self._on_call: dict[int, Callable[[Any, Any, Any], None]] = {}
 
-    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Report a call of the layer."""
-        self._on_call(self._layer, args, kwargs, output)
+    def add(self, module: Any, on_call: Callable[[Any, Any, Any], None]) -> None:
+        """Report calls of a module with its positional and named arguments and its output."""
+        self._on_call[id(module._forward_hooks)] = on_call
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
+    def __call__(self, module: Any, args: Any, *kwargs_and_output: Any) -> None:
+        """Report a call of a module; a thread that is calling one while the hook is removed gives no named
+        arguments."""
+        on_call = self._on_call.get(id(module._forward_hooks))
+        if on_call is not None:
+            on_call(args, kwargs_and_output[0] if len(kwargs_and_output) > 1 else {}, kwargs_and_output[-1])

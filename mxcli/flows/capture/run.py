@@ -24,7 +24,8 @@ OnStep = Callable[[int, int, str], object]
 @dataclass(frozen=True, slots=True)
 class CaptureRun:
     """The result of a run: whether it is complete, the steps that this run wrote, each step's loss in nats per token,
-    the bytes of the files, the seconds that this run's steps took, and notes."""
+    the bytes of the files, the seconds that this run's steps took, notes, and the error that `stopped` the recording,
+    if one did."""
 
     plan: CapturePlan
     complete: bool
@@ -33,6 +34,7 @@ class CaptureRun:
     nbytes: int
     seconds: float
     notes: tuple[str, ...] = ()
+    stopped: str | None = None
 
 
 def capture_model(
@@ -41,11 +43,13 @@ def capture_model(
     """Load the model, run it over the text, and write a file per step; stop before the next step if `stop` returns
     true.
 
-    Finished steps are not run again, unless a learning rate needs them for the weights after them. Files of an earlier
-    capture are replaced one by one; surplus ones are removed once all steps are complete.
+    An error of the recording is raised, or ends the run, as the request says. Finished steps are not run again, unless
+    a learning rate needs them for the weights after them. Files of an earlier capture are replaced one by one; surplus
+    ones are removed once all steps are complete.
     """
     request, steps, earlier = plan.request, plan.windows.steps, plan.earlier
     losses, written, notes = {step: each.loss for step, each in earlier.items()}, list[int](), list[str]()
+    stopped = None
     nbytes, seconds = sum(each.nbytes for each in earlier.values()), 0.0
     if len(earlier) < steps:
         model, load_notes = load_model(plan.model, device)
@@ -63,15 +67,18 @@ def capture_model(
                         losses[step] = loss
                         written.append(step)
                         nbytes += file.nbytes
+                    if recorder.stopped is not None:
+                        break
                 done += plan.size.disk
                 on_step(done, total, f"step {step}")
         seconds = time.monotonic() - began
-        notes = [*load_notes, *recorder.notes]
+        notes, stopped = [*load_notes, *recorder.oddities], recorder.stopped
     is_complete = len(losses) == steps
     if is_complete:
         for name in plan.surplus:
             (plan.output.folder / name).unlink(missing_ok=True)
-    return CaptureRun(plan, is_complete, tuple(written), dict(sorted(losses.items())), nbytes, seconds, tuple(notes))
+    in_order = dict(sorted(losses.items()))
+    return CaptureRun(plan, is_complete, tuple(written), in_order, nbytes, seconds, tuple(notes), stopped)
 
 
 def _recording(model: Any, plan: CapturePlan) -> AbstractContextManager[Recorder]:
@@ -95,7 +102,7 @@ def _recording(model: Any, plan: CapturePlan) -> AbstractContextManager[Recorder
     return recording(
         model,
         chosen_layers(every, request.layers),
-        Recording(request.recorded, request.sample_rows, steps, request.seed),
+        Recording(request.recorded, request.sample_rows, steps, request.seed, request.on_error),
         target,
     )
 

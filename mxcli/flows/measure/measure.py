@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from mxcli.backends.backend import Backend
 from mxcli.errors import printable
-from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.checkpoint import Checkpoint, check_source, read
 from mxcli.files.tensors import DTYPES, Array
 from mxcli.flows.measure.amax import SharedAmax, amax_key_of, has_tensor_scale, largest, oriented
 from mxcli.flows.plan.memory import Need, need_of
@@ -64,11 +64,12 @@ def measure(
     """Quantize every tensor that some plan quantizes, and yield the decisions and results in the order of the source.
 
     Each tensor is read once. Tensors that share a tensor scale are read together; the results of the later ones wait
-    for their turn. Codes are kept only if requested.
+    for their turn. Codes are kept only if requested. Raises InputError at the end too if a file has changed since.
     """
-    return in_source_order(
+    yield from in_source_order(
         plans, lambda unit: _measured_unit(checkpoint, unit, backend, per_block=per_block, codes=codes)
     )
+    check_source(checkpoint)
 
 
 def in_source_order(

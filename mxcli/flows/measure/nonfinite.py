@@ -13,13 +13,17 @@ from mxcli.numerics.estimates import Counted
 from mxcli.numerics.stats import Stats
 
 
-def nonfinite_values(count: int, elements: int, shape: Sequence[int], first: int, part: str = "") -> str:
-    """Return how many of a tensor's elements are NaN or infinite, and the index of the first in `shape`.
+def nonfinite_values(
+    count: int, elements: int, shape: Sequence[int], first: int, part: str = "", *, dtype: str = ""
+) -> str:
+    """Return how many of a tensor's elements are NaN or infinite, or too large for binary32, in which all are
+    quantized, and the index of the first in `shape`.
 
     `first` is its flat index (negative: unknown), `part` says what the elements are ("of its sample ").
     """
+    what = "NaN, infinite or, as F64 can be, beyond binary32 (3.4e38)" if dtype == "F64" else "NaN or infinite"
     where = f", the first at {[int(at) for at in np.unravel_index(first, tuple(shape))]}" if first >= 0 else ""
-    return f"{count:,} of {elements:,} values {part}are NaN or infinite{where}"
+    return f"{count:,} of {elements:,} values {part}are {what}{where}"
 
 
 def nonfinite_refusal(name: str, values: str) -> str:
@@ -39,7 +43,8 @@ def nonfinite_refusals(planned: TensorPlan, counted: Counted) -> list[str]:
     if first >= 0 and planned.axis == COLUMN:
         *outer, row, column = np.unravel_index(first, planned.shape)
         first = int(np.ravel_multi_index((*outer, column, row), planned.tensor.shape))
-    values = nonfinite_values(stats.nan + stats.infinite, stats.elements, planned.tensor.shape, first, part)
+    shape, dtype = planned.tensor.shape, planned.tensor.dtype
+    values = nonfinite_values(stats.nan + stats.infinite, stats.elements, shape, first, part, dtype=dtype)
     return [nonfinite_refusal(planned.tensor.name, values)]
 
 

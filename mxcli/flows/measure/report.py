@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from mxcli.atomic import whole_file
 from mxcli.backends.backend import Backend
+from mxcli.errors import written_to
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import Entry
-from mxcli.files.shard_file import Shard, ShardFile, partial_path
+from mxcli.files.shard_file import Shard, ShardFile
+from mxcli.files.tensors import Array
 from mxcli.flows.measure.findings import Finding, StepSeries, report_conclusion, report_findings, step_series
 from mxcli.flows.measure.inspect import Total, totals_by
 from mxcli.flows.measure.measure import (
@@ -36,6 +38,7 @@ from mxcli.numerics.streams import Sampling
 
 QUANTIZED, PADDED, KEPT, TIED = "quantized", "padded", "kept", "tied"
 
+WriteArray = Callable[[str, Array], None]
 TensorStats = Iterable[tuple[TensorPlan, Stats | None]]
 
 
@@ -233,8 +236,8 @@ def make_report(
     tally = Tally(source, checkpoint, *plans, sampling=sampling)
     refusals: dict[str, list[str]] = {}
     try:
-        with _block_file(per_block, plans) as file:
-            for planned, counted in _counted(checkpoint, plans, backend, file, sampling):
+        with _block_file(per_block, plans) as write:
+            for planned, counted in _counted(checkpoint, plans, backend, write, sampling):
                 refusals.setdefault(planned.tensor.name, nonfinite_refusals(planned, counted))
                 layer = tally.add(planned, counted)
                 if on_layer is not None:
@@ -249,7 +252,7 @@ def _counted(
     checkpoint: Checkpoint,
     plans: Sequence[Plan],
     backend: Backend,
-    file: ShardFile | None,
+    write: WriteArray | None,
     sampling: Sampling | None,
 ) -> Iterator[tuple[TensorPlan, Counted]]:
     """Yield the statistics of each tensor, or of a sample of it; write arrays per block to the file, if any."""
@@ -257,12 +260,12 @@ def _counted(
         for along, samples in measure_samples(checkpoint, plans, backend, sampling):
             yield from zip(along, samples, strict=True)
         return
-    for along, made in measure(checkpoint, plans, backend, per_block=file is not None):
+    for along, made in measure(checkpoint, plans, backend, per_block=write is not None):
         for planned, q in zip(along, made, strict=True):
             assert q.stats is not None
-            if file is not None:
+            if write is not None:
                 for array in PER_BLOCK:
-                    file.write(_array_name(planned, array, plans), getattr(q.per_block, array))
+                    write(_array_name(planned, array, plans), getattr(q.per_block, array))
             yield planned, q.stats
 
 
@@ -298,8 +301,8 @@ def _kept(plans: Sequence[Plan]) -> Iterator[LayerReport]:
 
 
 @contextmanager
-def _block_file(path: Path | None, plans: Sequence[Plan]) -> Iterator[ShardFile | None]:
-    """Yield the file for per-block arrays under its partial name; rename it when all went well."""
+def _block_file(path: Path | None, plans: Sequence[Plan]) -> Iterator[WriteArray | None]:
+    """Yield a function that adds an array to the file of per-block arrays, which gets its name when all went well."""
     if path is None:
         yield None
         return
@@ -310,16 +313,18 @@ def _block_file(path: Path | None, plans: Sequence[Plan]) -> Iterator[ShardFile 
         for array, dtype in PER_BLOCK.items()
         if planned.scheme is not None
     )
-    partial = partial_path(path)
-    try:
-        file = ShardFile(Shard(path.name, entries, {"schema": "mxcli.per_block/1"}), partial.open("wb"))
-        try:
-            yield file
-        finally:
-            file.close()
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with ExitStack() as opened:
+        with written_to(path):
+            file = opened.enter_context(whole_file(path, replace=True))
+            shard = ShardFile(Shard(path.name, entries, {"schema": "mxcli.per_block/1"}), file)
+
+        def write(name: str, array: Array) -> None:
+            with written_to(path):
+                shard.write(name, array)
+
+        yield write
+        with written_to(path):
+            opened.close()
 
 
 def _schemes(plans: Sequence[Plan]) -> tuple[tuple[Scheme, int], ...]:

@@ -12,9 +12,8 @@ from operator import add
 import numpy as np
 
 from mxcli.backends.backend import Backend
-from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.checkpoint import Checkpoint, check_source, read, read_rows
 from mxcli.files.layouts import COLUMN
-from mxcli.files.reading import read_rows
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
 from mxcli.flows.measure.amax import AmaxKey, SharedAmax, amax_key_of, has_tensor_scale, largest, oriented
 from mxcli.flows.measure.measure import TensorPlans, in_source_order, quantized_only, read_groups
@@ -52,7 +51,8 @@ def measure_samples(
     All plans measure the same rows. A tensor scale follows from the largest magnitude in the sample, or in those of
     the tensors that share it.
     """
-    return in_source_order(plans, lambda unit: _sampled_unit(checkpoint, unit, backend, sampling))
+    yield from in_source_order(plans, lambda unit: _sampled_unit(checkpoint, unit, backend, sampling))
+    check_source(checkpoint)
 
 
 def memory_to_sample(sampling: Sampling, *plans: Plan) -> Need:
@@ -145,16 +145,16 @@ def _read(checkpoint: Checkpoint, sampling: Sampling, planned: TensorPlans) -> P
     info, drawn = planned[0].tensor, _drawn(sampling, planned)
     if drawn is None:
         return ((Part((), read(checkpoint, info)),),)
-    return tuple(tuple(_parts(info, group)) for group in drawn)
+    return tuple(tuple(_parts(checkpoint, info, group)) for group in drawn)
 
 
-def _parts(info: TensorInfo, runs: Iterable[Run]) -> Iterator[Part]:
+def _parts(checkpoint: Checkpoint, info: TensorInfo, runs: Iterable[Run]) -> Iterator[Part]:
     """Yield the runs of a group; the last ones of a tensor's matrices may be shorter than the others."""
     by_length: dict[int, list[int]] = {}
     for run in runs:
         by_length.setdefault(run.rows, []).append(run.first)
     for rows, firsts in by_length.items():
-        yield Part(tuple(firsts), read_rows(info, firsts, rows))
+        yield Part(tuple(firsts), read_rows(checkpoint, info, firsts, rows))
 
 
 def _sampled_unit(

@@ -9,10 +9,10 @@ from itertools import islice
 import numpy as np
 
 from mxcli.backends import cpu
-from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.checkpoint import Checkpoint, read, read_rows
 from mxcli.files.layouts import COLUMN
 from mxcli.files.reading import as_floats
-from mxcli.files.tensors import Array
+from mxcli.files.tensors import IN_MEMORY, Array
 from mxcli.flows.measure.amax import SharedAmax, oriented
 from mxcli.flows.measure.report import LayerReport
 from mxcli.flows.plan.plan import Plan, TensorPlan
@@ -147,8 +147,7 @@ def _block(checkpoint: Checkpoint, planned: TensorPlan, place: Mapping[str, obje
     scheme, dtype = planned.scheme, planned.tensor.dtype
     assert scheme is not None
     index, row, column = (int(str(place[key])) for key in ("index", "row", "column"))
-    x = read(checkpoint, planned.tensor)
-    block = _cut(np.swapaxes(x, -1, -2) if planned.axis == COLUMN else x, scheme.format.block, index, row, column)
+    block = _read_block(checkpoint, planned, index, row, column)
     tensor_amax = amax if scheme.format.tensor_scale is not None else None
     q = cpu.quantize(block, dtype, scheme, tensor_amax=tensor_amax, per_block=True)
     stats, per_block = q.stats, q.per_block
@@ -184,12 +183,23 @@ def _block(checkpoint: Checkpoint, planned: TensorPlan, place: Mapping[str, obje
     )
 
 
-def _cut(x: Array, block: tuple[int | None, int | None], index: int, row: int, column: int) -> Array:
-    """Return the block that begins at a row and column of a batch; of a mapped tensor no more than that is read."""
-    rows, columns = block
-    matrix = x[None] if x.ndim == 1 else x[np.unravel_index(index, x.shape[:-2])]
-    height, width = matrix.shape
-    return np.ascontiguousarray(matrix[row : row + (rows or height), column : column + (columns or width)])
+def _read_block(checkpoint: Checkpoint, planned: TensorPlan, index: int, row: int, column: int) -> Array:
+    """Read the block that begins at a row and column of a matrix of the tensor as quantized: its rows alone if the
+    bytes are in place."""
+    info, turned = planned.tensor, planned.axis == COLUMN
+    assert planned.scheme is not None
+    rows, columns = planned.scheme.format.block
+    if len(info.shape) < 2 or info.offset == IN_MEMORY:
+        x = read(checkpoint, info)
+        oriented_x = np.swapaxes(x, -1, -2) if turned else x
+        matrix = x[None] if x.ndim == 1 else oriented_x[np.unravel_index(index, x.shape[:-2])]
+        first = (row, column)
+    else:
+        height, begin, count = info.shape[-2], *((column, columns) if turned else (row, rows))
+        stored = read_rows(checkpoint, info, [index * height + begin], min(count or height, height - begin))[0]
+        matrix, first = (stored.T, (row, 0)) if turned else (stored, (0, column))
+    tall, wide = matrix.shape
+    return np.ascontiguousarray(matrix[first[0] : first[0] + (rows or tall), first[1] : first[1] + (columns or wide)])
 
 
 def _values(x: Array, dtype: str) -> Array:

@@ -10,6 +10,10 @@ from mxcli.errors import EnvironmentFailure, printable
 
 PROGRAM_BYTES = 1 << 26
 """Memory of the interpreter and its libraries, about."""
+RESULT_BYTES = 6 << 10
+"""Memory of what is known of a tensor at the end, about."""
+RECORD_BYTES = 29 << 10
+"""Memory of the statistics of a tensor in the record and in the progress log, with the check of the output, about."""
 _MIB = 1 << 20
 
 
@@ -21,13 +25,16 @@ class Need:
     tensor: str | None
 
 
-def need_of(working: Iterable[tuple[str, int]], pending_bytes: int = 0) -> Need:
+def need_of(working: Iterable[tuple[str, int]], pending_bytes: int = 0, *, recorded: int = 0) -> Need:
     """Return the peak memory of tensors processed one after another, given the bytes that each takes.
 
-    `pending_bytes` is the most that may still wait to be written to disk.
+    `pending_bytes` is the most that may still wait to be written to disk, `recorded` the number of tensors whose
+    statistics go into the record of an output.
     """
-    tensor, most = max(working, key=lambda pair: pair[1], default=(None, 0))
-    return Need(PROGRAM_BYTES + pending_bytes + most, tensor)
+    tensors = list(working)
+    tensor, most = max(tensors, key=lambda pair: pair[1], default=(None, 0))
+    results = len(tensors) * RESULT_BYTES + recorded * RECORD_BYTES
+    return Need(PROGRAM_BYTES + results + pending_bytes + most, tensor)
 
 
 def check_memory(need: Need, max_memory: int | None, device: str) -> None:

@@ -13,9 +13,8 @@ import numpy as np
 from mxcli.backends.backend import Backend
 from mxcli.errors import InputError, printable
 from mxcli.files.captured_layers import CapturedLayer
-from mxcli.files.checkpoint import Checkpoint, read
-from mxcli.files.reading import release_pages
-from mxcli.files.tensors import Array, TensorInfo
+from mxcli.files.checkpoint import Checkpoint, read, read_rows
+from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo
 from mxcli.flows.products.output_error import binary64, nonfinite_operand
 from mxcli.flows.products.shapes import DY, W, X
 from mxcli.numerics.blocks import Quantized
@@ -72,7 +71,6 @@ def weight_of(weight: Weight) -> Array:
     """Return W [out, in] in binary64; raises InputError where it is not finite."""
     stored = read(weight.source, weight.info)
     values = _finite(binary64(stored, weight.info.dtype), weight.info)
-    release_pages(stored)
     return values.T if weight.turned else values
 
 
@@ -90,10 +88,15 @@ def tokens_of(
     found = {}
     for letter, info in held_of(place).items():
         if letter in letters:
-            stored = read(captures, info)
-            found[letter] = _finite(binary64(stored.reshape(-1, info.shape[-1])[:tokens], info.dtype), info)
-            release_pages(stored)
+            found[letter] = _finite(binary64(_first_rows(captures, info, tokens), info.dtype), info)
     return found
+
+
+def _first_rows(captures: Checkpoint, info: TensorInfo, rows: int) -> Array:
+    """Read the first rows of a tensor; nothing else of it if its bytes are in place."""
+    if info.offset == IN_MEMORY:
+        return read(captures, info).reshape(-1, info.shape[-1])[:rows]
+    return read_rows(captures, info, [0], rows).reshape(-1, info.shape[-1])
 
 
 def amaxes_of(captures: Checkpoint, place: CapturedLayer, weight: Weight, backend: Backend) -> dict[str, float]:
@@ -103,7 +106,6 @@ def amaxes_of(captures: Checkpoint, place: CapturedLayer, weight: Weight, backen
     for letter, info in {W: weight.info, **held_of(place)}.items():
         stored = read(weight.source if letter == W else captures, info)
         amax = backend.amax(stored, info.dtype)
-        release_pages(stored)
         if amax.nonfinite:
             raise InputError(nonfinite_operand(info.file, info))
         found[letter] = amax.value

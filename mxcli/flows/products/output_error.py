@@ -14,7 +14,7 @@ from mxcli.files.captured_layers import by_layer, captured_layers, steps_and_ran
 from mxcli.files.captures import rows_of
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
-from mxcli.files.reading import as_floats, release_pages
+from mxcli.files.reading import as_floats
 from mxcli.files.roles import ACTIVATION
 from mxcli.files.tensors import DTYPES, Array, TensorInfo
 from mxcli.flows.plan.plan import TensorPlan
@@ -87,7 +87,6 @@ class CapturedInputs:
                 for piece in pieces
             )
             found.append((noise, output))
-        release_pages(weight)
         return found
 
     def amax(self, step: TensorPlan, backend: Backend) -> float:
@@ -97,7 +96,6 @@ class CapturedInputs:
         for info in self._layers[_module(step.tensor)]:
             x = read(self._captures, info)
             found = backend.amax(x, info.dtype)
-            release_pages(x)
             if found.nonfinite:
                 raise InputError(nonfinite_operand(self._captures.where, info))
             largest = max(largest, found.value)

@@ -1,27 +1,23 @@
-"""Checks of files and tensors: complete, consistent with the configuration and the record, found by loaders."""
+"""Checks of files and tensors: complete, consistent with the configuration, found by loaders."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+import json
+import re
+from collections.abc import Iterator
 
 import numpy as np
 
-from mxcli.errors import InputError, UsageError
+from mxcli.errors import InputError, printable
 from mxcli.files.checkpoint import read
 from mxcli.files.directory import ShardIndex, read_index
-from mxcli.files.model_files import RECORD
+from mxcli.files.model_files import CONFIG, RECORD
 from mxcli.files.plain import read_head
 from mxcli.files.safetensors import looks_like_safetensors, read_safetensors
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
 from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding, some
 from mxcli.flows.verify.errors import widened
 from mxcli.flows.verify.subject import Subject
-from mxcli.flows.write.restore import StoredWeight
-from mxcli.numerics.hadamard import signs_text
-from mxcli.numerics.scheme import TENSOR_RULES, Rules, Scheme, overlaid, resolve
 
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_scale", ".prob_output_scale")
 """Scales of attention, which do not belong to a weight."""
@@ -32,10 +28,20 @@ _REQUANTIZE = "Requantize it, or update safetensors."
 def _misfits(subject: Subject) -> Iterator[Finding]:
     for where, fault in subject.misfits.items():
         yield Finding(where, fault.rstrip("."), "tensors that match the configuration", "Requantize it.")
+    if len(subject.misfits) > 1 and not subject.weights:
+        yield Finding(
+            CONFIG,
+            f"none of the {len(subject.misfits):,} weights is what its quantization_config states",
+            "the configuration written with these weights",
+            f"Restore the {CONFIG} of this checkpoint.",
+        )
 
 
 def _unassigned(subject: Subject, role: str) -> Iterator[TensorInfo]:
-    """Yield tensors of a role that belong to no weight, without parts of misfits, which are reported already."""
+    """Yield tensors of a role that belong to no weight, without parts of misfits, which are reported already; none if
+    the codes cannot be read."""
+    if subject.unread is not None:
+        return
     tensors = subject.checkpoint.tensors if subject.view is None else subject.view.tensors
     reported = tuple(name.removesuffix(".weight") + end for name in subject.misfits for end in (".", "_"))
     for name, info in tensors.items():
@@ -107,6 +113,40 @@ def _misplaced(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def _unlisted(subject: Subject) -> Iterator[Finding]:
+    """Yield shards that no index names: those next to an index, or several without one."""
+    checkpoint = subject.checkpoint
+    families = {_SHARD.sub("", file.name) for file in checkpoint.files if _SHARD.search(file.name)}
+    found = sorted(path.name for path in checkpoint.root.glob("*.safetensors") if _SHARD.search(path.name))
+    listed = {file.name for file in checkpoint.files} if checkpoint.index is not None else set()
+    unlisted = [name for name in found if name not in listed and _SHARD.sub("", name) in families]
+    if unlisted and len(found) > 1 and (checkpoint.index is not None or len(checkpoint.files) > 1):
+        yield Finding(
+            checkpoint.index.name if checkpoint.index is not None else f"{min(families)}.safetensors.index.json",
+            "missing" if checkpoint.index is None else f"does not name {some(unlisted)}",
+            "an index that names every shard: loaders look for tensors there",
+            "Copy the index of this checkpoint again.",
+        )
+
+
+_SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
+
+
+def _documents(subject: Subject) -> Iterator[Finding]:
+    """Yield JSON documents of the model that cannot be read; those with a recorded hash are proven by it."""
+    for path in sorted(subject.checkpoint.root.glob("*.json")):
+        if path.name in (CONFIG, RECORD) or path.name in subject.record.sha256 or not path.is_file():
+            continue
+        try:
+            if path.stat().st_size <= _LARGEST_DOCUMENT:
+                json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            yield Finding(path.name, f"cannot be read: {printable(error)}", "a whole JSON document", "Copy it again.")
+
+
+_LARGEST_DOCUMENT = 1 << 26
+
+
 def _total_size(subject: Subject) -> Iterator[Finding]:
     index = _index(subject)
     if index is None:
@@ -153,16 +193,6 @@ def activation_scales(subject: Subject) -> Iterator[tuple[str, Array]]:
             yield name, widened(read(subject.checkpoint, info), info.dtype)
 
 
-def _recorded(subject: Subject) -> Iterator[Finding]:
-    root = subject.checkpoint.root
-    for name, sha256 in subject.recorded_files.items():
-        path = root / name
-        if not path.is_file():
-            yield Finding(name, "missing", f"the file recorded in {RECORD}", "Copy it again.")
-        elif sha256 is not None and _sha256(path) != sha256:
-            yield Finding(name, "other content", f"the SHA-256 recorded in {RECORD}", "Copy it again.")
-
-
 def _library(subject: Subject) -> Iterator[Finding]:
     from safetensors import SafetensorError, safe_open
 
@@ -184,11 +214,6 @@ def _library(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 path.name, f"reads differently: {some(differing)}", "the same names, dtypes and shapes", _REQUANTIZE
             )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 FILE_CHECKS: tuple[Check[Subject], ...] = (
@@ -228,6 +253,20 @@ FILE_CHECKS: tuple[Check[Subject], ...] = (
         _misplaced,
     ),
     Check(
+        "shards",
+        PROBLEM,
+        "shards that loaders do not find",
+        "the files of the directory that are named as shards against the index",
+        _unlisted,
+    ),
+    Check(
+        "document",
+        PROBLEM,
+        "documents of the model that loaders cannot read",
+        "every .json file of the directory is parsed",
+        _documents,
+    ),
+    Check(
         "total_size", WARNING, "an index with the wrong size", "total_size against the bytes of tensors", _total_size
     ),
     Check(
@@ -238,13 +277,6 @@ FILE_CHECKS: tuple[Check[Subject], ...] = (
         _activation_scales,
     ),
     Check(
-        "recorded_file",
-        PROBLEM,
-        "files that are missing or changed since they were written",
-        f"the files named in {RECORD}, and their SHA-256 where recorded",
-        _recorded,
-    ),
-    Check(
         "safetensors_library",
         PROBLEM,
         "files that the safetensors library used by loaders refuses or reads differently",
@@ -252,95 +284,4 @@ FILE_CHECKS: tuple[Check[Subject], ...] = (
         _library,
     ),
     Check("alignment", NOTE, "tensors that cannot be mapped in place", "offset modulo element size", _unaligned),
-)
-
-
-ROUNDING = "rounding"
-_RULES = ("scale_rounding", ROUNDING, "dialect")
-
-
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """Schemes that the metadata names for a weight, its own first; `draws_unknown` if one of them is random and its
-    seed is not recorded."""
-
-    schemes: tuple[Scheme, ...] = ()
-    draws_unknown: bool = False
-
-
-def stated_schemes(subject: Subject) -> dict[str, Stated]:
-    """Return the schemes stated for each weight: by the record, which lists a stack of experts as a whole, and by the
-    configuration, which has no seed. Transforms are those of the configuration, which decide how codes are read."""
-    recorded = {name: _scheme(record) for name, record in subject.recorded_tensors.items()}
-    known = tuple(dict.fromkeys(scheme for scheme in recorded.values() if scheme is not None))
-    return {name: _stated(subject, stored, recorded.get(name), known) for name, stored in subject.weights.items()}
-
-
-def _stated(subject: Subject, stored: StoredWeight, own: Scheme | None, known: tuple[Scheme, ...]) -> Stated:
-    weight = stored.weight
-    schemes = [own] if own is not None else [scheme for scheme in known if scheme.format == weight.format]
-    unknown = False
-    if subject.layout is not None and subject.layout.names_rules:
-        unknown = weight.scheme.rounding.is_random and not any(scheme.rounding.is_random for scheme in schemes)
-        schemes += [] if weight.scheme.rounding.is_random else [replace(weight.scheme, nonfinite="saturate")]
-    fitting = [replace(scheme, hadamard=weight.scheme.hadamard) for scheme in schemes if scheme.format == weight.format]
-    return Stated(tuple(dict.fromkeys(fitting)), unknown)
-
-
-def _scheme(record: Mapping[str, object]) -> Scheme | None:
-    """Return the scheme that a record names; None unless it is known."""
-    seed = record.get("seed", 0)
-    try:
-        rules = Rules(seed=seed if isinstance(seed, int) else 0)
-        named = {key: str(record[key]) for key in TENSOR_RULES if record.get(key) is not None}
-        return resolve(str(record.get("format")), overlaid(rules, named))
-    except UsageError:
-        return None
-
-
-def _contradictions(subject: Subject) -> Iterator[Finding]:
-    for name, record in subject.recorded_tensors.items():
-        stored = subject.weights.get(name)
-        if stored is None:
-            continue
-        ours, theirs = _configured_rules(subject, stored), _recorded_rules(record)
-        differing = [key for key in ours if key in theirs and ours[key] != theirs[key]]
-        if differing:
-            yield Finding(
-                name,
-                ", ".join(f"{key} {ours[key]}" for key in differing),
-                f"as recorded in {RECORD}: {', '.join(f'{key} {theirs[key]}' for key in differing)}",
-                "Restore the config.json written with it.",
-            )
-
-
-def _configured_rules(subject: Subject, stored: StoredWeight) -> dict[str, str]:
-    """Return the rules of a weight that the configuration states."""
-    weight, scheme = stored.weight, stored.weight.scheme
-    described = {"format": scheme.format.name}
-    if subject.layout is None or not subject.layout.names_rules:
-        return described
-    transform = "none" if scheme.hadamard is None else signs_text(scheme.hadamard)
-    names = (scheme.scale_rule.name, scheme.rounding.name, scheme.dialect.name)
-    return {**described, "axis": weight.axis, "transform": transform, **dict(zip(_RULES, names, strict=True))}
-
-
-def _recorded_rules(record: Mapping[str, object]) -> dict[str, str]:
-    """Return the rules that the record of a tensor states."""
-    scheme, hadamard = _scheme(record), record.get("hadamard")
-    rules = {key: str(record[key]) for key in ("axis", *_RULES) if record.get(key) is not None}
-    if record.get("format") is not None:
-        rules["format"] = scheme.format.name if scheme is not None else str(record["format"])
-        rules["transform"] = str(hadamard.get("signs")) if isinstance(hadamard, Mapping) else "none"
-    return rules
-
-
-RECORD_CHECKS: tuple[Check[Subject], ...] = (
-    Check(
-        "recorded_rules",
-        PROBLEM,
-        "weights whose configuration contradicts the record: they are misread",
-        f"the format of every weight recorded in {RECORD}, and its axis, transform and rules if the layout names them",
-        _contradictions,
-    ),
 )

@@ -6,14 +6,36 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mxcli.flows.verify.check import SEVERITIES, Check, Finding, Result
-from mxcli.flows.verify.check_against import ORIGINAL_CHECKS, SOURCE_CHECKS
+from mxcli.flows.verify.check_against import JUDGED_CHECKS, ORIGINAL_CHECKS, SOURCE_CHECKS
 from mxcli.flows.verify.check_config import CONFIG_CHECKS, DEVICE_CHECKS
-from mxcli.flows.verify.check_files import FILE_CHECKS, RECORD_CHECKS
+from mxcli.flows.verify.check_files import FILE_CHECKS
+from mxcli.flows.verify.check_foreign import FOREIGN_CHECKS
 from mxcli.flows.verify.check_fused import FUSED_CHECKS
+from mxcli.flows.verify.check_model import MODEL_CHECKS
+from mxcli.flows.verify.check_parameters import PARAMETER_CHECKS
+from mxcli.flows.verify.check_plain import PLAIN_CHECKS
+from mxcli.flows.verify.check_record import RECORD_CHECKS
+from mxcli.flows.verify.check_rules import RULE_CHECKS
+from mxcli.flows.verify.check_siblings import LAYER_CHECKS, PLAIN_SIBLING_CHECKS, SIBLING_CHECKS
 from mxcli.flows.verify.check_values import WEIGHT_CHECKS
 
-CHECKPOINT_CHECKS = (*FILE_CHECKS, *RECORD_CHECKS, *CONFIG_CHECKS, *DEVICE_CHECKS)
-CHECKS: tuple[Check[Any], ...] = (*CHECKPOINT_CHECKS, *WEIGHT_CHECKS, *FUSED_CHECKS, *SOURCE_CHECKS, *ORIGINAL_CHECKS)
+CHECKPOINT_CHECKS = (*FILE_CHECKS, *RULE_CHECKS, *CONFIG_CHECKS, *DEVICE_CHECKS)
+CHECKS: tuple[Check[Any], ...] = (
+    *CHECKPOINT_CHECKS,
+    *RECORD_CHECKS,
+    *MODEL_CHECKS,
+    *PARAMETER_CHECKS,
+    *LAYER_CHECKS,
+    *PLAIN_CHECKS,
+    *PLAIN_SIBLING_CHECKS,
+    *WEIGHT_CHECKS,
+    *SIBLING_CHECKS,
+    *FUSED_CHECKS,
+    *FOREIGN_CHECKS,
+    *SOURCE_CHECKS,
+    *ORIGINAL_CHECKS,
+    *JUDGED_CHECKS,
+)
 
 
 class Findings:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from mxcli.backends.backend import Backend
+from mxcli.errors import InputError
 from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.hashes import ContentHash
 from mxcli.files.layouts import quantized_from
+from mxcli.files.model_files import RECORD
+from mxcli.files.progress import header_hash
+from mxcli.files.record import read_record
+from mxcli.files.safetensors import LENGTH_BYTES
 from mxcli.files.selection import Rule, select
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.measure.inspect import Total, totals_by
 from mxcli.flows.plan.fused import fused_sets
 from mxcli.flows.plan.memory import Need, need_of
-from mxcli.flows.verify.diff_blocks import NOTHING, BlockDifference, Explanation, block_difference, explanation
+from mxcli.flows.verify.diff_blocks import (
+    NOTHING,
+    BlockDifference,
+    Explanation,
+    block_difference,
+    explanation,
+    no_difference,
+)
 from mxcli.flows.verify.errors import Distance, distance, same_bytes
 from mxcli.flows.write.pipeline import Progress
 from mxcli.flows.write.restore import PlainView, StoredWeight, plain_view, values_of
@@ -30,11 +45,13 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A side of the comparison: its name, its checkpoint, and the plain view of a quantized one (None: plain)."""
+    """A side of the comparison: its name, its checkpoint, the plain view of a quantized one (None: plain), and the
+    hashes of stored tensors that its record has and that can still be so."""
 
     name: str
     checkpoint: Checkpoint
     view: PlainView | None
+    recorded: Mapping[str, ContentHash] = field(default_factory=dict)
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -76,7 +93,8 @@ class Difference:
 
     `blocks` are counts if both have the same format, axis, transform and shape; others have no comparable codes and
     scales. `treatments` are set if both are quantized. `distance` is that of B's values from A's, if both have values
-    of the same shape and something differs or is stored differently.
+    of the same shape and something differs or is stored differently. `by_record`: it is equal by the hashes that both
+    records have, and was not read.
     """
 
     name: str
@@ -86,6 +104,7 @@ class Difference:
     blocks: BlockDifference | None = None
     distance: Distance | None = None
     treatments: tuple[Treatment, Treatment] | None = None
+    by_record: bool = False
 
     @property
     def is_equal(self) -> bool:
@@ -125,9 +144,38 @@ class Diff:
         return Counter(word for each in self.tensors for word in (each.differs or (EQUAL,)))
 
 
-def side_of(name: str, checkpoint: Checkpoint) -> Side:
-    """Return a checkpoint to compare, plain or quantized; raises like `plain_view`."""
-    return Side(name, checkpoint, None if checkpoint.dialect is None else plain_view(checkpoint, "F32"))
+def side_of(name: str, checkpoint: Checkpoint, *, full: bool = False) -> Side:
+    """Return a checkpoint to compare, plain or quantized; raises like `plain_view`. With `full` its record is not
+    used."""
+    view = None if checkpoint.dialect is None else plain_view(checkpoint, "F32")
+    return Side(name, checkpoint, view, {} if full else _recorded(checkpoint))
+
+
+def _recorded(checkpoint: Checkpoint) -> dict[str, ContentHash]:
+    """Return the recorded hashes of the tensors in safetensors files with the recorded header that were not written to
+    after the record; empty without a record."""
+    try:
+        record = read_record(checkpoint.root)
+    except InputError:
+        record = None
+    found: dict[str, ContentHash] = {}
+    for file in checkpoint.files if record is not None else ():
+        header = record.headers.get(file.name) if record is not None else None
+        if record is not None and header is not None and header == _header_hash(file, checkpoint.root / RECORD):
+            found |= record.stored.get(file.name, {})
+    return found
+
+
+def _header_hash(file: Path, record: Path) -> str | None:
+    """Return the hash of a file's header; None if the file was written to after its record, or cannot be read."""
+    try:
+        if file.stat().st_mtime_ns > record.stat().st_mtime_ns:
+            return None
+        with file.open("rb") as opened:
+            start = opened.read(LENGTH_BYTES)
+            return header_hash(start + opened.read(min(int.from_bytes(start, "little"), file.stat().st_size)))
+    except OSError:
+        return None
 
 
 def memory_to_diff(a: Side, b: Side) -> Need:
@@ -156,10 +204,13 @@ def diff_sides(
         difference, pair = _difference(a, b, name, backend)
         found.append(difference)
         if pair is not None:
-            scales.add(name, *pair, differs=TENSOR_SCALE in difference.differs)
+            scales.add(name, *map(_tensor_scales, pair), differs=TENSOR_SCALE in difference.differs)
             if difference.blocks is not None and difference.blocks.scales:
                 fmt = pair[0].format.name
                 explained[fmt] = explained.get(fmt, NOTHING) + explanation(*pair)
+        elif difference.by_record and (stored := a.stored(name)) is not None:
+            parts = _only_tensor_scales(a.checkpoint, stored)
+            scales.add(name, parts, parts, differs=False)
         done += sizes[name]
         if on_progress is not None:
             on_progress(done, total, name)
@@ -167,17 +218,37 @@ def diff_sides(
     return Diff((_side_summary(a), _side_summary(b)), tuple(found), known, scales.fused_in_one)
 
 
+_TensorScales = tuple[float, float | None]
+"""The encode and the decode scale of a tensor."""
+
+
+def _tensor_scales(q: Quantized) -> _TensorScales | None:
+    return None if q.format.tensor_scale is None else (q.tensor_encode, q.tensor_scale)
+
+
+def _only_tensor_scales(checkpoint: Checkpoint, stored: StoredWeight) -> _TensorScales | None:
+    """Read the tensor scales of a weight, and nothing else of it."""
+    if stored.weight.format.tensor_scale is None:
+        return None
+    fields: dict[str, Any] = {"tensor_scale": None, "tensor_encode": 1.0}
+    for content in stored.contents:
+        if content.holds.name in ("encode", "decode"):
+            array = read(checkpoint, checkpoint.tensors[content.entry.name])
+            fields |= content.holds.load(array, stored.weight.format, stored.weight.shape)
+    return fields["tensor_encode"], fields["tensor_scale"]
+
+
 class _Scales:
     """Tensor scales of both sides, by weight."""
 
     def __init__(self) -> None:
-        self._scales: dict[str, tuple[tuple[float, float | None], tuple[float, float | None]]] = {}
+        self._scales: dict[str, tuple[_TensorScales, _TensorScales]] = {}
         self._differing: set[str] = set()
 
-    def add(self, name: str, a: Quantized, b: Quantized, *, differs: bool) -> None:
+    def add(self, name: str, a: _TensorScales | None, b: _TensorScales | None, *, differs: bool) -> None:
         """Record the tensor scales of a weight, if it has any, and whether they differ."""
-        if a.format.tensor_scale is not None:
-            self._scales[name] = (a.tensor_encode, a.tensor_scale), (b.tensor_encode, b.tensor_scale)
+        if a is not None and b is not None:
+            self._scales[name] = a, b
             self._differing |= {name} if differs else set()
 
     @property
@@ -223,12 +294,30 @@ def _difference(a: Side, b: Side, name: str, backend: Backend) -> tuple[Differen
     first = replace(first, treatments=(_treatment(ours), _treatment(theirs)))
     if properties := _incomparable(ours, theirs):
         return replace(first, differs=properties, distance=measure()), None
+    if _are_recorded_equal(a, b, ours, theirs):
+        same = no_difference(ours.weight.format, ours.weight.shape)
+        return replace(first, blocks=same, by_record=True), None
     pair = _quantized(a.checkpoint, ours), _quantized(b.checkpoint, theirs)
     blocks = block_difference(*pair)
     words = {CODES: blocks.codes, SCALES: blocks.scales, TENSOR_SCALE: blocks.tensor_scales}
     differs = tuple(word for word, some in words.items() if some)
     measured = measure() if differs or a.layout != b.layout else None
     return replace(first, differs=differs, blocks=blocks, distance=measured), pair
+
+
+def _are_recorded_equal(a: Side, b: Side, ours: StoredWeight, theirs: StoredWeight) -> bool:
+    """Return whether both records have the same hashes for all parts of a weight, stored in the same way."""
+    if a.layout != b.layout or ours.weight.variant != theirs.weight.variant:
+        return False
+    one, other = (
+        {(part.holds.name, part.entry.dtype): part.entry.name for part in each.contents} for each in (ours, theirs)
+    )
+    return one.keys() == other.keys() and _have_same_hash(a, b, [(one[key], other[key]) for key in one])
+
+
+def _have_same_hash(a: Side, b: Side, names: Iterable[tuple[str, str]]) -> bool:
+    pairs = [(a.recorded.get(one), b.recorded.get(other)) for one, other in names]
+    return all(one is not None and other is not None and one.xxh3 == other.xxh3 for one, other in pairs)
 
 
 def _treatment(stored: StoredWeight) -> Treatment:
@@ -248,6 +337,8 @@ def _incomparable(ours: StoredWeight, theirs: StoredWeight) -> tuple[str, ...]:
 
 def _plain_difference(a: Side, b: Side, ours: TensorInfo, theirs: TensorInfo, first: Difference) -> Difference:
     if ours.dtype == theirs.dtype:
+        if _have_same_hash(a, b, [(ours.name, theirs.name)]):
+            return replace(first, by_record=True)
         x, y = a.read(ours), b.read(theirs)
         if same_bytes(x, y):
             return first

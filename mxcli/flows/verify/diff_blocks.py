@@ -21,8 +21,9 @@ from mxcli.flows.verify.weight_summary import (
     scale_values,
     slabs,
 )
-from mxcli.numerics.blocks import Quantized
+from mxcli.numerics.blocks import Quantized, grid_shape
 from mxcli.numerics.floats import FP32, FloatFormat
+from mxcli.numerics.formats import BlockFormat
 from mxcli.numerics.scale_rules import FRACTION_BITS, POWER_OF_TWO_SCALE_RULES, PowerOfTwoScaleRule
 
 RECIPROCAL = 2.0**-20
@@ -88,6 +89,12 @@ def block_difference(a: Quantized, b: Quantized) -> BlockDifference:
         tensor_scales=_tensor_scales(a, b),
         nan_scales=nan_scales,
     )
+
+
+def no_difference(fmt: BlockFormat, shape: tuple[int, ...]) -> BlockDifference:
+    """Return the counts of a weight that is the same in both."""
+    elements, blocks = math.prod(shape), math.prod(grid_shape(fmt, shape))
+    return BlockDifference(elements, blocks, 0, 0, 0, 0, 0, {}, None)
 
 
 def _signed_ranks(q: Quantized) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -12,10 +12,13 @@ from mxcli.backends import unpacked
 from mxcli.backends.abi import kernel_scheme
 from mxcli.backends.backend import Backend
 from mxcli.files.checkpoint import Checkpoint, read
-from mxcli.files.layouts import COLUMN, quantized_from
+from mxcli.files.layouts import quantized_from
 from mxcli.files.tensors import Array
-from mxcli.flows.verify.check_files import Stated
-from mxcli.flows.verify.weight_summary import blocks_of
+from mxcli.flows.measure.amax import SharedAmax, amax_key, largest, oriented
+from mxcli.flows.plan.fused import fused_sets
+from mxcli.flows.verify.check_rules import Stated
+from mxcli.flows.verify.subject import Originals, Subject
+from mxcli.flows.verify.weight_summary import blocks_of, decode_scale
 from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.dialects import DIALECTS
@@ -33,7 +36,8 @@ class Provenance:
     """The scheme that reproduces a weight's bytes (`exact`), or the nearest one.
 
     `equal_blocks` of `blocks` are equal, in the sample that rules were tried on; `tensor_scale` is True if that scale
-    is equal too. `draws_unknown`: the weight is recorded as stochastic rounding without its seed.
+    is equal too; `implied` if it follows from no magnitude of the source. `draws_unknown`: the weight is recorded as
+    stochastic rounding without its seed. `named`: the record or the configuration names the scheme.
     """
 
     scheme: Scheme
@@ -42,6 +46,8 @@ class Provenance:
     blocks: int
     tensor_scale: bool = True
     draws_unknown: bool = False
+    named: bool = False
+    implied: bool = False
 
 
 @dataclass(slots=True)
@@ -58,17 +64,40 @@ class Tracer:
     def trace(
         self, checkpoint: Checkpoint, stored: StoredWeight, x: Array, dtype: str, amaxes: Sequence[float]
     ) -> Provenance | None:
-        """Return the provenance of a weight from its original `x`; `amaxes` are the magnitudes from which its tensor
-        scale may follow. None for a weight without elements."""
-        oriented = np.swapaxes(x, -1, -2) if stored.weight.axis == COLUMN else x
-        arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
-        q = quantized_from(stored.weight, arrays)
+        """Return the provenance of a weight from its original `x`; `amaxes` are the magnitudes of the source from which
+        its tensor scale may follow. None for a weight without elements."""
+        rows, q = oriented(np.ascontiguousarray(x), stored.weight.axis), stored_form(checkpoint, stored)
         if not q.packed.size:
             return None
         stated = self.stated.get(stored.weight.name, Stated())
-        provenance = self._search(q, np.ascontiguousarray(oriented), dtype, amaxes, stored, stated.schemes)
+        if stated.schemes and not stated.draws_unknown:
+            return self._named(q, rows, dtype, amaxes, stored, stated.schemes)
+        provenance = self._search(q, rows, dtype, amaxes, stored, stated.schemes)
         unknown = provenance is not None and stated.draws_unknown and not provenance.exact
         return replace(provenance, draws_unknown=True) if provenance is not None and unknown else provenance
+
+    def _named(
+        self,
+        q: Quantized,
+        x: Array,
+        dtype: str,
+        amaxes: Sequence[float],
+        stored: StoredWeight,
+        schemes: Sequence[Scheme],
+    ) -> Provenance | None:
+        """Return the scheme that is named for a weight; of several the one with the most equal blocks."""
+        best: Provenance | None = None
+        for scheme in schemes:
+            requantized, same = requantize(self.backend, stored, q, x, dtype, scheme, amaxes)
+            equal, blocks = equal_blocks(requantized, q)
+            found = Provenance(scheme, equal == blocks and same, equal, blocks, same, named=True)
+            if found.exact:
+                if scheme not in self.found:
+                    self.found.append(scheme)
+                return found
+            if best is None or (found.equal_blocks, found.tensor_scale) > (best.equal_blocks, best.tensor_scale):
+                best = found
+        return best
 
     def _search(
         self,
@@ -79,17 +108,20 @@ class Tracer:
         stored: StoredWeight,
         stated: Sequence[Scheme],
     ) -> Provenance | None:
-        directions, stream = _directions(stored), stream_of(stored.weight.name)
+        stream, fmt = stream_of(stored.weight.name), q.format
         sample = _sample(q, x)
+        implied = decode_scale(q.tensor_scale, q.tensor_encode) * fmt.element.max * fmt.scale.max
         best: Provenance | None = None
         for scheme in self._schemes(q, stated):
-            amax, same = self._tensor_amax(q, scheme, amaxes, directions)
+            amax, same = tensor_amax(self.backend, stored, q, scheme, (*amaxes, implied))
             # Random draws depend on the element's index in the whole tensor.
             part, rows = (q, x) if scheme.rounding.is_random else sample
             requantized = self.backend.quantize(rows, dtype, scheme, tensor_amax=amax, stream=stream, stats=False)
             equal, blocks = equal_blocks(requantized, part)
             exact = equal == blocks and same and (part is q or self._whole(q, x, dtype, scheme, amax))
-            provenance = Provenance(scheme, exact, equal, blocks, same)
+            provenance = Provenance(
+                scheme, exact, equal, blocks, same, implied=amax is not None and same and amax not in amaxes
+            )
             if exact:
                 if scheme not in self.found:
                     self.found.append(scheme)
@@ -110,27 +142,97 @@ class Tracer:
         others = (replace(scheme, hadamard=hadamard) for scheme in candidates(q.format, self.first))
         return list(dict.fromkeys((*stated, *known, *others)))
 
-    def _tensor_amax(
-        self, q: Quantized, scheme: Scheme, amaxes: Sequence[float], directions: frozenset[str]
-    ) -> tuple[float | None, bool]:
-        """Return the amax that gives the stored tensor scale and True, or the first amax and False."""
-        if q.format.tensor_scale is None or not directions:
-            return None, True
-        empty = np.empty((1, 0), np.float32)
-        for amax in amaxes:
-            untransformed = replace(scheme, hadamard=None)
-            requantized = self.backend.quantize(empty, "F32", untransformed, tensor_amax=amax, codes=False, stats=False)
-            scales = {
-                "encode": (requantized.tensor_encode, q.tensor_encode),
-                "decode": (requantized.tensor_scale, q.tensor_scale),
-            }
-            if all(np.float32(scales[each][0]) == np.float32(scales[each][1]) for each in directions):
-                return amax, True
-        return amaxes[0], False
-
     def _whole(self, q: Quantized, x: Array, dtype: str, scheme: Scheme, amax: float | None) -> bool:
         requantized = self.backend.quantize(x, dtype, scheme, tensor_amax=amax, stats=False)
         return np.array_equal(requantized.packed, q.packed) and same_scales(requantized.scales, q.scales)
+
+
+def stored_form(checkpoint: Checkpoint, stored: StoredWeight) -> Quantized:
+    """Return a weight as stored."""
+    arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
+    return quantized_from(stored.weight, arrays)
+
+
+def requantize(
+    backend: Backend, stored: StoredWeight, q: Quantized, x: Array, dtype: str, scheme: Scheme, amaxes: Sequence[float]
+) -> tuple[Quantized, bool]:
+    """Return the original `x` of a weight, oriented, quantized by a scheme, and whether the stored tensor scale follows
+    from one of `amaxes`; else the one of them that gives the most equal blocks is taken."""
+    amax, same = tensor_amax(backend, stored, q, scheme, amaxes)
+    stream = stream_of(stored.weight.name)
+    tried = [
+        backend.quantize(x, dtype, scheme, tensor_amax=each, stream=stream, stats=False)
+        for each in ([amax] if same else amaxes)
+    ]
+    return max(tried, key=lambda each: equal_blocks(each, q)[0]) if len(tried) > 1 else tried[0], same
+
+
+def tensor_amax(
+    backend: Backend, stored: StoredWeight, q: Quantized, scheme: Scheme, amaxes: Sequence[float]
+) -> tuple[float | None, bool]:
+    """Return the first amax that gives the stored tensor scale and True, or the first and False; (None, True) without a
+    stored tensor scale."""
+    directions = _directions(stored)
+    if q.format.tensor_scale is None or not directions:
+        return None, True
+    empty = np.empty((1, 0), np.float32)
+    for amax in amaxes:
+        untransformed = replace(scheme, hadamard=None)
+        requantized = backend.quantize(empty, "F32", untransformed, tensor_amax=amax, codes=False, stats=False)
+        scales = {
+            "encode": (requantized.tensor_encode, q.tensor_encode),
+            "decode": (requantized.tensor_scale, q.tensor_scale),
+        }
+        if all(np.float32(scales[each][0]) == np.float32(scales[each][1]) for each in directions):
+            return amax, True
+    return amaxes[0], False
+
+
+class Amaxes:
+    """Magnitudes of the source from which the tensor scale of a weight may follow."""
+
+    def __init__(self, backend: Backend, originals: Originals | None, subject: Subject) -> None:
+        self._backend, self._originals, self._weights = backend, originals, subject.weights
+        self._checkpoint = subject.checkpoint
+        self._amax = SharedAmax(fused_sets(subject.weights).values(), self._find)
+
+    def of(self, stored: StoredWeight) -> list[float]:
+        """Return the amax of the weight, of its fused set, and of the weights of its parent module with the same tensor
+        scale; [0.0] for a format without a tensor scale."""
+        if stored.weight.format.tensor_scale is None or self._originals is None:
+            return [0.0]
+        name = stored.weight.name
+        return list(dict.fromkeys([self._amax.own(name), self._amax.of(name), *self._shared(stored)]))
+
+    def _shared(self, stored: StoredWeight) -> Iterator[float]:
+        """Yield the largest amax of the weights that share a tensor scale in the file: sets that loaders of an unknown
+        model join."""
+        members = self._alike[self._place(stored)]
+        if len(members) > 1:
+            yield max(self._amax.own(name) for name in members)
+
+    @cached_property
+    def _alike(self) -> dict[tuple[str, str, bytes], list[str]]:
+        """Names of weights by the place and the tensor scale that they share."""
+        found: dict[tuple[str, str, bytes], list[str]] = {}
+        for name, stored in self._weights.items():
+            found.setdefault(self._place(stored), []).append(name)
+        return found
+
+    def _place(self, stored: StoredWeight) -> tuple[str, str, bytes]:
+        """Return the parent module of a weight, its format, and the bytes of its tensor scale."""
+        scales = [content.entry.name for content in stored.contents if content.holds.name in ("encode", "decode")]
+        text = b"".join(read(self._checkpoint, self._checkpoint.tensors[name]).tobytes() for name in scales)
+        parent = stored.weight.name.removesuffix(".weight").rpartition(".")[0]
+        return parent, stored.weight.format.name, text
+
+    def _find(self, name: str) -> float:
+        original = None if self._originals is None else self._originals.by_name.get(name)
+        if original is None:
+            return 0.0
+        weight = self._weights[name].weight
+        key = amax_key(weight.axis, weight.scheme.hadamard)
+        return largest(self._backend, [(original.info.dtype, original.read())], key)
 
 
 @cache

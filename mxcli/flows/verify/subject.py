@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 
 import numpy as np
 
@@ -13,17 +12,16 @@ from mxcli.errors import InputError, RefusedError, printable
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.dialect import UNSCALED
 from mxcli.files.layouts import COLUMN, ROW, Layout, OnDisk, Weight
-from mxcli.files.layouts.layout import Misfits, module_of
-from mxcli.files.layouts.loaders import Ignored, unread
-from mxcli.files.model_files import RECORD
-from mxcli.files.plain import read_json_object
-from mxcli.files.reading import release_pages
+from mxcli.files.layouts.layout import Misfits, Unread, module_of
+from mxcli.files.layouts.loaders import Ignored
+from mxcli.files.layouts.loaders import unread as unread_entries
 from mxcli.files.structure import LAST, reduction_axis
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.plan.plan import TensorPlan
+from mxcli.flows.verify.record import Record, read_record
 from mxcli.flows.write.arrange import ignored_modules
 from mxcli.flows.write.restore import PlainView, StoredWeight, on_disk, reading_layout, view_of_weights
-from mxcli.flows.write.split import pieces_of, stack_module
+from mxcli.flows.write.split import pieces_of, read_piece, stack_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,22 @@ def originals_of(source: Checkpoint, view: PlainView) -> Originals:
     found: dict[str, Original] = {}
     for name, info in source.tensors.items():
         pieces = {} if name in view.tensors else _experts(source, info, view)
-        found |= pieces or {name: Original(info, info.shape, partial(read, source, info))}
+        found |= pieces or {_known_as(name, view): Original(info, info.shape, partial(read, source, info))}
     return Originals(source, found, frozenset(source.tied) | frozenset(view.source.tied))
+
+
+_RENAMED = ((".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."))
+_MIXTURE, _MLP = ".block_sparse_moe.", ".mlp."
+"""Names of experts in checkpoints of Mixtral, and those that transformers 5 gives them when it writes one."""
+
+
+def _known_as(name: str, view: PlainView) -> str:
+    """Return the name of a tensor of the source in a checkpoint made from it."""
+    renamed = name
+    for old, new in _RENAMED if _MIXTURE in name else ():
+        renamed = renamed.replace(old, new)
+    candidates = (name, renamed, renamed.replace(_MIXTURE, _MLP), name.replace(_MIXTURE, _MLP))
+    return next((each for each in candidates if each in view.tensors), name)
 
 
 def _experts(source: Checkpoint, info: TensorInfo, view: PlainView) -> dict[str, Original]:
@@ -66,10 +78,7 @@ def _experts(source: Checkpoint, info: TensorInfo, view: PlainView) -> dict[str,
         return {}
 
     def piece_of(at: int) -> Array:
-        x = read(source, info)
-        part = np.ascontiguousarray(pieces[at].of(x, axis))
-        release_pages(x)
-        return part
+        return np.ascontiguousarray(read_piece(source, info, pieces[at], axis))
 
     return {
         piece.weight.name: Original(info, piece.weight.shape, partial(piece_of, at)) for at, piece in enumerate(pieces)
@@ -83,13 +92,15 @@ LINEAR_ROLES = frozenset({"weight", "lm_head", "router", "mtp"})
 @dataclass(frozen=True)
 class Subject:
     """A checkpoint, its layout (None: FP8 without scales), the plain view of the weights that fit, and the faults of
-    `misfits` by name. `tensor_parallel` is the number of devices to divide it over (None: not checked)."""
+    `misfits` by name. `tensor_parallel` is the number of devices to divide it over (None: not checked). `unread` says
+    why the codes cannot be read though nothing may be wrong with them (None: they can)."""
 
     checkpoint: Checkpoint
     layout: Layout | None
     view: PlainView | None
     misfits: Mapping[str, str]
     tensor_parallel: int | None = None
+    unread: str | None = None
 
     @property
     def weights(self) -> Mapping[str, StoredWeight]:
@@ -116,33 +127,14 @@ class Subject:
         return tuple(module for module in found if module not in self.quantized_modules)
 
     @cached_property
-    def recorded_files(self) -> dict[str, str | None]:
-        """The files named in the record, each with its SHA-256 (None: not recorded)."""
-        named, hashed = self._record.get("files"), self._record.get("sha256")
-        hashes = {str(name): str(digest) for name, digest in hashed.items()} if isinstance(hashed, Mapping) else {}
-        names = dict.fromkeys((*map(str, named if isinstance(named, list) else ()), *hashes))
-        # Ignore files outside the folder of the checkpoint.
-        return {name: hashes.get(name) for name in names if Path(name).name == name}
+    def record(self) -> Record:
+        """The record next to the checkpoint."""
+        return read_record(self.checkpoint.root)
 
     @cached_property
     def recorded_tensors(self) -> dict[str, Mapping[str, object]]:
         """The records of tensors recorded as quantized."""
-        tensors = self._record.get("tensors")
-        records = tensors if isinstance(tensors, Mapping) else {}
-        return {
-            str(name): each
-            for name, each in records.items()
-            if isinstance(each, Mapping) and each.get("decision") == "quantized"
-        }
-
-    @cached_property
-    def _record(self) -> Mapping[str, object]:
-        """The record next to the checkpoint; empty if it is missing or unreadable."""
-        path = self.checkpoint.root / RECORD
-        try:
-            return read_json_object(path) if path.is_file() else {}
-        except InputError:
-            return {}
+        return {name: each for name, each in self.record.tensors.items() if each.get("decision") == "quantized"}
 
     @cached_property
     def ignored(self) -> Ignored | None:
@@ -152,7 +144,7 @@ class Subject:
         ignored = self.layout.ignored(self.disk)
         if ignored is None:
             return None
-        faulty = unread(ignored)
+        faulty = unread_entries(ignored)
         return replace(ignored, entries=tuple(entry for entry in ignored.entries if entry not in faulty))
 
 
@@ -168,11 +160,20 @@ def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Su
         )
     if checkpoint.dialect == UNSCALED:
         return Subject(checkpoint, None, None, {}, tensor_parallel)
-    layout = reading_layout(checkpoint)
+    try:
+        layout = reading_layout(checkpoint)
+    except RefusedError as error:
+        # The record of mxcli proves what can be proven; a file without one is refused.
+        if not read_record(checkpoint.root).is_there:
+            raise
+        return Subject(checkpoint, None, None, {}, tensor_parallel, error.reasons[0])
     misfits: dict[str, str] = {}
     found: list[Weight] = []
+    unread = None
     try:
         found = layout.weights(on_disk(checkpoint))
+    except Unread as error:
+        unread = error.reasons[0]
     except Misfits as error:
         misfits |= error.faults
         found = list(error.sound)
@@ -180,7 +181,11 @@ def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Su
         for reason in error.reasons:
             where, _, fault = reason.partition(": ")
             misfits[where] = f"{misfits[where]} {fault}" if where in misfits else fault
-    return Subject(checkpoint, layout, view_of_weights(checkpoint, layout, found), misfits, tensor_parallel)
+    try:
+        view = view_of_weights(checkpoint, layout, found)
+    except Unread as error:
+        return Subject(checkpoint, layout, None, {}, tensor_parallel, error.reasons[0])
+    return Subject(checkpoint, layout, view, misfits, tensor_parallel, unread)
 
 
 def _module(weight: Weight) -> str:

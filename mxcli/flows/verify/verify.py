@@ -13,21 +13,29 @@ from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.directory import GGUF
 from mxcli.files.gguf import GGUF_NAMES
 from mxcli.files.model_files import RECORD
-from mxcli.flows.measure.amax import SharedAmax, amax_key, largest
 from mxcli.flows.measure.inspect import Total, totals_by
-from mxcli.flows.plan.fused import fused_sets
 from mxcli.flows.plan.memory import Need, need_of
+from mxcli.flows.verify.alone import Coverage, check_alone, summaries_of
 from mxcli.flows.verify.check import PROBLEM, Check, Result
-from mxcli.flows.verify.check_against import ORIGINAL_CHECKS, SOURCE_CHECKS, AgainstSource, compare_weight
+from mxcli.flows.verify.check_against import (
+    JUDGED_CHECKS,
+    ORIGINAL_CHECKS,
+    SOURCE_CHECKS,
+    AgainstSource,
+    compare_weight,
+)
 from mxcli.flows.verify.check_config import DEVICE_CHECKS, skipped_ignored
-from mxcli.flows.verify.check_files import RECORD_CHECKS, stated_schemes
 from mxcli.flows.verify.check_fused import FUSED_CHECKS, Summarized
+from mxcli.flows.verify.check_record import Hashing, threads
+from mxcli.flows.verify.check_rules import RULE_CHECKS, stated_schemes
 from mxcli.flows.verify.check_values import WEIGHT_CHECKS
 from mxcli.flows.verify.checks import CHECKPOINT_CHECKS, CHECKS, Findings
 from mxcli.flows.verify.errors import Distance
-from mxcli.flows.verify.provenance import Provenance, Tracer
+from mxcli.flows.verify.judgement import Traced, judged_weights
+from mxcli.flows.verify.provenance import Amaxes, Provenance, Tracer
+from mxcli.flows.verify.repair import Repair
 from mxcli.flows.verify.subject import Original, Originals, Subject, originals_of
-from mxcli.flows.verify.weight_summary import SLAB_ELEMENTS, TensorSummary, summarize
+from mxcli.flows.verify.weight_summary import SLAB_ELEMENTS, TensorSummary, WeightSummary
 from mxcli.flows.write.pipeline import Progress
 from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.dialects import DEFAULT, DIALECTS
@@ -52,7 +60,8 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The outcome. `results` has every check, worst severity first; `against` is the user's name of the source."""
+    """The outcome. `results` has every check, worst severity first; `against` is the user's name of the source;
+    `repaired` are files that were repaired before."""
 
     source: str
     layout: str
@@ -62,6 +71,8 @@ class Verification:
     results: tuple[Result, ...]
     against: str | None
     notes: tuple[str, ...]
+    coverage: Coverage
+    repaired: tuple[Repair, ...] = ()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -70,8 +81,8 @@ class Verification:
 
     @property
     def is_sound(self) -> bool:
-        """True if there is no problem."""
-        return not self.counts.get(PROBLEM)
+        """True if there is no problem and something could be checked."""
+        return not self.counts.get(PROBLEM) and not self.coverage.is_empty
 
     def found(self, severity: str) -> tuple[Result, ...]:
         """Return the checks of a severity that found something."""
@@ -90,8 +101,11 @@ class Verification:
 
 def memory_to_verify(subject: Subject, originals: Originals | None = None) -> Need:
     """Return the memory of `verify_subject`: a weight's codes and scales with arrays per block, and with a source its
-    original, its values, and its requantized codes."""
-    return need_of(((name, _working_bytes(name, stored, originals)) for name, stored in subject.weights.items()))
+    original, its values, and its requantized codes; and the tensors that are hashed meanwhile."""
+    working = ((name, _working_bytes(name, stored, originals)) for name, stored in subject.weights.items())
+    # Each thread holds a tensor while it hashes it.
+    largest = max((info.nbytes for info in subject.checkpoint.tensors.values()), default=0)
+    return need_of(working, threads() * largest)
 
 
 def checked_originals(source: Checkpoint, subject: Subject) -> Originals:
@@ -125,20 +139,28 @@ def verify_subject(
     backend: Backend,
     against: str | None = None,
     originals: Originals | None = None,
+    deep: bool = False,
     on_progress: Progress | None = None,
 ) -> Verification:
-    """Run every check on a checkpoint that the user calls `name`; `originals` are of the source called `against`."""
+    """Run every check on a checkpoint that the user calls `name`; `originals` are of the source called `against`. With
+    `deep` names and shapes are also compared with those of the model that transformers builds."""
     findings = Findings()
-    findings.run(CHECKPOINT_CHECKS, subject)
-    tracer, weights = Tracer(backend, _producer(subject), stated=stated_schemes(subject)), []
-    amaxes = _Amaxes(backend, originals, subject.weights)
-    total, done = sum(stored.nbytes for stored in subject.weights.values()), 0
-    for stored in subject.weights.values():
-        weights.append(_verified(subject, stored, findings, tracer, amaxes, originals))
-        done += stored.nbytes
-        if on_progress is not None:
-            on_progress(done, total, stored.weight.name)
+    with Hashing(subject) as hashing:
+        findings.run(CHECKPOINT_CHECKS, subject)
+        tracer, weights = Tracer(backend, _producer(subject), stated=stated_schemes(subject)), []
+        amaxes = Amaxes(backend, originals, subject)
+        total, done = sum(stored.nbytes for stored in subject.weights.values()), 0
+        for stored, summary in summaries_of(subject):
+            weights.append(_verified(subject, stored, summary, findings, tracer, amaxes, originals))
+            done += stored.nbytes
+            if on_progress is not None:
+                on_progress(done, total, stored.weight.name)
+        recorded = hashing.result()
+    summaries = {each.name: each.summary for each in weights}
+    coverage = check_alone(subject, recorded, summaries, findings, deep=deep)
     weights = _most_frequent(subject, weights, tracer, amaxes, originals)
+    for judged in judged_weights(subject, _traced(subject, weights, originals), amaxes, backend):
+        findings.run(JUDGED_CHECKS, judged)
     findings.run(FUSED_CHECKS, Summarized(subject, {each.name: each.summary for each in weights}))
     if originals is not None:
         findings.run(SOURCE_CHECKS, AgainstSource(subject, originals))
@@ -152,6 +174,7 @@ def verify_subject(
         results=findings.results(),
         against=against,
         notes=_notes(subject, originals),
+        coverage=coverage,
     )
 
 
@@ -160,50 +183,35 @@ def _producer(subject: Subject) -> str:
     return subject.layout.name if subject.layout is not None and subject.layout.name in DIALECTS else DEFAULT.name
 
 
-class _Amaxes:
-    """Amax of each source weight and of its fused set."""
-
-    def __init__(self, backend: Backend, originals: Originals | None, weights: Mapping[str, StoredWeight]) -> None:
-        self._backend, self._originals, self._weights = backend, originals, weights
-        self._amax = SharedAmax(fused_sets(weights).values(), self._find)
-
-    def of(self, stored: StoredWeight, decode: float) -> list[float]:
-        """Return the amaxes from which a tensor scale may follow: of the weight, of its fused set, and the one that the
-        scale implies; [0.0] for a format without a tensor scale."""
-        fmt, name = stored.weight.format, stored.weight.name
-        if fmt.tensor_scale is None:
-            return [0.0]
-        known = [self._amax.own(name), self._amax.of(name), decode * fmt.element.max * fmt.scale.max]
-        return list(dict.fromkeys(known))
-
-    def _find(self, name: str) -> float:
-        original = None if self._originals is None else self._originals.by_name.get(name)
-        if original is None:
-            return 0.0
-        weight = self._weights[name].weight
-        key = amax_key(weight.axis, weight.scheme.hadamard)
-        return largest(self._backend, [(original.info.dtype, original.read())], key)
+def _traced(subject: Subject, weights: list[Verified], originals: Originals | None) -> dict[str, Traced]:
+    """Return the weights that were compared with their originals."""
+    found = {}
+    for each in weights:
+        original = _original(subject.weights[each.name], originals)
+        if original is not None and each.distance is not None and each.provenance is not None:
+            found[each.name] = Traced(subject.weights[each.name], original, each.distance, each.provenance)
+    return found
 
 
 def _verified(
     subject: Subject,
     stored: StoredWeight,
+    summary: WeightSummary,
     findings: Findings,
     tracer: Tracer,
-    amaxes: _Amaxes,
+    amaxes: Amaxes,
     originals: Originals | None,
 ) -> Verified:
     checkpoint, weight = subject.checkpoint, stored.weight
-    summary = summarize(checkpoint, stored)
     findings.run(WEIGHT_CHECKS, summary)
     distance = provenance = None
     original = _original(stored, originals)
     if original is not None:
         x = original.read()
-        compared = compare_weight(checkpoint, stored, original, x, tracer.backend)
+        compared = compare_weight(checkpoint, stored, original.info.dtype, x, tracer.backend)
         findings.run(ORIGINAL_CHECKS, compared)
         distance = compared.distance
-        provenance = tracer.trace(checkpoint, stored, x, original.info.dtype, amaxes.of(stored, summary.decode))
+        provenance = tracer.trace(checkpoint, stored, x, original.info.dtype, amaxes.of(stored))
     places = (weight.name, weight.name.removesuffix(".weight"), *(part.entry.name for part in stored.contents))
     return Verified(
         weight.name,
@@ -224,7 +232,7 @@ def _original(stored: StoredWeight, originals: Originals | None) -> Original | N
 
 
 def _most_frequent(
-    subject: Subject, weights: list[Verified], tracer: Tracer, amaxes: _Amaxes, originals: Originals | None
+    subject: Subject, weights: list[Verified], tracer: Tracer, amaxes: Amaxes, originals: Originals | None
 ) -> list[Verified]:
     """Return the weights with the scheme that reproduces their bytes; of several, the one that fits most weights."""
     known = {
@@ -236,9 +244,10 @@ def _most_frequent(
         stored = subject.weights[each.name]
         original = _original(stored, originals)
         others = [scheme for scheme in tracer.found if scheme.format == stored.weight.format]
-        if each.name not in known or original is None or len(others) < 2:
+        named = each.provenance is not None and each.provenance.named
+        if each.name not in known or original is None or len(others) < 2 or named:
             continue
-        x, scales = original.read(), amaxes.of(stored, each.summary.scale)
+        x, scales = original.read(), amaxes.of(stored)
         for scheme in others:
             if scheme not in known[each.name]:
                 one = Tracer(tracer.backend, tracer.first, [scheme], only_found=True)
@@ -261,16 +270,14 @@ _MEASURED = frozenset({"F64", "F32", "F16", "BF16"})
 def _skip(findings: Findings, subject: Subject, originals: Originals | None) -> None:
     """Record the reason for every check that is skipped."""
     if originals is None:
-        findings.skip((*SOURCE_CHECKS, *ORIGINAL_CHECKS), "needs --against SOURCE")
+        findings.skip((*SOURCE_CHECKS, *ORIGINAL_CHECKS, *JUDGED_CHECKS), "needs --against SOURCE")
     if subject.tensor_parallel is None:
         findings.skip(DEVICE_CHECKS, "needs --tp N")
     reason = skipped_ignored(subject)
     if reason is not None:
         findings.skip(_named(*_IGNORE_CHECKS), reason)
-    if not subject.recorded_files:
-        findings.skip(_named("recorded_file"), f"no {RECORD} with file names")
     if not subject.recorded_tensors:
-        findings.skip(RECORD_CHECKS, f"no {RECORD} with tensors")
+        findings.skip(RULE_CHECKS, f"no {RECORD} with tensors")
     if subject.checkpoint.index is None:
         findings.skip(_named("weight_map", "total_size"), "no index")
 
@@ -283,9 +290,6 @@ def _notes(subject: Subject, originals: Originals | None) -> tuple[str, ...]:
     notes = list(subject.checkpoint.notes)
     if originals is not None and originals.checkpoint.restored_from is not None:
         notes.append("The source is quantized itself: errors are measured against its dequantized values.")
-    foreign = subject.view.foreign if subject.view is not None else {}
-    if foreign:
-        notes.append(f"{len(foreign):,} weights are in third-party formats; their values were not checked.")
     return tuple(notes)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from mxcli.backends import unpacked
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import quantized_from
-from mxcli.files.reading import release_pages
 from mxcli.files.tensors import Array
+from mxcli.flows.verify.profile import Profile, profile_of
 from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.blocks import Quantized, folded
 from mxcli.numerics.floats import FP32, FloatFormat
@@ -56,15 +56,16 @@ def magnitude_ranks(element: FloatFormat) -> Array:
     return np.asarray([places.get(abs(element.value(code & used)), NOT_FINITE) for code in range(256)], np.uint8)
 
 
-def slabs(q: Quantized) -> Iterator[tuple[Quantized, tuple[int, slice]]]:
-    """Yield a weight in parts of whole blocks, each with its place in the folded grid: batch index and rows of blocks.
+def slabs(q: Quantized, elements: int = SLAB_ELEMENTS) -> Iterator[tuple[Quantized, tuple[int, slice]]]:
+    """Yield a weight in parts of whole blocks with about that number of elements, each with its place in the folded
+    grid: batch index and rows of blocks.
 
     Parts of a weight with one scale all have the same place.
     """
     batch, rows, columns = folded(q.shape)
     whole = q.format.block == (None, None)
     block = 1 if whole else min(q.format.block[0] or max(rows, 1), max(rows, 1))
-    height = max(SLAB_ELEMENTS // max(columns * block, 1), 1) * block
+    height = max(elements // max(columns * block, 1), 1) * block
     packed, scales = q.packed.reshape(batch, rows, q.packed.shape[-1]), grid_of(q)
     for index in range(batch):
         for begin in range(0, rows, height):
@@ -170,7 +171,8 @@ class WeightSummary:
 
     `lost` counts blocks with scale 0 that have other codes than 0 and the largest, which an underflowed scale cannot
     leave. `emptied` counts the other blocks with scale 0 and a code that is not 0. `code` is the single code of all
-    elements (None: several).
+    elements (None: several). `reach` is the largest magnitude before the tensor scale, `profile` None if it was not
+    requested.
     """
 
     stored: StoredWeight
@@ -183,6 +185,8 @@ class WeightSummary:
     code: int | None
     tensor_scale: float | None
     tensor_encode: float
+    reach: float
+    profile: Profile | None
 
     @property
     def name(self) -> str:
@@ -213,7 +217,7 @@ class WeightSummary:
     @property
     def amax(self) -> float:
         """The largest dequantized magnitude, without blocks whose scale is NaN."""
-        return _largest(self.code_max * self.scale_values) * self.decode
+        return self.reach * self.decode
 
     @property
     def amax_inverted(self) -> float:
@@ -233,25 +237,24 @@ class WeightSummary:
             scale = self.decode
         elif self.format.block == (None, None):
             scale = float(self.scale_values.reshape(-1)[0])
-        return TensorSummary(scale, self.amax)
+        return TensorSummary(scale, self.amax, self.profile)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
     """The numbers kept of a weight: its `scale`, which is the tensor scale or that of a format with a single scale
-    (NaN: none), and its amax."""
+    (NaN: none), its amax, and its profile if there is one."""
 
     scale: float
     amax: float
+    profile: Profile | None = None
 
 
-def summarize(checkpoint: Checkpoint, stored: StoredWeight) -> WeightSummary:
-    """Read a weight and return its summary."""
+def summarize(checkpoint: Checkpoint, stored: StoredWeight, *, profiled: bool = False) -> WeightSummary:
+    """Read a weight and return its summary, with a profile if it is to be `profiled`."""
     arrays = [read(checkpoint, checkpoint.tensors[content.entry.name]) for content in stored.contents]
-    summary = _summary(stored, quantized_from(stored.weight, list(zip(stored.contents, arrays, strict=True))))
-    for array in arrays:
-        release_pages(array)
-    return summary
+    q = quantized_from(stored.weight, list(zip(stored.contents, arrays, strict=True)))
+    return _summary(stored, q, profiled=profiled)
 
 
 def decode_scale(tensor_scale: float | None, tensor_encode: float) -> float:
@@ -261,23 +264,27 @@ def decode_scale(tensor_scale: float | None, tensor_encode: float) -> float:
     return 1.0 / tensor_encode if tensor_encode else math.inf
 
 
-def _summary(stored: StoredWeight, q: Quantized) -> WeightSummary:
+def _summary(stored: StoredWeight, q: Quantized, *, profiled: bool) -> WeightSummary:
     fmt = stored.weight.format
     values = scale_values(fmt.scale, q.scales)
     ranks, not_finite = ranks_by_block(q)
     zero = (values == 0).reshape(ranks.shape)
     mixed = between_by_block(q) if zero.any() else np.zeros_like(zero)
+    code_max = magnitudes(fmt.element)[ranks].reshape(values.shape)
+    reach, decode = _largest(code_max * values), decode_scale(q.tensor_scale, q.tensor_encode)
     return WeightSummary(
         stored,
         q.scales,
         values,
-        magnitudes(fmt.element)[ranks].reshape(values.shape),
+        code_max,
         not_finite,
         lost=int(np.count_nonzero(zero & mixed)),
         emptied=int(np.count_nonzero(zero & ~mixed & (ranks > 0))),
         code=_only_code(q),
         tensor_scale=q.tensor_scale,
         tensor_encode=q.tensor_encode,
+        reach=reach,
+        profile=profile_of(q, values, code_max, reach * decode, decode) if profiled else None,
     )
 
 

@@ -172,7 +172,9 @@ class Arrangement:
     def need(self) -> Need:
         """The memory: the largest task while the output of the previous one is being written."""
         pending = max(piece.nbytes for task in self.tasks for piece in task.pieces)
-        return need_of(((task.planned.tensor.name, task.working_bytes) for task in self.tasks), pending)
+        recorded = sum(task.planned.scheme is not None for task in self.tasks)
+        working = ((task.planned.tensor.name, task.working_bytes) for task in self.tasks)
+        return need_of(working, pending, recorded=recorded)
 
 
 def arrange(

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mxcli.errors import InputError, RefusedError
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.output_dir import Output
-from mxcli.files.partials import check_output_folder
+from mxcli.files.complete import check_complete, is_complete
+from mxcli.files.model_files import CONFIG, permissions
+from mxcli.files.output_dir import Check, Output
+from mxcli.files.output_folder import check_output_folder
+from mxcli.files.preflight import check_draft
 from mxcli.files.progress import Draft, Share
 from mxcli.files.reading import will_need
+from mxcli.files.record import as_written
 from mxcli.files.shard_file import Shard
+from mxcli.files.source_watch import SourceWatch, watching
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.write.sharding import INDEX, index_of, is_indexed
 
@@ -58,7 +64,7 @@ class WriteOptions:
     """Options of a run that writes.
 
     `force` replaces an output, `resume` continues an interrupted run, a `share` restricts the run to its part. The run
-    ends before the next tensor if `stop` returns True.
+    ends before the next tensor if `stop` returns True. `check` looks at a whole output before it has its final names.
     """
 
     force: bool = False
@@ -66,49 +72,69 @@ class WriteOptions:
     share: Share | None = None
     stop: Callable[[], bool] = lambda: False
     on_progress: Progress = lambda done, total, name: None
+    check: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The progress of a run: whether it is complete, and the bytes of the source that are `done` by this run, `kept`
-    from an earlier one, and `left`; `has_progress` if there is something to resume."""
+    from an earlier one, and `left`; `has_progress` if there is something to resume, `was_complete` if nothing was left
+    to do."""
 
     complete: bool
     done: int
     kept: int
     left: int
     has_progress: bool = False
+    was_complete: bool = False
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, options: WriteOptions) -> Outcome:
     """Write a checkpoint: complete under final names, or not at all.
 
     One thread writes the output of a job while the next one computes; another prefetches the input of the job after
-    that. Raises RefusedError if the output may not be written there and EnvironmentFailure if the disk fails;
-    exceptions of jobs propagate.
+    that. A resumed run of a complete output checks it, and with `force` replaces it if it is not as it would be. Raises
+    RefusedError if the output may not be written there, InputError if the source changes meanwhile, and
+    EnvironmentFailure if the disk fails; exceptions of jobs and of `options.check` propagate.
     """
-    draft = draft_of(checkpoint, work, options.share)
-    target = check_output_folder(folder, checkpoint, draft.names, force=options.force, resume=options.resume)
-    with Output(target, draft, resume=options.resume, force=options.force) as output:
-        outcome = _write_shards(output, draft.written, work.jobs, options)
-        if outcome.complete and options.share is None:
-            output.publish(work.finish(output.record))
-        elif outcome.complete:
-            output.complete()
+    with watching(checkpoint) as watch:
+        draft = draft_of(checkpoint, work, watch, options.share)
+        if options.resume and is_complete(folder):
+            with suppress(RefusedError, InputError) if options.force else nullcontext():
+                check_complete(folder, draft, watch)
+                return Outcome(True, 0, sum(job.nbytes for job in work.jobs), 0, was_complete=True)
+        target = check_output_folder(folder, checkpoint, draft.names, force=options.force, resume=options.resume)
+        check_draft(draft, folder)
+        with Output(target, draft, watch, resume=options.resume, force=options.force) as output:
+            outcome = _write_shards(output, draft.written, work.jobs, watch, options)
+            if outcome.complete:
+                watch.finish()
+            if outcome.complete and options.share is None:
+                output.publish(work.finish(output.record), options.check)
+            elif outcome.complete:
+                output.complete()
     return replace(outcome, has_progress=output.has_progress)
 
 
-def draft_of(checkpoint: Checkpoint, work: Work, share: Share | None = None) -> Draft:
+def draft_of(checkpoint: Checkpoint, work: Work, watch: SourceWatch, share: Share | None = None) -> Draft:
     """Return the draft of an output, or of a share of it."""
-    index = {INDEX: index_of(work.shards)} if is_indexed(work.shards) else {}
-    return Draft(
-        shards=work.shards,
-        documents={**index, **work.configs},
-        carried={path.relative_to(checkpoint.root).as_posix(): path for path in checkpoint.side_files},
+    return replace(
+        planned_draft(checkpoint, work.shards, work.configs),
         record=work.record,
-        modified={path.name: path.stat().st_mtime_ns for path in checkpoint.files},
+        sampled=watch.samples() if share else {},
         share=share,
         own_shards=frozenset(shards_of_share(work.shards, work.jobs, share) if share else ()),
+    )
+
+
+def planned_draft(checkpoint: Checkpoint, shards: Sequence[Shard], configs: Mapping[str, Record]) -> Draft:
+    """Return the draft of a whole output without its record."""
+    index = {INDEX: index_of(shards)} if is_indexed(shards) else {}
+    return Draft(
+        shards=tuple(shards),
+        documents={**index, **configs},
+        carried={path.relative_to(checkpoint.root).as_posix(): path for path in checkpoint.side_files},
+        mode=permissions([*checkpoint.files, *([checkpoint.root / CONFIG] if checkpoint.config else [])]),
     )
 
 
@@ -126,7 +152,9 @@ def shards_of_share(shards: Sequence[Shard], jobs: Sequence[WriteJob], share: Sh
     return mine
 
 
-def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJob], options: WriteOptions) -> Outcome:
+def _write_shards(
+    output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJob], watch: SourceWatch, options: WriteOptions
+) -> Outcome:
     by_shard = _by_shard(shards, jobs)
     mine = [job for shard in shards for job in by_shard[shard.name]]
     kept = output.finished
@@ -141,7 +169,8 @@ def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJ
             pending: Future[None] | None = None
             for job in by_shard[shard.name]:
                 if job.entries[0] in kept:
-                    job.recall(json.loads(kept[job.entries[0]]))
+                    with as_written(job.name, "what the progress log has on it"):
+                        job.recall(json.loads(kept[job.entries[0]]))
                     continue
                 if options.stop():
                     return Outcome(False, done, kept_bytes, total - done)
@@ -151,7 +180,8 @@ def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJ
                         pending.result()
                     pending = pool.submit(output.write, name, array)
                     del array
-                pending = pool.submit(_finish, pending, output, job.entries, json.dumps(job.remember()))
+                memo = json.dumps(job.remember())
+                pending = pool.submit(_finish, pending, output, job.entries, memo, watch.take_job())
                 done += job.nbytes
                 options.on_progress(done, total, job.name)
             if pending is not None:
@@ -160,11 +190,13 @@ def _write_shards(output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJ
     return Outcome(True, done, kept_bytes, 0)
 
 
-def _finish(writing: Future[None] | None, output: Output, entries: tuple[str, ...], memo: str) -> None:
+def _finish(
+    writing: Future[None] | None, output: Output, entries: tuple[str, ...], memo: str, source: Mapping[str, str]
+) -> None:
     """Finish a job in the writer thread, unless its last write failed."""
     if writing is not None:
         writing.result()
-    output.finish(entries, memo)
+    output.finish(entries, memo, source)
 
 
 def _by_shard(shards: Sequence[Shard], jobs: Sequence[WriteJob]) -> dict[str, list[WriteJob]]:

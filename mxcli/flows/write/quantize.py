@@ -14,7 +14,6 @@ from mxcli.backends.cpu import Cpu
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.progress import Share
-from mxcli.files.reading import release_pages
 from mxcli.files.tensors import IN_MEMORY, Array
 from mxcli.flows.measure.amax import SharedAmax
 from mxcli.flows.measure.nonfinite import nonfinite_refusal, nonfinite_values, refuse_nonfinite
@@ -23,7 +22,7 @@ from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.write.arrange import Arrangement, Task, arrange
 from mxcli.flows.write.pipeline import Outcome, Work, WriteJob, WriteOptions, shards_of_share, write_checkpoint
 from mxcli.flows.write.records import Counted, add_counted, counted_of, counted_record, planned_record, with_statistics
-from mxcli.flows.write.split import Piece
+from mxcli.flows.write.split import Piece, read_piece
 from mxcli.numerics.stats import Stats
 from mxcli.numerics.streams import stream_of
 
@@ -82,6 +81,11 @@ def report_from_stats(
         if stats is not None:
             tally.add(planned, stats)
     return tally.report()
+
+
+def write_jobs(checkpoint: Checkpoint, arrangement: Arrangement, backend: Backend) -> tuple[WriteJob, ...]:
+    """Return the jobs that make the tensors of an arrangement."""
+    return tuple(_Run(checkpoint, arrangement, backend).jobs())
 
 
 def share_of(checkpoint: Checkpoint, arrangement: Arrangement, share: Share) -> Arrangement:
@@ -159,9 +163,13 @@ class _Run:
         info, pieces, counted = task.planned.tensor, task.pieces[part], list[Stats]()
 
         def make() -> Iterator[tuple[str, Array]]:
-            x = read(self._checkpoint, info)
+            whole = read(self._checkpoint, info) if info.offset == IN_MEMORY else None
             for piece in pieces:
-                plain = piece.of(x, task.planned.axis)
+                plain = (
+                    read_piece(self._checkpoint, info, piece, task.planned.axis)
+                    if whole is None
+                    else piece.of(whole, task.planned.axis)
+                )
                 quantized = self._backend.quantize(
                     plain,
                     info.dtype,
@@ -174,7 +182,6 @@ class _Run:
                 counted.append(quantized.stats)
                 for content in piece.contents:
                     yield content.entry.name, content.of(quantized)
-            release_pages(x)
 
         def remember() -> Counted:
             stats = counted.copy()
@@ -206,11 +213,8 @@ class _Run:
     def _find_amax(self, weight: str) -> float:
         """Return the amax of a weight that shares its tensor scale."""
         task, piece = self._shared[weight]
-        x = read(self._checkpoint, task.planned.tensor)
-        plain = piece.of(x, task.planned.axis)
-        value = self._backend.amax(plain, task.planned.tensor.dtype, piece.weight.scheme.hadamard).value
-        release_pages(x)
-        return value
+        plain = read_piece(self._checkpoint, task.planned.tensor, piece, task.planned.axis)
+        return self._backend.amax(plain, task.planned.tensor.dtype, piece.weight.scheme.hadamard).value
 
     def _overflows(self, task: Task, x: Array) -> bool:
         """Return whether a transform makes finite values infinite."""
@@ -225,14 +229,14 @@ class _Run:
         info = task.planned.tensor
         x = read(self._checkpoint, info)
         found = self._backend.amax(x, info.dtype)
-        overflows = not found.nonfinite and self._overflows(task, x)
-        release_pages(x)
-        if overflows:
+        if not found.nonfinite and self._overflows(task, x):
             return (
                 f"{printable(info.name)}: values overflow binary32 under the Hadamard transform. Use --exclude "
                 f"'{printable(info.name)}'."
             )
         if not found.nonfinite:
             return None
-        values = nonfinite_values(found.nonfinite, info.elements, info.shape, found.first_nonfinite)
+        values = nonfinite_values(
+            found.nonfinite, info.elements, info.shape, found.first_nonfinite, dtype=info.dtype
+        )
         return nonfinite_refusal(info.name, values)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from mxcli.errors import InputError, printable
 from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.complete import check_files, is_complete
 from mxcli.files.layouts import COLUMN
 from mxcli.files.merge import Merging
-from mxcli.files.safetensors import LENGTH_BYTES
+from mxcli.files.output_dir import Check
+from mxcli.files.record import as_written
+from mxcli.files.source_watch import fingerprint_of
 from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options, Plan, TensorPlan
@@ -26,32 +27,10 @@ from mxcli.numerics.metrics import measured
 from mxcli.numerics.scheme import RULE_NAMES, Scheme, tensor_rules
 from mxcli.numerics.stats import Stats, stats_of, stats_record
 
-END_BYTES = 1 << 16
-
 
 def fingerprint(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return size and SHA-256 of each weight file by name; the digest covers its header, or its first and last 64
-    KiB."""
-    return {file.name: _of_file(file) for file in checkpoint.files}
-
-
-def _of_file(file: Path) -> dict[str, object]:
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            identifying = _identifying(opened, size)
-    except OSError as error:
-        raise InputError(f"{printable(file)}: cannot be read: {printable(error)}.") from error
-    return {"bytes": size, "sha256": hashlib.sha256(identifying).hexdigest()}
-
-
-def _identifying(opened: BinaryIO, size: int) -> bytes:
-    start = opened.read(LENGTH_BYTES + 1)
-    if start.endswith(b"{"):
-        return start + opened.read(int.from_bytes(start[:LENGTH_BYTES], "little") - 1)
-    head = start + opened.read(END_BYTES)
-    opened.seek(max(0, size - END_BYTES))
-    return head + opened.read()
+    """Return size and fingerprint of each weight file by name."""
+    return {file.name: fingerprint_of(file) for file in checkpoint.files}
 
 
 QUANTIZED = "mxcli.quantized/1"
@@ -184,21 +163,26 @@ logged by each run; others are complete."""
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The result of a merge: the directory, the number of shares, and its files."""
+    """The result of a merge: the directory, the number of shares (0: it was complete already), and its files."""
 
     folder: Path
     shares: int
     files: tuple[str, ...]
 
 
-def merge_shares(folder: str | Path, *, force: bool = False) -> Merged:
-    """Complete the output whose shares are all in a directory.
+def merge_shares(folder: str | Path, *, force: bool = False, check: Check | None = None) -> Merged:
+    """Complete the output whose shares are all in a directory; of a complete one, check every file.
 
-    `force` replaces an earlier output there. Raises InputError unless it is a directory, RefusedError with every share
-    that is missing, unfinished, or of another output than the first, and EnvironmentFailure if the disk fails, after
-    which the merge can be repeated.
+    `force` replaces an earlier output there; `check` looks at the output before it has its final names. Raises
+    InputError unless it is a directory, and for files of a complete output that are not as recorded; RefusedError with
+    every share that is missing, unfinished, of another output or source than the first, or damaged; and
+    EnvironmentFailure if the disk fails, after which the merge can be repeated.
     """
+    if is_complete(Path(folder)):
+        return Merged(Path(folder), 0, check_files(Path(folder)))
     with Merging(Path(folder), force=force) as merging:
-        finish = FINISHING.get(merging.record["schema"])
-        merging.publish(merging.record if finish is None else finish(merging.record, merging.memos))
+        with as_written(folder, "a progress log there"):
+            finish = FINISHING.get(merging.record["schema"])
+            record = merging.record if finish is None else finish(merging.record, merging.memos)
+        merging.publish(record, check)
         return Merged(merging.folder, len(merging.shares), tuple(merging.files))

@@ -28,7 +28,7 @@ from mxcli.files.layouts import (
 from mxcli.files.model_files import RECORD
 from mxcli.files.plain import read_json_object
 from mxcli.files.roles import role_of
-from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
+from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo, byte_count
 
 ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale", "._weight_act_per_tensor_scale")
 
@@ -111,6 +111,7 @@ class PlainView:
             dialect=None,
             decoders={**self.source.decoders, **decoders},
             restored_from=self.layout.name,
+            stored=self.source,
         )
 
     def _plain_metadata(self, entries: Mapping[str, str]) -> dict[str, str]:
@@ -222,11 +223,18 @@ def reading_layout(checkpoint: Checkpoint) -> Layout:
 
 
 def _recorded_dtypes(record: Path) -> dict[str, str]:
-    """Return the dtype of each plain tensor in the record of an output of mxcli."""
-    tensors = read_json_object(record).get("tensors") if record.is_file() else None
+    """Return the dtype of each plain tensor in the record of an output of mxcli. Raises InputError for a record with
+    dtypes that are none."""
+    tensors = read_json_object(record).get("tensors", {}) if record.is_file() else {}
     if not isinstance(tensors, Mapping):
-        return {}
+        raise InputError(f"{printable(record)}: 'tensors' is a {type(tensors).__name__}, not an object; move it away.")
     dtypes = {name: entry.get("dtype") for name, entry in tensors.items() if isinstance(entry, Mapping)}
+    for name, dtype in dtypes.items():
+        if dtype is not None and not (isinstance(dtype, str) and dtype in DTYPES):
+            raise InputError(
+                f"{printable(record)}: tensor '{printable(name)}' has dtype {printable(dtype)}, which is none of "
+                f"{', '.join(DTYPES)}; move the file away."
+            )
     return {name: dtype for name, dtype in dtypes.items() if isinstance(dtype, str)}
 
 

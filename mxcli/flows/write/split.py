@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN, ROW, Content, Entry, Layout, Weight, refusal
 from mxcli.files.outline import Destination
 from mxcli.files.structure import BEFORE_LAST, LAST, reduction_axis
@@ -49,6 +50,14 @@ class Piece:
         ordered = x if self.reorder is None else self.reorder(x)
         oriented = np.swapaxes(ordered, -1, -2) if axis == COLUMN else ordered
         return oriented if self.expert is None else oriented[self.expert, self.begin : self.end]
+
+
+def read_piece(checkpoint: Checkpoint, info: TensorInfo, piece: Piece, axis: str) -> Array:
+    """Read a piece of a tensor; of a stack of experts only the expert it is in."""
+    if piece.expert is None:
+        return piece.of(read(checkpoint, info), axis)
+    x = read(checkpoint, info, piece.expert)
+    return (x.T if axis == COLUMN else x)[piece.begin : piece.end]
 
 
 def stack_module(name: str) -> str | None:

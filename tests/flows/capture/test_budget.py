@@ -45,13 +45,13 @@ HELD = 64 * 64 + 10 * 64
 def test_experts_take_what_they_see(tmp_path: Path, limit: str, enough: int, sentence: str) -> None:
     """The largest tensor, of 64 rows, is in memory twice."""
     model = Experts()
-    with mxcli.capture(model, tmp_path / "out", roles=ROWS, **{limit: enough}) as recorder:
+    with mxcli.capture(model, tmp_path / "out", roles=ROWS, on_error="raise", **{limit: enough}) as recorder:
         model(torch.ones(64, 8)).sum().backward()
         assert recorder.step() is not None
     less: dict[str, Any] = {limit: enough - 1}
     with (
         pytest.raises(EnvironmentFailure, match=sentence),
-        mxcli.capture(model, tmp_path / "less", roles=ROWS, **less),
+        mxcli.capture(model, tmp_path / "less", roles=ROWS, on_error="raise", **less),
     ):
         model(torch.ones(64, 8))
 

@@ -267,7 +267,7 @@ def test_nan_is_recorded_and_reported(tmp_path: Path) -> None:
 
 def test_what_else_a_file_says(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
-    with mxcli.capture(model, tmp_path, about={"run": "a"}) as recorder:
+    with mxcli.capture(model, tmp_path, about={"run": "a"}, on_error="raise") as recorder:
         model(torch.ones(1, 2)).sum().backward()
         written = recorder.step(loss=float("nan"), gradient_scale=1024.0)
         model(torch.ones(1, 2)).sum().backward()
@@ -480,7 +480,7 @@ def test_transformed_tensors_are_refused(tmp_path: Path, run: Any) -> None:
         pytest.raises(
             RefusedError, match=r"0: runs under torch\.func, vmap or batched gradients, whose tensors cannot"
         ),
-        mxcli.capture(model, tmp_path / "out"),
+        mxcli.capture(model, tmp_path / "out", on_error="raise"),
     ):
         run(model, torch.ones(2, 2, requires_grad=True))
     assert not (tmp_path / "out").exists()
@@ -491,7 +491,7 @@ def test_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "step-000002.safetensors").write_bytes(b"precious")
     with pytest.raises(RefusedError, match=r"step-000002\.safetensors: exists"):
         mxcli.capture(model, tmp_path, steps=3).__enter__()
-    with mxcli.capture(model, tmp_path) as recorder:
+    with mxcli.capture(model, tmp_path, on_error="raise") as recorder:
         recorder.at(2)
         with pytest.raises(RefusedError, match=r"step-000002\.safetensors: exists"):
             model(torch.ones(1, 2))
@@ -511,7 +511,7 @@ def test_limits_are_foreseen(tmp_path: Path) -> None:
         mxcli.capture(model, tmp_path, sample_rows=64, max_disk=18_431, **options).__enter__()
     with pytest.raises(EnvironmentFailure, match=r"bytes on the disk, and [\d,]+ are available"):
         mxcli.capture(model, tmp_path, sample_rows=1 << 50, **options).__enter__()
-    with mxcli.capture(model, tmp_path / "out", max_memory=10_240, **options):
+    with mxcli.capture(model, tmp_path / "out", max_memory=10_240, on_error="raise", **options):
         model(torch.ones(64, 8))
         with pytest.raises(EnvironmentFailure, match="take 10,400 bytes of memory"):
             model(torch.ones(1, 8))
@@ -542,7 +542,7 @@ def test_what_is_refused_at_once(fault: Any, sentence: str) -> None:
 
 def test_two_types_in_a_step_are_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
-    with mxcli.capture(model, tmp_path / "out", roles=["activation"], layers=["0"]):
+    with mxcli.capture(model, tmp_path / "out", roles=["activation"], layers=["0"], on_error="raise"):
         model(torch.ones(1, 2))
         model.to(torch.bfloat16)
         with pytest.raises(RefusedError, match=r"0: torch\.float32 and torch\.bfloat16 in one step"):

@@ -15,7 +15,7 @@ from mxcli.backends import cpu
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import RefusedError
 from mxcli.files import reading
-from mxcli.files.checkpoint import open_checkpoint
+from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read_rows
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.measure.compare import Comparison, make_comparison, plan_comparison
 from mxcli.flows.measure.report import Report, make_report
@@ -73,20 +73,15 @@ def metrics(report: Report, name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def asked_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of bytes requested from files each time; mapping a tensor requests all of it."""
+    """The number of bytes requested from files each time."""
     asked: list[int] = []
-    fill, whole = reading._fill, reading.read_in_place
+    fill = reading._fill
 
-    def counting(file: io.FileIO, info: TensorInfo, start: int, wanted: memoryview) -> None:
+    def counting(file: io.FileIO, info: TensorInfo, begin: int, wanted: memoryview) -> None:
         asked.append(len(wanted))
-        fill(file, info, start, wanted)
-
-    def mapping(info: TensorInfo) -> Any:
-        asked.append(info.nbytes)
-        return whole(info)
+        fill(file, info, begin, wanted)
 
     monkeypatch.setattr(reading, "_fill", counting)
-    monkeypatch.setattr("mxcli.files.checkpoint.read_in_place", mapping)
     return asked
 
 
@@ -114,10 +109,10 @@ def test_what_is_needed_is_what_is_read(source: Path) -> None:
 def test_the_numbers_are_those_of_the_rows_read(source: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quantized alone, the rows give the same counts; GATE and UP share the scale that both their rows have."""
     read: dict[str, list[Any]] = {}
-    rows_of = reading.read_rows
+    rows_of = read_rows
 
-    def kept(info: TensorInfo, firsts: Any, rows: int) -> Any:
-        x = rows_of(info, firsts, rows)
+    def kept(checkpoint: Checkpoint, info: TensorInfo, firsts: Any, rows: int) -> Any:
+        x = rows_of(checkpoint, info, firsts, rows)
         read.setdefault(info.name, []).append(x.reshape(-1, x.shape[-1]))
         return x
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -276,3 +278,47 @@ def test_empty_and_odd_tensors_are_survived(tmp_path: Path) -> None:
     result = diff(a, b)
     assert result.counts == {"equal": 2, "dtype": 1}
     assert named(result, "flags").distance is None
+
+
+def test_equal_hashes_in_both_records_are_not_read(tmp_path: Path) -> None:
+    model = source(tmp_path / "m")
+    one = quantized(model, tmp_path / "a", Options("nvfp4"))
+    other = quantized(
+        model, tmp_path / "b", Options("nvfp4", overrides=(Override(UP, rules=Rules(rounding="half-away")),))
+    )
+    result = diff(one, other)
+    differing = {each.name for each in result.differing}
+    assert {each.name for each in result.tensors if not each.by_record} == differing
+    assert all(each.is_equal for each in result.tensors if each.by_record)
+    full = diff_sides(*(side_of(path.name, open_checkpoint(path), full=True) for path in (one, other)), backend=Cpu())
+    assert not any(each.by_record for each in full.tensors)
+    assert [(each.name, each.differs, each.blocks) for each in result.tensors] == [
+        (each.name, each.differs, each.blocks) for each in full.tensors
+    ]
+    assert result.fused == full.fused
+
+
+@pytest.mark.parametrize("change", ["bytes", "time", "header", "record"])
+def test_files_that_may_have_changed_since_their_record_are_read(tmp_path: Path, change: str) -> None:
+    model = source(tmp_path / "m")
+    folder = quantized(model, tmp_path / "a", Options("nvfp4"))
+    other = Path(shutil.copytree(folder, tmp_path / "b"))
+    shard = other / "model.safetensors"
+    content = bytearray(shard.read_bytes())
+    if change == "bytes":
+        content[-5] ^= 1
+        shard.write_bytes(content)
+    elif change == "time":
+        shard.touch()
+    elif change == "header":
+        times = shard.stat()
+        at = content.index(b'"pt"')
+        content[at + 1 : at + 3] = b"pq"
+        shard.write_bytes(content)
+        os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+    else:
+        (other / "mxcli.json").write_text("{}")
+    result = diff(folder, other)
+    assert not any(each.by_record for each in result.tensors)
+    assert len(result.differing) == (1 if change == "bytes" else 0)
+    assert all(each.by_record for each in diff(folder, folder).tensors)

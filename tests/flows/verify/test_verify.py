@@ -222,7 +222,7 @@ def test_the_configuration_is_compared_with_the_record(
     config["quantization_config"]["tensors"] = {UP: {"axis": change.get("axis", "column")}}
     path.write_text(json.dumps(config))
     result = verified(folder)
-    assert found(result) == {"recorded_rules": [UP]}
+    assert found(result) == {"recorded_rules": [UP], "recorded_file": ["config.json"]}
     assert values(result, "recorded_rules") == [value]
     (finding,) = next(each.findings for each in result.results if each.name == "recorded_rules")
     assert finding.need == f"as recorded in mxcli.json: {recorded}"
@@ -355,7 +355,11 @@ PLANTED: dict[str, tuple[Callable[[Tensors], object], dict[str, list[str]], str]
         {"one_code": [f"{UP}_packed"]},
         "every code is 3",
     ),
-    "all zero": (lambda tensors: tensors[f"{UP}_packed"][1].fill(0x80), {"zero_weight": [UP]}, "all values are 0"),
+    "all zero": (
+        lambda tensors: tensors[f"{UP}_packed"][1].fill(0x80),
+        {"zero_weight": [UP], "emptied_blocks": [f"{UP}_packed"]},
+        "all values are 0",
+    ),
 }
 
 
@@ -436,9 +440,13 @@ def test_weights_of_another_model_are_far_from_the_source(tmp_path: Path, nvfp4:
     tensors[UP] = bf16(4 * noise_values(tensors[UP][1]))
     tensors["model.layers.0.mlp.down_proj.weight"] = noise(64, 128, seed=77)
     result = verified(nvfp4[1], source(tmp_path / "other", tensors))
-    assert found(result) == {"far_from_source": [UP, "model.layers.0.mlp.down_proj.weight"]}
-    assert values(result, "far_from_source")[0].endswith("; its best fit is 0.2488 times the source")
-    assert values(result, "far_from_source")[1].startswith("relative error 1.4")
+    down = "model.layers.0.mlp.down_proj.weight"
+    assert found(result) == {"other_bytes": [f"{UP}_packed", f"{down}_packed"]}
+    assert "; relative error 1.4" in values(result, "other_bytes")[1]
+    folder = shutil.copytree(nvfp4[1], tmp_path / "foreign")
+    (folder / RECORD).unlink()
+    result = verified(folder, tmp_path / "other")
+    assert found(result) == {"other_bytes": [f"{UP}_packed", f"{down}_packed"]}
 
 
 def noise_values(bits: np.ndarray) -> np.ndarray:
@@ -456,7 +464,7 @@ def test_tensors_are_compared_with_those_of_the_source(tmp_path: Path, nvfp4: tu
         "missing": ["model.layers.1.input_layernorm.weight"],
         "shape": [UP],
         "extra": ["lm_head.weight"],
-        "changed": ["model.layers.0.input_layernorm.weight"],
+        "damaged": ["model.layers.0.input_layernorm.weight", "model.norm.weight"],
         "retyped": ["model.norm.weight"],
     }
 
@@ -632,7 +640,8 @@ def test_files_that_are_gone_or_changed_are_found_by_the_record(tmp_path: Path, 
     record["sha256"] = {"config.json": "0" * 64}
     path.write_text(json.dumps(record))
     result = verified(folder)
-    assert found(result) == {"recorded_file": ["config.json", "tokenizer.json"]}
+    assert found(result) == {"record": ["mxcli.json"], "recorded_file": ["config.json", "tokenizer.json"]}
+    assert values(result, "record") == ["'files' holds entries that are not names of files in this directory"]
     assert values(result, "recorded_file") == ["other content", "missing"]
 
 

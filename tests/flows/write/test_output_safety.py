@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -19,11 +20,12 @@ from tiny_models import LLAMA, llama, noise, tree, write_model
 
 from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
-from mxcli.errors import EnvironmentFailure, RefusedError
+from mxcli.errors import EnvironmentFailure, LimitError, RefusedError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.shard_file import ShardFile
 from mxcli.flows.measure.report import make_report
 from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.flows.verify.written import check_written
 from mxcli.flows.write.dequantize import dequantize_checkpoint
 from mxcli.flows.write.pipeline import WriteOptions
 from mxcli.flows.write.quantize import quantize_checkpoint
@@ -84,6 +86,10 @@ def test_links_in_an_output_are_replaced_not_followed(tmp_path: Path, source: Pa
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").symlink_to(tmp_path / "cache" / "config.json")
     (tmp_path / "out" / "config.json.partial").symlink_to(tmp_path / "cache" / "config.json")
+    with pytest.raises(RefusedError, match=r"config\.json\.partial: a link, and is left as it is; move it away"):
+        quantized(source, tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "config.json.partial").is_symlink()
+    (tmp_path / "out" / "config.json.partial").unlink()
     quantized(source, tmp_path / "out", force=True)
     assert (tmp_path / "cache" / "config.json").read_text() == "precious"
     assert not (tmp_path / "out" / "config.json").is_symlink()
@@ -280,9 +286,9 @@ def test_an_interrupted_run_leaves_what_can_be_resumed(tmp_path: Path, source: P
     assert set(tree(tmp_path / "out")) == {"model-00001-of-00002.safetensors.partial", "mxcli.progress.partial"}
 
 
-def test_a_directory_that_cannot_be_made_is_an_environment_failure(tmp_path: Path, source: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path, source: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(EnvironmentFailure, match="cannot be written"):
+    with pytest.raises(RefusedError, match="file is not a directory; give another -o/--output"):
         quantized(source, tmp_path / "file" / "out")
 
 
@@ -296,3 +302,34 @@ def test_dequantizing_obeys_the_same_rules(tmp_path: Path) -> None:
                 open_checkpoint(tmp_path / "out"), tmp_path / where, backend=Cpu(), options=WriteOptions(force=True)
             )
     assert tree(tmp_path / "out") == before
+
+
+def test_an_output_that_is_not_sound_gets_no_final_names(tmp_path: Path, source: Path) -> None:
+    """The check sees all files by their final names; what is kept is published without it."""
+    seen: list[set[str]] = []
+
+    def check(folder: Path) -> None:
+        seen.append(set(tree(folder)))
+        raise LimitError("not sound")
+
+    with pytest.raises(LimitError):
+        quantized(source, tmp_path / "out", check=check)
+    assert finals(tmp_path / "out") == {}
+    quantized(source, tmp_path / "out", resume=True)
+    assert seen == [set(tree(tmp_path / "out"))]
+    assert json.loads((tmp_path / "out" / "mxcli.json").read_text())["verified"] is False
+
+
+def test_structure_and_configuration_are_checked_before_the_end(tmp_path: Path, source: Path) -> None:
+    quantized(source, tmp_path / "out")
+    check_written(tmp_path / "out", "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    ignored = {**config, "quantization_config": {**config["quantization_config"], "ignore": ["a", "b"]}}
+    (tmp_path / "out" / "config.json").write_text(json.dumps(ignored))
+    with pytest.raises(LimitError, match="out: what was written is not sound and has no final names") as failed:
+        check_written(tmp_path / "out", "out")
+    assert failed.value.exit_code == 5
+    shard = tmp_path / "out" / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(LimitError, match=r"model-00002-of-00002\.safetensors"):
+        check_written(tmp_path / "out", "out")

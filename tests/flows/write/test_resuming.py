@@ -18,6 +18,7 @@ from mxcli.errors import InputError, RefusedError
 from mxcli.files import output_dir as writer
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.progress import Share
+from mxcli.files.progress_lines import line_bytes
 from mxcli.files.shard_file import ShardFile
 from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.flows.write.dequantize import dequantize_checkpoint
@@ -247,21 +248,302 @@ def test_resuming_from_another_source_is_refused(tmp_path: Path, source: Path) -
     first = source / "model-00001-of-00002.safetensors"
     content = first.read_bytes()
     first.write_bytes(content[:-1] + b"\0")
-    with pytest.raises(RefusedError, match=r"model-00001-of-00002\.safetensors of the source was modified"):
+    with pytest.raises(
+        RefusedError, match=r"model-00001-of-00002\.safetensors: tensor 'model\.layers\.0\..*' of the source"
+    ):
         quantized(source, tmp_path / "out", resume=True)
     write_model(source, {**SHARDS, first.name: {**SHARDS[first.name], "model.more.weight": noise(4)}}, MIXTRAL)
     with pytest.raises(RefusedError) as refused:
         quantized(source, tmp_path / "out", resume=True)
     assert [detail.split(" was ")[0] for detail in refused.value.details] == [
         "input model-00001-of-00002.safetensors bytes",
-        "input model-00001-of-00002.safetensors sha256",
+        "input model-00001-of-00002.safetensors fingerprint",
     ]
 
 
-def test_there_is_nothing_to_resume_in_a_complete_output(tmp_path: Path, source: Path) -> None:
-    quantized(source, tmp_path / "out", resume=True)
-    with pytest.raises(RefusedError, match="complete, nothing to resume"):
+def test_there_is_nothing_to_do_in_a_complete_output(tmp_path: Path, source: Path) -> None:
+    first = quantized(source, tmp_path / "out", resume=True)
+    assert not first.outcome.was_complete
+    before = tree(tmp_path / "out")
+    for _ in range(2):
+        again = quantized(source, tmp_path / "out", resume=True, command="another")
+        assert again.outcome.was_complete
+        assert (again.outcome.complete, again.outcome.done, again.outcome.left) == (True, 0, 0)
+        assert tree(tmp_path / "out") == before
+    dequantized(tmp_path / "out", tmp_path / "back")
+    before = tree(tmp_path / "back")
+    dequantized(tmp_path / "out", tmp_path / "back", resume=True)
+    assert tree(tmp_path / "back") == before
+
+
+@pytest.mark.parametrize("size", [None, SIZE])
+def test_a_complete_output_of_other_options_is_refused(tmp_path: Path, source: Path, size: int | None) -> None:
+    quantized(source, tmp_path / "out", size=size)
+    before = tree(tmp_path / "out")
+    with pytest.raises(RefusedError, match=r"is complete, with other options .*: options format was nvfp4 and is"):
+        quantized(source, tmp_path / "out", "mxfp8", size=size, resume=True)
+    with pytest.raises(RefusedError, match=r"is complete, with other options .* \(--max-shard-size\)"):
+        quantized(source, tmp_path / "out", size=None if size else SIZE, resume=True)
+    assert tree(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "told"),
+    [
+        (
+            "model-00001-of-00002.safetensors",
+            "last",
+            r"tensor 'model\.layers\.0\.self_attn\.[qkv]_proj\.weight_",
+        ),
+        ("model-00002-of-00002.safetensors", "last", r"tensor 'model\.layers\.0\.mlp\.experts\."),
+        ("model-00001-of-00002.safetensors", "cut", "its content"),
+        ("model-00001-of-00002.safetensors", "gone", "is missing"),
+        ("config.json", "last", "its content"),
+        ("tokenizer.json", "gone", "is missing"),
+        ("1_Pooling/config.json", "cut", "its content"),
+        ("model.safetensors.index.json", "cut", "its content"),
+    ],
+)
+def test_a_damaged_complete_output_is_refused(tmp_path: Path, source: Path, name: str, damage: str, told: str) -> None:
+    quantized(source, tmp_path / "out")
+    path = tmp_path / "out" / name
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-1] + (bytes([content[-1] ^ 1]) if damage == "last" else b""))
+    before = tree(tmp_path / "out")
+    with pytest.raises(InputError, match=rf"{name}: .*{told}"):
         quantized(source, tmp_path / "out", resume=True)
+    with pytest.raises(InputError, match=rf"{name}: .*{told}"):
+        merge_shares(tmp_path / "out")
+    assert tree(tmp_path / "out") == before
+    quantized(source, tmp_path / "out", resume=True, force=True)
+    quantized(source, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+FIRST = "model-00001-of-00002.safetensors"
+
+
+def replaced(path: Path, content: bytes, how: str) -> None:
+    """Change a file, and put its time of modification back as `rsync -t`, `cp -p` and `tar` do."""
+    status = path.stat()
+    if how == "renamed":
+        other = path.with_name("other")
+        other.write_bytes(content)
+        os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+        other.rename(path)
+    else:
+        path.write_bytes(content)
+        if how == "in place":
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("how", ["in place", "renamed", "written"])
+@pytest.mark.parametrize("at", [-1, -9000, -4096])
+def test_a_source_that_changed_is_refused_though_its_time_is_the_same(
+    tmp_path: Path, source: Path, how: str, at: int
+) -> None:
+    """In an unfinished run, a complete output and a complete share. Equal bytes are no change."""
+    stopped_run(source, tmp_path / "unfinished", most=6)
+    quantized(source, tmp_path / "complete")
+    quantized(source, tmp_path / "share", share=Share(1, 2))
+    quantized(source, tmp_path / "whole")
+    content = (source / FIRST).read_bytes()
+    changed = bytearray(content)
+    changed[at] ^= 1
+    replaced(source / FIRST, bytes(changed), how)
+    for out, share in (("unfinished", None), ("complete", None), ("share", Share(1, 2))):
+        before = tree(tmp_path / out)
+        with pytest.raises(
+            RefusedError,
+            match=f"{FIRST}: tensor '.*' of the source is not what|of the source has other content",
+        ):
+            quantized(source, tmp_path / out, share=share, resume=True)
+        assert tree(tmp_path / out) == before
+    replaced(source / FIRST, content, how)
+    quantized(source, tmp_path / "unfinished", resume=True)
+    assert tree(tmp_path / "unfinished") == tree(tmp_path / "whole")
+
+
+def test_a_source_is_compared_with_the_one_that_was_read_last(tmp_path: Path, source: Path) -> None:
+    """One run on it, one on a changed copy of what was not read yet, and one on it again."""
+    other = write_model(
+        tmp_path / "other",
+        {
+            **SHARDS,
+            "model-00002-of-00002.safetensors": {
+                **SHARDS["model-00002-of-00002.safetensors"],
+                "model.layers.0.mlp.experts.down_proj": noise(2, 64, 96, seed=9),
+            },
+        },
+        MIXTRAL,
+        {"tokenizer.json": "{}", "1_Pooling/config.json": "{}"},
+    )
+    link = tmp_path / "link"
+    link.symlink_to(source)
+    stopped_run(link, tmp_path / "out", most=3)
+    link.unlink()
+    link.symlink_to(other)
+    stops = iter([False] * 8)
+    quantized(link, tmp_path / "out", resume=True, stop=lambda: next(stops, True))
+    link.unlink()
+    link.symlink_to(source)
+    with pytest.raises(
+        RefusedError, match=r"tensor 'model\.layers\.0\.mlp\.experts\.down_proj' of the source is not what"
+    ):
+        quantized(link, tmp_path / "out", resume=True)
+    link.unlink()
+    link.symlink_to(other)
+    quantized(link, tmp_path / "out", resume=True)
+    quantized(other, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("how", ["in place", "renamed", "written"])
+@pytest.mark.parametrize("after", [0, 1, 3, 6, 9])
+def test_a_source_that_changes_during_a_run_ends_it(tmp_path: Path, source: Path, how: str, after: int) -> None:
+    """Whether what changes was read before or is read later."""
+    content = (source / FIRST).read_bytes()
+    calls = iter(range(100))
+
+    def stop() -> bool:
+        if next(calls) == after:
+            replaced(source / FIRST, content[:-4096] + bytes(4096), how)
+        return False
+
+    with pytest.raises(InputError, match=FIRST) as failed:
+        quantized(source, tmp_path / "out", stop=stop)
+    assert failed.value.exit_code == 3
+    assert not (tmp_path / "out" / "mxcli.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["embed_tokens.weight", "q_proj.weight_packed", "v_proj.weight_scale", "k_proj.weight_global"]
+)
+@pytest.mark.parametrize("size", [1, 64])
+def test_what_was_damaged_in_an_unfinished_output_is_written_again(
+    tmp_path: Path, source: Path, name: str, size: int
+) -> None:
+    stopped_run(source, tmp_path / "out", most=6)
+    partial = tmp_path / "out" / f"{FIRST}.partial"
+    header = read_header(partial)
+    entry = next(key for key in header if name in key)
+    begin, end = header[entry]["data_offsets"]
+    start = 8 + int.from_bytes(partial.read_bytes()[:8], "little")
+    content = bytearray(partial.read_bytes())
+    for at in range(begin, min(end, begin + size)):
+        content[start + at] ^= 0xFF
+    partial.write_bytes(content)
+    counting = Counting()
+    checkpoint = open_checkpoint(source)
+    quantize_checkpoint(
+        checkpoint,
+        make_plan(checkpoint, Options("nvfp4")),
+        tmp_path / "out",
+        backend=counting,
+        options=WriteOptions(resume=True),
+    )
+    quantized(source, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert counting.quantized == 2 + 2 + (0 if "embed" in name else 1)
+
+
+def test_shares_of_two_sources_are_not_merged(tmp_path: Path, source: Path) -> None:
+    """Where both shares read a tensor, and where each reads tensors that the other does not."""
+    for number, (file, name) in enumerate(
+        [
+            (FIRST, "model.layers.0.self_attn.k_proj.weight"),
+            (FIRST, "model.embed_tokens.weight"),
+            ("model-00002-of-00002.safetensors", "model.layers.0.mlp.experts.down_proj"),
+            ("model-00002-of-00002.safetensors", "model.norm.weight"),
+        ]
+    ):
+        changed = {**SHARDS, file: {**SHARDS[file], name: noise(*SHARDS[file][name][1].shape, seed=77)}}
+        other = write_model(
+            tmp_path / f"other-{number}", changed, MIXTRAL, {"tokenizer.json": "{}", "1_Pooling/config.json": "{}"}
+        )
+        out = tmp_path / f"out-{number}"
+        quantized(source, out, share=Share(1, 2))
+        quantized(other, out, share=Share(2, 2))
+        with pytest.raises(
+            RefusedError, match=rf"share 2/2 is not of the same output as share 1: .*{name} of the source"
+        ):
+            merge_shares(out)
+        assert not (out / "mxcli.json").exists()
+        quantized(source, out, share=Share(2, 2), force=True)
+        merge_shares(out)
+
+
+def test_shares_that_read_different_bytes_of_a_tensor_are_not_merged(tmp_path: Path, source: Path) -> None:
+    """Where the samples of both sources are equal: the change is in none of them."""
+    model = {
+        "a.safetensors": {"layers.0.q_proj.weight": noise(64, 8192, seed=5)},
+        "b.safetensors": {"layers.0.k_proj.weight": noise(64, 8192, seed=6)},
+    }
+    one, two = (write_model(tmp_path / name, model, LLAMA) for name in ("one", "two"))
+    content = bytearray((two / "a.safetensors").read_bytes())
+    content[len(content) // 4] ^= 1
+    (two / "a.safetensors").write_bytes(content)
+    quantized(one, tmp_path / "out", share=Share(1, 2))
+    quantized(two, tmp_path / "out", share=Share(2, 2))
+    with pytest.raises(RefusedError) as refused:
+        merge_shares(tmp_path / "out")
+    assert str(refused.value) == (
+        "tensor 'layers.0.q_proj.weight' of the source is another for share 2/2 than for share 1/2: write all shares "
+        "from one source."
+    )
+
+
+def test_a_complete_share_has_nothing_left_to_do(tmp_path: Path, source: Path) -> None:
+    out = tmp_path / "out"
+    for share in (Share(1, 2), Share(2, 2)):
+        quantized(source, out, share=share)
+    before = {name: content for name, content in tree(out).items() if "progress" not in name}
+    for share in (Share(1, 2), Share(2, 2)):
+        again = quantized(source, out, share=share, resume=True)
+        assert (again.outcome.complete, again.outcome.done) == (True, 0)
+    assert {name: content for name, content in tree(out).items() if "progress" not in name} == before
+    merge_shares(out)
+    whole = tree(out)
+    for share in (Share(1, 2), Share(2, 2), None):
+        assert quantized(source, out, share=share, resume=True).outcome.was_complete
+    assert merge_shares(out).shares == 0
+    assert tree(out) == whole
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"documents": {"../victim": {}}},
+        {"carried": ["../victim"]},
+        {"shards": {"../victim": [10, 5, "0" * 32]}, "own": ["../victim"]},
+    ],
+)
+def test_names_in_a_log_that_lead_outside_are_not_followed(tmp_path: Path, source: Path, line: dict[str, Any]) -> None:
+    (tmp_path / "victim").write_text("precious")
+
+    def merging(folder: Path, share: Share | None) -> None:
+        merge_shares(folder)
+
+    def resuming(folder: Path, share: Share | None) -> None:
+        quantized(source, folder, share=share, resume=True)
+
+    for out, share in (("share", Share(1, 1)), ("run", None)):
+        stopped_run(source, tmp_path / out, share=share)
+        log = next((tmp_path / out).glob("mxcli.progress*"))
+        header, *rest = log.read_bytes().splitlines(keepends=True)
+        changed = json.loads(header)
+        changed.pop("check")
+        earlier = line_bytes({"publishing": True, "earlier": ["../victim"], "sha256": {}})
+        for content in (line_bytes({**changed, **line}) + b"".join(rest), header + b"".join(rest) + earlier):
+            log.write_bytes(content)
+            for act in (merging, resuming):
+                with pytest.raises((InputError, RefusedError)) as refused:
+                    act(tmp_path / out, share)
+                assert refused.value.exit_code == (4 if "one machine" in str(refused.value) else 3)
+        assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_other_files_in_the_directory_are_not_part_of_it(tmp_path: Path, source: Path) -> None:
@@ -322,8 +604,10 @@ def test_shares_make_up_the_output_of_one_machine(tmp_path: Path, source: Path, 
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
     assert merged.shares == count
     assert set(merged.files) == set(tree(tmp_path / "whole"))
-    with pytest.raises(RefusedError, match="complete already"):
-        merge_shares(tmp_path / "out")
+    again = merge_shares(tmp_path / "out")
+    assert again.shares == 0
+    assert set(again.files) == set(merged.files)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_shares_of_a_dequantized_checkpoint(tmp_path: Path, source: Path) -> None:
@@ -411,7 +695,7 @@ def test_what_cannot_be_merged_is_reported_at_once(tmp_path: Path, source: Path)
             merge_shares(out)
     (out / name).unlink()
     (out / name).symlink_to(tmp_path / "source" / "config.json")
-    with pytest.raises(RefusedError, match=f"{name} is missing"):
+    with pytest.raises(RefusedError, match=f"{name}: a link, and is left as it is"):
         merge_shares(out)
 
 

@@ -1,0 +1,216 @@
+"""Checks of plain tensors: norms, embeddings, biases and layers that were kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.tensors import Array, TensorInfo
+from mxcli.flows.verify.check import PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.errors import widened
+
+HUGE = 2.0**16
+"""No plain tensor of a known model reaches this magnitude, except buffers."""
+RUN_BYTES = 4096
+"""Zeros of a matrix are looked at in pieces of this size."""
+FEW_RUNS = 64
+"""A matrix with more runs of zeros than this was pruned."""
+_BITS = {"F32": (np.uint32, 31, 23), "F16": (np.uint16, 15, 10), "BF16": (np.uint16, 15, 7), "F64": (np.uint64, 63, 52)}
+"""Of each float dtype: its bits as an integer, how many of them are magnitude, and how many of those fraction."""
+_PIECE = 1 << 17
+_COMPARE = "Compare with --against SOURCE."
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSummary:
+    """A plain tensor: its largest finite magnitude, how many values are NaN and infinite, the index of the first of
+    these, and the runs of zeros as first and last element (in pieces of RUN_BYTES)."""
+
+    info: TensorInfo
+    amax: float
+    nan: int
+    infinite: int
+    first: int | None
+    zeros: tuple[tuple[int, int], ...]
+
+
+def plain_tensors(checkpoint: Checkpoint, quantized: frozenset[str]) -> tuple[TensorInfo, ...]:
+    """Return the float tensors that hold values by themselves; `quantized` are the tensors of quantized weights."""
+    return tuple(info for name, info in checkpoint.tensors.items() if name not in quantized and info.dtype in _BITS)
+
+
+def summarize_plain(checkpoint: Checkpoint, info: TensorInfo) -> PlainSummary:
+    """Read a plain tensor and return its summary."""
+    unsigned, magnitude, fraction = _BITS[info.dtype]
+    mask = np.asarray((1 << magnitude) - 1, unsigned)
+    x = read(checkpoint, info).reshape(-1)
+    bits = x.view(unsigned)
+    largest = _largest_by_piece(bits, mask)
+    infinity = ((1 << (magnitude - fraction)) - 1) << fraction
+    top = int(largest.max(initial=0))
+    if top < infinity:
+        return PlainSummary(info, _value(top, info.dtype), 0, 0, None, _zero_runs(bits))
+    found = bits & mask
+    bad = found >= infinity
+    finite = int(found[~bad].max(initial=0))
+    nan = int(np.count_nonzero(found > infinity))
+    return PlainSummary(
+        info, _value(finite, info.dtype), nan, int(np.count_nonzero(bad)) - nan, int(bad.argmax()), _zero_runs(bits)
+    )
+
+
+def _largest_by_piece(bits: Array, mask: Array) -> Array:
+    """Return the largest magnitude of each piece of a tensor, as bits."""
+    pieces = range(0, bits.size, _PIECE)
+    return np.asarray([(bits[at : at + _PIECE] & mask).max() for at in pieces], bits.dtype)
+
+
+def _value(bits: int, dtype: str) -> float:
+    unsigned = _BITS[dtype][0]
+    stored = np.asarray([bits], unsigned)
+    values = stored if dtype == "BF16" else stored.view({"F32": "f4", "F16": "f2", "F64": "f8"}[dtype])
+    return float(widened(values, dtype)[0])
+
+
+def _zero_runs(bits: Array) -> tuple[tuple[int, int], ...]:
+    """Return first and last element of each run of pieces of RUN_BYTES that are all zero bits."""
+    each = RUN_BYTES // bits.itemsize
+    whole = bits.size // each
+    if not whole:
+        return ()
+    # Most pieces differ in their first element already.
+    pieces = bits[: whole * each].reshape(whole, each)
+    at = np.flatnonzero(pieces[:, 0] == 0)
+    at = at[~pieces[at].any(axis=1)]
+    if not at.size:
+        return ()
+    ends = np.flatnonzero(np.diff(at) > 1)
+    begins, lasts = at[np.concatenate(([0], ends + 1))], at[np.concatenate((ends, [at.size - 1]))]
+    return tuple(
+        _widest(bits, int(begin) * each, int(last + 1) * each, each) for begin, last in zip(begins, lasts, strict=True)
+    )
+
+
+def _widest(bits: Array, begin: int, end: int, each: int) -> tuple[int, int]:
+    """Return a run of zeros with the zeros right before and after it."""
+    before, after = np.flatnonzero(bits[max(0, begin - each) : begin]), np.flatnonzero(bits[end : end + each])
+    begin = max(0, begin - each) + int(before[-1]) + 1 if before.size else max(0, begin - each)
+    return begin, end + int(after[0]) if after.size else min(bits.size, end + each)
+
+
+def _not_finite(plain: PlainSummary) -> Iterator[Finding]:
+    infinite = 0 if plain.info.role == "buffer" else plain.infinite
+    if plain.nan or infinite:
+        counts = [f"{count:,} {what}" for count, what in ((plain.nan, "NaN"), (infinite, "infinite")) if count]
+        yield Finding(
+            plain.info.name,
+            f"{' and '.join(counts)} of {plain.info.elements:,} values, the first at {_index(plain)}",
+            "finite values: others make every output NaN",
+            "Copy the tensor from the source: mxcli verify … --against SOURCE --repair.",
+        )
+
+
+def _index(plain: PlainSummary) -> list[int]:
+    assert plain.first is not None
+    return [int(at) for at in np.unravel_index(plain.first, plain.info.shape)] if plain.info.shape else []
+
+
+def _zero(plain: PlainSummary, roles: frozenset[str]) -> Iterator[Finding]:
+    if plain.amax == 0 and not plain.nan and plain.info.elements > 1 and plain.info.role in roles:
+        yield Finding(
+            plain.info.name,
+            f"all {plain.info.elements:,} values are 0",
+            "other values, unless the layer is not used or adds 1 to them",
+            _COMPARE,
+        )
+
+
+_MAY_BE_ZERO = frozenset({"norm", "weight", "router"})
+_NEVER_ZERO = frozenset({"embedding", "lm_head"})
+_DENSE = frozenset({"embedding", "lm_head", "weight", "mtp"})
+
+
+def _huge(plain: PlainSummary) -> Iterator[Finding]:
+    if plain.amax > HUGE and plain.info.role in _MAY_BE_ZERO | _NEVER_ZERO:
+        magnitude = f"2^{math.frexp(plain.amax)[1] - 1}"
+        yield Finding(
+            plain.info.name,
+            f"its values reach {plain.amax:.3g} ({magnitude})",
+            f"values below {HUGE:,.0f}, as in known models",
+            _COMPARE,
+        )
+
+
+def _zero_pieces(plain: PlainSummary, *, within: bool) -> Iterator[Finding]:
+    """Yield runs of zeros in a matrix that begin or end `within` a row, or that are whole rows before the last ones."""
+    info = plain.info
+    if info.role not in _DENSE or len(info.shape) < 2 or not 0 < len(plain.zeros) <= FEW_RUNS or not plain.amax:
+        return
+    columns = info.shape[-1]
+    for begin, end in plain.zeros:
+        rows = (begin // columns, (end - 1) // columns)
+        whole = all(at % columns <= _SLACK or columns - at % columns <= _SLACK for at in (begin, end))
+        several = end - begin >= (_ROWS * columns if end < info.elements else info.elements / 10)
+        if not whole if within else whole and several:
+            yield Finding(
+                info.name,
+                f"elements {begin:,} to {end:,} are 0 (rows {rows[0]:,} to {rows[1]:,} of {list(info.shape)})",
+                "other values: trained weights are not 0 in one piece",
+                _COMPARE,
+            )
+
+
+_SLACK = 16
+"""Zeros next to a row of zeros that may be values of other rows."""
+_ROWS = 8
+"""Fewer rows of zeros are entries that the model does not use."""
+
+PLAIN_CHECKS: tuple[Check[PlainSummary], ...] = (
+    Check(
+        "nan_plain",
+        PROBLEM,
+        "plain tensors with values that are NaN or infinite",
+        "every value of every float tensor that is not quantized; infinities of buffers such as masks are left out",
+        _not_finite,
+    ),
+    Check(
+        "zero_plain",
+        WARNING,
+        "plain tensors that are all 0",
+        "norms, routers and layers that were kept",
+        lambda plain: _zero(plain, _MAY_BE_ZERO),
+    ),
+    Check(
+        "zero_words",
+        PROBLEM,
+        "embeddings and output heads that are all 0",
+        "every value of embeddings and output heads",
+        lambda plain: _zero(plain, _NEVER_ZERO),
+    ),
+    Check(
+        "zeros_within",
+        PROBLEM,
+        "matrices of which a part is 0",
+        f"runs of {RUN_BYTES:,} bytes of zeros within rows, in embeddings and layers that were kept; not in "
+        "pruned ones",
+        lambda plain: _zero_pieces(plain, within=True),
+    ),
+    Check(
+        "zero_rows",
+        PROBLEM,
+        "matrices of which many rows are 0",
+        f"{_ROWS} rows of zeros or more in one piece, before the last row, or a tenth of all rows",
+        lambda plain: _zero_pieces(plain, within=False),
+    ),
+    Check(
+        "huge_plain",
+        PROBLEM,
+        "plain tensors with values far larger than in known models",
+        f"magnitudes above {HUGE:,.0f} in norms, embeddings, heads and layers that were kept",
+        _huge,
+    ),
+)

@@ -1,0 +1,370 @@
+"""Verdicts on weights whose bytes no known rule reproduces, or another than the one that is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mxcli.backends import unpacked
+from mxcli.backends.backend import Backend
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.tensors import Array
+from mxcli.flows.measure.amax import oriented
+from mxcli.flows.verify.check import Finding
+from mxcli.flows.verify.errors import Distance, distance, widened
+from mxcli.flows.verify.excess import DEVIANT, Excess, Place, excess
+from mxcli.flows.verify.provenance import Amaxes, Provenance, requantize, stored_form
+from mxcli.flows.verify.subject import Original, Subject
+from mxcli.flows.verify.weight_summary import blocks_of, decode_scale
+from mxcli.flows.write.restore import StoredWeight
+from mxcli.numerics.blocks import Quantized, folded
+from mxcli.numerics.floats import FP32
+from mxcli.numerics.scheme import Scheme
+
+SWAPPED, OTHER_BYTES, FAR = "swapped_codes", "other_bytes", "far_from_source"
+RESCALED, OTHER_CHOICE = "rescaled", "other_choice"
+SWAPPED_GAIN = 0.25
+"""Codes are swapped if exchanging them leaves less than this fraction of the squared error."""
+_DOUBTFUL = 2.0
+"""Squared errors above this multiple of the rule's are looked at for exchanged codes and rescaled channels."""
+_EXPLAINED = 4.0
+"""Squared error, in multiples of the rule's, that rescaled channels may leave: they are rounded elsewhere."""
+_ARITHMETIC = 2.0**-7
+_SEARCHED = 1 / 16
+"""Where more than this share of all codes are not the nearest, they were searched (GPTQ)."""
+_SAMPLED = 1 << 21
+"""Elements, in whole rows, that factors of channels are fitted to."""
+_ALTERNATIONS = 4
+"""Fits of rows and columns in turn, after which products of both kinds of factors are found."""
+_SPREAD = 0.02
+"""Relative distance of channel factors from their median that rounding does not explain."""
+_REPAIR = "Repair it with --repair if it is an output of mxcli with a record; else requantize it."
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A weight that was compared: its original, its distance, and the provenance of its bytes."""
+
+    stored: StoredWeight
+    original: Original
+    distance: Distance
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A weight with a verdict and the finding on it."""
+
+    verdict: str
+    finding: Finding
+
+
+@dataclass(frozen=True, slots=True)
+class _Siblings:
+    """The rule of most weights of a format: the scheme that makes their bytes (None: no scheme does), and whether their
+    codes are the nearest."""
+
+    scheme: Scheme | None = None
+    nearest: bool = False
+
+
+def judged_weights(
+    subject: Subject, traced: Mapping[str, Traced], amaxes: Amaxes, backend: Backend
+) -> Iterator[Judged]:
+    """Yield a verdict for every weight that the rule of its record, or of most weights in its format, does not make,
+    and for those whose error nothing explains."""
+    siblings = _siblings(list(traced.values()))
+    examined: dict[str, _Examined] = {}
+    for name, each in traced.items():
+        known = siblings[each.stored.weight.format.name]
+        if _is_doubtful(each, known):
+            examined[name] = _examine(subject.checkpoint, each, known, amaxes, backend)
+    sane = Counter(each.traced.stored.weight.format.name for each in examined.values() if each.is_nearest)
+    exact = Counter(each.stored.weight.format.name for each in traced.values() if each.provenance.exact)
+    total = Counter(each.stored.weight.format.name for each in traced.values())
+    smoothed = any(each.rescaled_columns for each in examined.values())
+    for doubtful in examined.values():
+        fmt = doubtful.traced.stored.weight.format.name
+        known = replace(siblings[fmt], nearest=2 * (sane[fmt] + exact[fmt]) > total[fmt])
+        judged = _verdict(doubtful, known, smoothed=smoothed, rotated=is_rotated(subject))
+        if judged is not None:
+            yield judged
+
+
+def _siblings(traced: Sequence[Traced]) -> dict[str, _Siblings]:
+    found = {}
+    for fmt in {each.stored.weight.format.name for each in traced}:
+        mine = [each.provenance for each in traced if each.stored.weight.format.name == fmt]
+        schemes = Counter(each.scheme for each in mine if each.exact and not each.implied)
+        most = 2 * schemes.total() > len(mine)
+        found[fmt] = _Siblings(schemes.most_common(1)[0][0] if most else None)
+    return found
+
+
+def _is_doubtful(each: Traced, known: _Siblings) -> bool:
+    provenance = each.provenance
+    if each.distance.unmatched or not each.distance.noise or provenance.draws_unknown:
+        return False
+    return not provenance.exact or (provenance.implied and known.scheme is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mismatch:
+    """The tensor where a weight first differs from its rule, the difference in words, and the first bytes expected."""
+
+    where: str
+    found: str
+    expected: str
+
+
+_PARTS = {"encode": "tensor scale", "decode": "tensor scale"}
+"""The words for parts of a weight, where they are not their names."""
+_SHOWN = 8
+"""Bytes shown of a difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """A doubtful weight: its mismatch with the rule, its error by places (None: transformed weights have none), whether
+    its tensor scale follows from the source, and what exchanging codes or rescaling channels explains."""
+
+    traced: Traced
+    scheme: Scheme
+    mismatch: _Mismatch
+    excess: Excess | None
+    rule_noise: float
+    tensor_scale: bool
+    swapped: Distance | None
+    rescaled_columns: bool
+    rescaled_rows: bool
+
+    @property
+    def is_nearest(self) -> bool:
+        """True if every code is the nearest for its scale."""
+        return self.excess is not None and not self.excess.off
+
+    @property
+    def ratio(self) -> float:
+        """The squared error in multiples of the rule's."""
+        noise = self.traced.distance.noise
+        return noise / self.rule_noise if self.rule_noise else float("inf")
+
+
+def _examine(checkpoint: Checkpoint, each: Traced, known: _Siblings, amaxes: Amaxes, backend: Backend) -> _Examined:
+    stored, dtype = each.stored, each.original.info.dtype
+    scheme = each.provenance.scheme
+    if not each.provenance.named and known.scheme is not None and known.scheme.hadamard == scheme.hadamard:
+        scheme = known.scheme
+    x = oriented(np.ascontiguousarray(each.original.read()), stored.weight.axis)
+    q = stored_form(checkpoint, stored)
+    rule, same = requantize(backend, stored, q, x, dtype, scheme, amaxes.of(stored))
+    rule_values = backend.dequantize(rule, "F32")
+    noise = distance(x, dtype, rule_values).noise
+    far = each.distance.noise > _DOUBTFUL * noise
+    swapped = None
+    if far and stored.weight.format.element.stored_bits == 4:
+        exchanged = replace(q, packed=(q.packed << 4) | (q.packed >> 4))
+        swapped = distance(x, dtype, backend.dequantize(exchanged, "F32"))
+    columns = rows = False
+    if far and not each.provenance.named:
+        columns, rows = _rescaled(x, dtype, backend.dequantize(q, "F32"), noise)
+        rows = rows and not _permuted(q, rule)
+    tensor_scale = same or _is_near(q, rule)
+    mismatch = _mismatch(checkpoint, stored, q, rule)
+    places = None if q.scheme.hadamard is not None else excess(x, dtype, q, rule)
+    return _Examined(each, scheme, mismatch, places, noise, tensor_scale, swapped, columns, rows)
+
+
+def is_rotated(subject: Subject) -> bool:
+    """Return whether the configuration names transforms that the producer applied to the model before quantizing."""
+    return bool(subject.disk.settings.get("transform_config"))
+
+
+def _verdict(each: _Examined, known: _Siblings, *, smoothed: bool, rotated: bool) -> Judged | None:
+    name, provenance = each.traced.stored.weight.name, each.traced.provenance
+    if each.swapped is not None and each.swapped.noise < SWAPPED_GAIN * each.traced.distance.noise:
+        return Judged(
+            SWAPPED,
+            Finding(
+                each.traced.stored.contents[0].entry.name,
+                f"relative error {_error(each.traced.distance)}, and {_error(each.swapped)} with exchanged codes",
+                "the element with the even index in the low 4 bits",
+                "Exchange the two codes of every byte.",
+            ),
+        )
+    rule = f"{each.scheme.scale_rule.name}, {each.scheme.rounding.name}, as {each.scheme.dialect.name}"
+    error = f"; relative error {_error(each.traced.distance)}, {_relative(each)} by the rule"
+    bytes_of = f"{each.mismatch.expected} there: the bytes of {rule}, which"
+    if provenance.named:
+        found = Finding(each.mismatch.where, each.mismatch.found + error, f"{bytes_of} is named for it", _REPAIR)
+        return Judged(OTHER_BYTES, found)
+    if each.rescaled_columns or (each.rescaled_rows and smoothed):
+        which = "column" if each.rescaled_columns else "row"
+        value = f"not comparable: one factor for each {which} leaves the error of rounding"
+        return Judged(RESCALED, Finding(name, value, "no comparison: give the rescaled model as SOURCE to have one"))
+    if rotated and each.ratio > _EXPLAINED:
+        value = "not comparable: the configuration names transforms of the model (transform_config)"
+        return Judged(RESCALED, Finding(name, value, "no comparison: give the transformed model as SOURCE to have one"))
+    if known.scheme is not None and (not each.tensor_scale or (known.nearest and _has_off(each))):
+        found = Finding(each.mismatch.where, each.mismatch.found + error, f"{bytes_of} most weights have", _REPAIR)
+        return Judged(OTHER_BYTES, found)
+    reason = _unexplained(each, known)
+    if reason:
+        gain = each.traced.distance.gain
+        fits = f"; its best fit is {gain:.4g} times the source" if gain is not None and abs(gain - 1) > 0.1 else ""
+        return Judged(
+            FAR,
+            Finding(
+                name,
+                f"relative error {_error(each.traced.distance)}{fits}; {reason}",
+                f"about the error of {rule}, {_relative(each)}",
+                "Check that this is the right source; if it is, requantize the weight.",
+            ),
+        )
+    if each.ratio > 1.05:
+        return Judged(
+            OTHER_CHOICE,
+            Finding(name, f"{_times(each.ratio)} the squared error of {rule}", "nothing: calibration may gain from it"),
+        )
+    return None
+
+
+def _has_off(each: _Examined) -> bool:
+    return each.excess is not None and each.excess.off > 0
+
+
+def _unexplained(each: _Examined, known: _Siblings) -> str:
+    """Return in words what no choice of scales and rounding explains; empty if nothing."""
+    found = each.excess
+    if found is None:
+        return "" if each.ratio <= 4 else f"{_times(each.ratio)} the squared error of the nearest rule"
+    allowed = DEVIANT if found.off > _SEARCHED * found.elements else 0.0
+    if found.beyond > allowed * found.regions and found.first_beyond is not None:
+        return (
+            f"in {found.beyond:,} of {found.regions:,} places it is larger than rounding to any neighbour gives, the "
+            f"first at {_place(found.first_beyond)}"
+        )
+    if found.unfit > allowed * found.blocks and found.first_unfit is not None:
+        return (
+            f"{found.unfit:,} of {found.blocks:,} scales do not fit their codes, the first at "
+            f"{_place(found.first_unfit)}"
+        )
+    if not found.scales_fit:
+        return f"other scales would leave {100 * found.fitted / found.found:.0f} % of its squared error"
+    if known.nearest and found.off and found.first_off is not None:
+        return (
+            f"{found.off:,} of {found.elements:,} codes are not the nearest for their scale, as those of most weights "
+            f"are, the first at {_place(found.first_off)}"
+        )
+    return ""
+
+
+def _mismatch(checkpoint: Checkpoint, stored: StoredWeight, q: Quantized, rule: Quantized) -> _Mismatch:
+    """Return how the stored bytes of a weight differ from those of a rule."""
+    where, parts, first, expected = stored.contents[0].entry.name, [], "", "the same"
+    for content in stored.contents:
+        ours = _bytes(read(checkpoint, checkpoint.tensors[content.entry.name]))
+        theirs = _bytes(content.of(_storable(rule, content.entry.dtype)))
+        if ours.size != theirs.size or np.array_equal(ours, theirs):
+            continue
+        differing = np.flatnonzero(ours != theirs)
+        parts.append(f"{_PARTS.get(content.holds.name, content.holds.name)} {len(differing):,} of {ours.size:,} bytes")
+        if not first:
+            where, begin = content.entry.name, int(differing[0])
+            end = min(begin + _SHOWN, ours.size)
+            first = f"; bytes {begin:,} to {end - 1:,} are {ours[begin:end].tobytes().hex()}"
+            expected = theirs[begin:end].tobytes().hex()
+    blocks = blocks_of(unpacked(q) != unpacked(rule), q.format.block) | (
+        _bytes(q.scales).reshape(*q.scales.shape, -1) != _bytes(rule.scales).reshape(*q.scales.shape, -1)
+    ).any(axis=-1)
+    place = ""
+    if blocks.any():
+        place = f"; {np.count_nonzero(blocks):,} of {blocks.size:,} blocks, the first {_block_place(blocks, q)}"
+    return _Mismatch(where, f"{', '.join(parts)}{place}{first}", expected)
+
+
+def _storable(rule: Quantized, dtype: str) -> Quantized:
+    """Return a weight whose scales are values of the dtype that they are stored in."""
+    if dtype != "BF16" or rule.format.scale is not FP32:
+        return rule
+    bits = np.ascontiguousarray(rule.scales).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    return replace(rule, scales=rounded.astype(np.uint32).view(np.float32))
+
+
+def _bytes(array: Array) -> Array:
+    flat: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return flat
+
+
+def _block_place(blocks: Array, q: Quantized) -> str:
+    """Return the place of the first marked block in words, in rows and columns of the weight as quantized."""
+    height, width = q.format.block
+    _, rows, columns = folded(q.shape)
+    at = np.unravel_index(int(np.argmax(blocks)), blocks.shape)
+    row, column = int(at[-2]) * (height or rows), int(at[-1]) * (width or columns)
+    index = f" of [{', '.join(str(int(part)) for part in at[:-2])}]" if len(at) > 2 else ""
+    down = f"row {row:,}" if (height or rows) == 1 else f"rows {row:,} to {min(row + (height or rows), rows) - 1:,}"
+    return f"{down}, columns {column:,} to {min(column + (width or columns), columns) - 1:,}{index}"
+
+
+def _rescaled(original: Array, dtype: str, decoded: Array, noise: float) -> tuple[bool, bool]:
+    """Return whether one factor per column (and one per row), and whether one per row alone leave the error of
+    rounding, with most factors away from the median: damage has one factor for all, or for a few."""
+    if original.ndim != 2:
+        return False, False
+    step = max(1, original.size // _SAMPLED)
+    x, y = widened(original[::step], dtype), np.asarray(decoded[::step], np.float64)
+    left = _EXPLAINED * noise * x.shape[0] / original.shape[0]
+    by_rows, rows = _fitted(x, y, 1)
+    fitted, columns = _fitted(x, y, 0)
+    improved = 2 * _error_of(x, fitted) < _error_of(x, y)
+    for _ in range(_ALTERNATIONS):
+        fitted = _fitted(x, _fitted(x, fitted, 1)[0], 0)[0]
+    return columns and improved and _error_of(x, fitted) <= left, rows and _error_of(x, by_rows) <= left
+
+
+def _error_of(x: Array, y: Array) -> float:
+    return float(np.sum((x - y) ** 2))
+
+
+def _fitted(x: Array, y: Array, axis: int) -> tuple[Array, bool]:
+    """Return values with the best factor for each column (axis 0) or row, and whether most factors are away from the
+    median."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = np.nan_to_num((x * y).sum(axis=axis, keepdims=True) / (y * y).sum(axis=axis, keepdims=True))
+    apart = np.abs(factors / (np.median(factors) or 1.0) - 1) > _SPREAD
+    return y * factors, 2 * int(np.count_nonzero(apart)) > apart.size
+
+
+def _is_near(q: Quantized, rule: Quantized) -> bool:
+    """Return whether the tensor scale is that of the rule up to arithmetic in bfloat16, whose results have 16 bits."""
+    one, other = (decode_scale(each.tensor_scale, each.tensor_encode) for each in (q, rule))
+    stored = q.tensor_encode if q.tensor_scale is None else q.tensor_scale
+    is_short = not np.float32(stored).view(np.uint32) & 0xFFFF
+    return bool(is_short) and abs(one - other) <= _ARITHMETIC * other
+
+
+def _permuted(q: Quantized, rule: Quantized) -> bool:
+    """Return whether the scales are those of the rule in another order."""
+    return np.array_equal(np.sort(q.scales, axis=None), np.sort(rule.scales, axis=None))
+
+
+def _place(place: Place) -> str:
+    return f"row {place.row:,}, columns {place.begin:,} to {place.end - 1:,}"
+
+
+def _error(found: Distance) -> str:
+    return "infinite" if found.relative_error is None else f"{found.relative_error:.3g}"
+
+
+def _relative(each: _Examined) -> str:
+    signal = each.traced.distance.signal
+    return "0" if not signal else f"{(each.rule_noise / signal) ** 0.5:.3g}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times"

@@ -1,0 +1,44 @@
+"""The checks that an output passes before it has its final names: those that need its headers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mxcli.errors import LimitError, MxcliError, printable, together
+from mxcli.files.checkpoint import open_checkpoint
+from mxcli.flows.verify.check import PROBLEM
+from mxcli.flows.verify.checks import CHECKPOINT_CHECKS, Findings
+from mxcli.flows.verify.subject import subject_of
+
+
+def check_written(folder: Path, output: str | Path) -> None:
+    """Check what was written: that it opens, and of a quantized checkpoint its structure and configuration. The bytes
+    themselves were hashed as they were written.
+
+    `folder` has the files of the directory `output` by their final names. Raises LimitError with every problem.
+    """
+    problems = [problem.replace(str(folder), str(output)) for problem in _problems(folder)]
+    if problems:
+        headline = (
+            f"{printable(output)}: what was written is not sound and has no final names; --resume --no-verify gives it "
+            "those"
+        )
+        raise together(LimitError, headline, [f"{headline}: {problems[0]}"] if len(problems) == 1 else problems)
+
+
+def _problems(folder: Path) -> list[str]:
+    try:
+        checkpoint = open_checkpoint(folder)
+        if checkpoint.dialect is None:
+            return []
+        subject = subject_of(checkpoint)
+    except MxcliError as error:
+        return list(error.reasons)
+    findings = Findings()
+    findings.run(CHECKPOINT_CHECKS, subject)
+    return [
+        f"{result.name}: {printable(finding.where)}: {finding.value}; {finding.need}. {finding.way_out}".rstrip()
+        for result in findings.results(CHECKPOINT_CHECKS)
+        if result.severity == PROBLEM
+        for finding in result.findings
+    ]

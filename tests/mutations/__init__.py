@@ -1,0 +1,1 @@
+"""Damage planted in quantized outputs, and the part of it that `mxcli verify` finds."""
