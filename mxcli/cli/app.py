@@ -9,7 +9,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from functools import cache
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -78,7 +79,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line, print its error on stderr, and return its exit code."""
     try:
         _check_room()
-        code = app(args=normalized(arguments), prog_name="mxcli", standalone_mode=False, obj=tuple(arguments))
+        words = normalized(arguments)
+        code = _program().main(args=words, prog_name="mxcli", standalone_mode=False, obj=tuple(arguments))
         sys.stdout.flush()
         return _report_interruption(code) if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort) as interruption:
@@ -95,6 +97,12 @@ def run(arguments: Sequence[str]) -> int:
         _print_notes(error)
         _flush_or_silence()
         return failure.exit_code
+
+
+@cache
+def _program() -> Any:
+    """Return the program, built once: its verbs and their options are kept for the next command line."""
+    return typer.main.get_command(app)
 
 
 def _check_room() -> None:

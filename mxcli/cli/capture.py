@@ -180,12 +180,14 @@ def capture(
     if not Path(model).is_dir():
         raise InputError(f"{printable(model)}: no such directory; give one with a model that transformers loads.")
     from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.files.preflight import refuse_names_of
     from mxcli.flows.capture.plan import CaptureFolder, plan_capture
 
     checkpoint = open_checkpoint(model)
     _use_threads(machine.threads)
     folder = CaptureFolder(Path(output), results.force, writing.resume, max_disk, machine.max_bytes)
     plan = plan_capture(model, checkpoint, text, request, folder)
+    refuse_names_of(folder.folder, plan.names, results.paths)
     messages.notes(plan.notes)
     if writing.dry_run:
         _deliver_plan(plan, results, messages)

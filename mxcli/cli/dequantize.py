@@ -45,7 +45,7 @@ def dequantize(
     checkpoint = open_checkpoint(source)
     named = None if dtype is None else dtype.upper()
     backend = open_backend(machine, messages, memory_to_dequantize(checkpoint, named))
-    with write_options("dequantize", writing, messages, force=results.force) as manner:
+    with write_options("dequantize", writing, messages, force=results.force, others=results.paths) as manner:
         restored = dequantize_checkpoint(
             checkpoint,
             output,

@@ -108,6 +108,12 @@ class Results:
         return STDOUT in self._files.values()
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that are written."""
+        named = (*self._files.values(), self.html)
+        return tuple(Path(file) for file in named if file is not None and file != STDOUT)
+
+    @property
     def _files(self) -> dict[str, str | None]:
         return {"--json": self.json, "--jsonl": self.jsonl, "--csv": self.csv, "--markdown": self.markdown}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from mxcli.cli.arguments import repeatable
+from mxcli.cli.arguments import STDOUT, repeatable
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine, found_device, open_backend
 from mxcli.cli.options import Captures, DryRun, SaveRecipe, SchemeOptions, Selection, Source
@@ -86,7 +86,7 @@ def quantize(
 
     checkpoint = open_floats(source, requantize=selection.requantize)
     requested.check_selectors(checkpoint)
-    plan = _plan(checkpoint, options, writing.captures)
+    plan = _plan(checkpoint, options, writing.captures, messages)
     check_seed(scheme.seed, is_drawn=is_stochastic([plan]))
     arrangement = arrange(checkpoint, plan, max_shard_bytes=writing.max_shard_bytes)
     for task in arrangement.tasks:
@@ -99,17 +99,20 @@ def quantize(
     _deliver(work, written, results, messages)
 
 
-def _plan(checkpoint: Checkpoint, options: Options, captures: str | None) -> Plan:
+def _plan(checkpoint: Checkpoint, options: Options, captures: str | None, messages: Messages) -> Plan:
     from mxcli.flows.plan.plan import make_plan
 
     plan = make_plan(checkpoint, options)
     if captures is None:
         return plan
     from mxcli.backends.cpu import Cpu
+    from mxcli.files.captures import incomplete_notes
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.write.input_scales import with_input_scales
 
-    return with_input_scales(checkpoint, plan, open_checkpoint(captures), backend=Cpu())
+    captured = open_checkpoint(captures)
+    messages.notes(incomplete_notes(captured.root))
+    return with_input_scales(checkpoint, plan, captured, backend=Cpu())
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,11 @@ class _Work:
     plan: Plan
     arrangement: Arrangement
     writing: QuantizeOptions
+
+    def others(self, results: Results) -> tuple[Path, ...]:
+        """Return the files to write that are not of the output."""
+        recipe = self.writing.save_recipe
+        return results.paths if recipe in (None, STDOUT) else (*results.paths, Path(str(recipe)))
 
     def save_recipe(self) -> None:
         """Write the recipe, if requested."""
@@ -138,7 +146,7 @@ def _deliver_plan(work: _Work, results: Results, machine: Machine, messages: Mes
     messages.notes((*report.notes, *_share_notes(work)))
     site = _site(work.writing.output, found_device(machine, messages), machine.max_bytes)
     check_memory(arrangement.need, site.max_memory, site.device)
-    _check_output(work, None if site.folder is None else Path(site.folder), force=results.force)
+    _check_output(work, None if site.folder is None else Path(site.folder), results)
     work.save_recipe()
     deliver_forms(
         results,
@@ -166,11 +174,12 @@ def _site(output: str | None, device: str, max_memory: int | None) -> Site:
     return Site(output, None if output is None else free_bytes(Path(output)), device, max_memory)
 
 
-def _check_output(work: _Work, folder: Path | None, *, force: bool) -> None:
+def _check_output(work: _Work, folder: Path | None, results: Results) -> None:
     """Refuse what the run would refuse; without a folder, only what is wrong with the source."""
     from mxcli.files.complete import is_complete
+    from mxcli.files.model_files import RECORD
     from mxcli.files.output_folder import check_output_folder
-    from mxcli.files.preflight import check_draft
+    from mxcli.files.preflight import check_draft, refuse_names_of
     from mxcli.files.progress import progress_path, read_progress, refuse_unfinished
     from mxcli.flows.write.pipeline import planned_draft
 
@@ -178,7 +187,8 @@ def _check_output(work: _Work, folder: Path | None, *, force: bool) -> None:
     if folder is None:
         check_draft(draft, None)
         return
-    resume, share = work.writing.resume, work.writing.share
+    refuse_names_of(folder, (*draft.names, RECORD), work.others(results))
+    resume, share, force = work.writing.resume, work.writing.share, results.force
     if resume and is_complete(folder):
         return
     check_output_folder(folder, work.checkpoint, draft.names, force=force, resume=resume)
@@ -191,7 +201,7 @@ def _write(work: _Work, results: Results, machine: Machine, messages: Messages, 
     from mxcli.flows.write.quantize import quantize_checkpoint
 
     backend = open_backend(machine, messages, work.arrangement.need)
-    with write_options("quantize", work.writing, messages, force=results.force) as manner:
+    with write_options("quantize", work.writing, messages, force=results.force, others=work.others(results)) as manner:
         return quantize_checkpoint(
             work.checkpoint,
             work.plan,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mxcli.flows.write.pipeline import Outcome, WriteOptions
 
 _SHARE = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 NoVerify = Annotated[
@@ -120,13 +120,16 @@ def share_of(text: str) -> Share:
 
 
 @contextmanager
-def write_options(verb: str, writing: Writing, messages: Messages, *, force: bool) -> Iterator[WriteOptions]:
-    """Yield the options of a write: with a progress display, and stopping at the end of a tensor after a signal."""
+def write_options(
+    verb: str, writing: Writing, messages: Messages, *, force: bool, others: tuple[Path, ...] = ()
+) -> Iterator[WriteOptions]:
+    """Yield the options of a write: with a progress display, and stopping at the end of a tensor after a signal.
+    `others` are files to write afterwards."""
     from mxcli.flows.write.pipeline import WriteOptions
 
     with progress(verb, messages) as show, stopping() as stop:
         check = output_check(writing.folder, skipped=writing.no_verify)
-        yield WriteOptions(force, writing.resume, writing.share, stop, show, check)
+        yield WriteOptions(force, writing.resume, writing.share, stop, show, check, others)
 
 
 def output_check(output: str, *, skipped: bool) -> Callable[[Path], None] | None:
@@ -138,7 +141,8 @@ def output_check(output: str, *, skipped: bool) -> Callable[[Path], None] | None
 
 @contextmanager
 def stopping(what: str = "tensor") -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM came; a second signal ends the process at once.
+    """Yield a function that returns whether SIGINT, SIGTERM or SIGHUP came; a second signal ends the process at once.
+    Those that the process was started to ignore, as by nohup, stay ignored.
 
     A separate thread waits for signals, since the main one sees them only between two steps of Python.
     """
@@ -161,7 +165,8 @@ def stopping(what: str = "tensor") -> Iterator[Callable[[], bool]]:
 
     watcher = threading.Thread(target=watch, name="signals", daemon=True)
     watcher.start()
-    before = {each: signal.signal(each, lambda *_: None) for each in _SIGNALS}
+    heard = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, lambda *_: None) for each in heard}
     wakeup = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     try:
         yield stop.is_set

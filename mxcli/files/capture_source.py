@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mxcli.errors import InputError, printable, together
-from mxcli.files.captures import Capture, parse_captures, shape_fault
+from mxcli.files.captures import Capture, incomplete_notes, parse_captures, shape_fault
 from mxcli.files.directory import by_numbers, counted
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT, role_of
 from mxcli.files.tensors import Array, FileContents, TensorInfo
@@ -206,7 +206,7 @@ def as_captures(root: Path, contents: Mapping[Path, FileContents], *, is_foreign
         {names[path].get(name, name): record for path in contents for name, record in records[path].items()},
         is_capture=True,
         layers_of_model=tuple(dict.fromkeys(layer for path in contents for layer in model.get(path, ()))),
-        notes=notes,
+        notes=(*notes, *incomplete_notes(root)),
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mxcli.atomic import name_new, sync_folder, whole_file
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable
-from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION
+from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION, INCOMPLETE_SCHEMA, incomplete_path
 from mxcli.files.output_folder import OutputFolder
 from mxcli.files.partials import Partials, json_bytes
 from mxcli.files.safetensors import read_safetensors
@@ -22,8 +22,6 @@ from mxcli.files.shard_file import ALIGNMENT, CHUNK_BYTES, partial_path
 from mxcli.files.tensors import LARGEST, Array, byte_count
 
 STEP_FILE = re.compile(r"step-(\d{6,})(?:-rank-(\d+))?\.safetensors")
-INCOMPLETE_SCHEMA = "mxcli.capture.incomplete/1"
-"""The schema of the file that says that a recording stopped before its last step."""
 STEP_BYTES = 1 << 12
 """Bytes reserved for a step's own metadata."""
 
@@ -97,7 +95,7 @@ def capture_metadata(path: Path) -> dict[str, object]:
 def mark_incomplete(folder: Path, name: StepName, reason: str) -> None:
     """Write next to the files of finished steps that recording stopped in that step; nothing if that fails too."""
     content = {"schema": INCOMPLETE_SCHEMA, "step": name.step, "rank": name.rank, "complete": False, "reason": reason}
-    path = _mark(folder, name.rank, alone=name.alone)
+    path = incomplete_path(folder, None if name.alone and not name.rank else name.rank)
     with suppress(OSError), whole_file(path, replace=True) as file:
         file.write(json_bytes(content))
 
@@ -105,12 +103,7 @@ def mark_incomplete(folder: Path, name: StepName, reason: str) -> None:
 def mark_complete(folder: Path, rank: int, *, alone: bool) -> None:
     """Remove what an earlier recording wrote in `mark_incomplete`."""
     with suppress(OSError):
-        _mark(folder, rank, alone=alone).unlink(missing_ok=True)
-
-
-def _mark(folder: Path, rank: int, *, alone: bool) -> Path:
-    part = "" if alone and not rank else f"-rank-{rank}"
-    return folder / f"mxcli-incomplete{part}.json"
+        incomplete_path(folder, None if alone and not rank else rank).unlink(missing_ok=True)
 
 
 def refuse_existing_steps(folder: Path, names: Iterable[StepName]) -> None:

@@ -12,11 +12,14 @@ is [tokens, features], with any dimensions before the last; a weight is [out, in
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mxcli.errors import InputError, printable, together
+from mxcli.files.plain import read_json_object
 from mxcli.files.roles import ACTIVATION, GRADIENT, WEIGHT
 from mxcli.files.tensors import DTYPES, TensorInfo
 from mxcli.numerics.blocks import ROW
@@ -27,6 +30,9 @@ CAPTURED_ROLES = (ACTIVATION, GRADIENT, WEIGHT)
 OF_TOKENS = (ACTIVATION, GRADIENT)
 MODEL_KEY = "layers_of_model"
 AXES = (ROW,)
+INCOMPLETE_SCHEMA = "mxcli.capture.incomplete/1"
+"""The schema of the file that says that a recording stopped before its last step."""
+_INCOMPLETE = re.compile(r"mxcli-incomplete(?:-rank-[0-9]+)?\.json")
 
 Capture = Mapping[str, object]
 
@@ -99,6 +105,31 @@ def parse_captures(
         raise together(InputError, where, problems)
     return CaptureMetadata(
         {name: {"layer": module_of(name), **record} for name, record in records.items()}, tuple(layers)
+    )
+
+
+def incomplete_path(folder: Path, rank: int | None) -> Path:
+    """Return the path of the file that says that a recording, or that of one of several ranks, stopped early."""
+    part = "" if rank is None else f"-rank-{rank}"
+    return folder / f"mxcli-incomplete{part}.json"
+
+
+def incomplete_notes(folder: Path) -> list[str]:
+    """Return a note for every such file in a directory of captures: steps are missing in it."""
+    return [_incomplete_note(folder / name) for name in sorted(filter(_INCOMPLETE.fullmatch, os.listdir(folder)))]
+
+
+def _incomplete_note(path: Path) -> str:
+    try:
+        content = read_json_object(path)
+    except InputError:
+        content = {}
+    step, reason = content.get("step"), content.get("reason")
+    if content.get("schema") != INCOMPLETE_SCHEMA or not _is_count(step) or not isinstance(reason, str):
+        return f"{printable(path)} says that the recording stopped early: later steps may be missing."
+    return (
+        f"The recording stopped in step {step}, which is missing like all later ones: {printable(reason).rstrip('.')} "
+        f"({printable(path.name)})."
     )
 
 

@@ -182,9 +182,11 @@ def read(checkpoint: Checkpoint, info: TensorInfo, at: int | None = None) -> Arr
     """Read one tensor, read-only and C-contiguous: BF16 as uint16, FP8 and narrower as bytes, else its numpy type.
 
     With `at` only that index of the first dimension is returned, and read if the bytes are in place. The array is the
-    caller's; no other tensor is held in memory. Raises InputError if the file has changed since it was opened.
+    caller's; no other tensor is held in memory. Raises InputError if the file has changed since it was opened; with
+    observers, which have the hash of what was read, not for chmod or a new link alone.
     """
     known = checkpoint.identities[info.file]
+    known = known.of_content if checkpoint.observers else known
     if info.offset == IN_MEMORY:
         with unchanged(info, known):
             whole = checkpoint.decoders[info.file](info)

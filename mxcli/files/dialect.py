@@ -85,6 +85,8 @@ def detect_dialect(
         return BLOCKS, []
     stated = _stated(config, producer_config)
     if not any(info.role == "codes" or info.dtype in FP8 for info in tensors.values()):
+        if METHODS.get(stated or "") in _BY_SCALES and any(map(_is_weight_scale, tensors.values())):
+            return METHODS[stated or ""], ["The configuration and scales say FP8, but no tensor holds codes."]
         return None, [f"The configuration says {printable(stated)}, but no tensor holds codes."] if stated else []
     if stated in METHODS:
         return METHODS[stated], []
@@ -96,6 +98,14 @@ def detect_dialect(
     if seen == UNSCALED:
         return seen, ["FP8 weights without scales: plain casts, or their scales are missing."]
     return seen, [f"No quantization_config; {seen} is recognized by the names and dtypes of the tensors."]
+
+
+_BY_SCALES = frozenset({"fp8-block", "mxfp8"})
+"""Dialects of files whose weights transformers passes through, with scales beside them, if its blocks divide none."""
+
+
+def _is_weight_scale(info: TensorInfo) -> bool:
+    return info.role == "scale" and info.name.rpartition(".")[2] in ("weight_scale_inv", "weight_scale")
 
 
 def _stated(config: Mapping[str, object] | None, producer_config: Mapping[str, object] | None) -> str | None:

@@ -21,7 +21,7 @@ from mxcli.files.tensors import Array
 CHUNK_BYTES = 1 << 20
 XXH3, CHUNKS = "xxh3_128", "chunks_xxh3_64"
 _XXH3_TEXT, _CHUNK_TEXT = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
-_FILE_BYTES = 1 << 24
+_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,13 +17,24 @@ _SECOND = 10**9
 class FileIdentity:
     """Device, inode and size of a file, and when its content and anything of it changed last, in nanoseconds.
 
-    Tools that put the modification time back (`cp -p`, `rsync -t`, `tar`) cannot put back the other one."""
+    Tools that put the modification time back (`cp -p`, `rsync -t`, `tar`) cannot put back the other one, which chmod
+    and a new hard link set too; `changed` is None where hashes prove the content."""
 
     device: int
     inode: int
     size: int
     modified: int
-    changed: int
+    changed: int | None
+
+    @property
+    def of_content(self) -> FileIdentity:
+        """Return it without the time that changes though the content may not."""
+        return replace(self, changed=None)
+
+    @property
+    def record(self) -> list[int | None]:
+        """Return it as JSON has it."""
+        return [self.device, self.inode, self.size, self.modified, self.changed]
 
     def change_to(self, now: FileIdentity) -> str | None:
         """Return what is different now, as the end of a sentence; None if nothing is."""
@@ -35,6 +46,8 @@ class FileIdentity:
             return f"it had {self.size:,} bytes and now has {now.size:,}, modified at {_time(now.modified)}"
         if now.modified != self.modified:
             return f"modified at {_time(now.modified)}"
+        if self.changed is None or now.changed is None:
+            return None
         return f"changed at {_time(now.changed)}, though its time of modification is the same"
 
 
@@ -46,18 +59,6 @@ def of_status(status: os.stat_result) -> FileIdentity:
 def identity(path: Path) -> FileIdentity:
     """Return the identity of a file, links followed. Raises OSError."""
     return of_status(path.stat())
-
-
-def identity_of(path: Path) -> dict[str, int]:
-    """Return the identity of a file as JSON has it. Raises OSError."""
-    found = identity(path)
-    return {
-        "device": found.device,
-        "inode": found.inode,
-        "size": found.size,
-        "mtime_ns": found.modified,
-        "ctime_ns": found.changed,
-    }
 
 
 def changed(path: Path, what: str, reading: str = "") -> str:

@@ -182,13 +182,14 @@ class Output:
             self._sync()
 
     def end_shard(self) -> None:
-        """Sync the open shard to disk and close it, while its SHA-256 is computed."""
+        """Sync the open shard to disk, log its tensors and close it, while its SHA-256 is computed."""
         assert self._shard is not None
         shard, file = self._shard
         with self._partials.on_disk():
             file.pad()
             self._sha256[shard.name] = self._hasher.submit(self._partials.sha256, shard.name)
             file.sync()
+            self._log()
             file.close()
         self._shard = None
 
@@ -328,12 +329,16 @@ class Output:
 
     def _sync(self) -> None:
         """Sync finished tensors to disk, then log them."""
+        with self._partials.on_disk():
+            if self._waiting and self._shard is not None:
+                self._shard[1].sync()
+            self._log()
+
+    def _log(self) -> None:
+        """Log finished tensors, which are synced."""
         if self._waiting:
-            with self._partials.on_disk():
-                if self._shard is not None:
-                    self._shard[1].sync()
-                sync_folder(self._folder)
-                self._record.add(self._waiting)
+            sync_folder(self._folder)
+            self._record.add(self._waiting)
             self._lines += self._waiting
         self._waiting = []
         self._waiting_bytes, self._synced_at = 0, time.monotonic()

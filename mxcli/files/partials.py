@@ -114,7 +114,7 @@ class Partials:
         its permissions before the umask (None: those of all files)."""
         path = partial_path(self.folder / name)
         with self.on_disk():
-            if name in self._ours and os.path.lexists(path) and _is_plain(path.lstat()):
+            if name in self._ours and _is_plain_file(path):
                 path.unlink()
             file = create_new(path, self.mode if mode is None else mode)
         self._ours.add(name)
@@ -152,7 +152,7 @@ class Partials:
         with self.on_disk():
             for name in names:
                 path = partial_path(self.folder / name)
-                if name in self._ours and os.path.lexists(path) and _is_plain(path.lstat()):
+                if name in self._ours and _is_plain_file(path):
                     path.unlink(missing_ok=True)
 
     def discard_listed(self, names: Collection[str]) -> None:
@@ -283,6 +283,14 @@ class Partials:
 def _is_plain(status: os.stat_result) -> bool:
     """Return whether it is the status of a regular file with a single name."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+
+
+def _is_plain_file(path: Path) -> bool:
+    """Return whether a path is a regular file with a single name; nothing there is none."""
+    try:
+        return _is_plain(path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _sync_folders(folder: Path, names: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedError, UsageError, printable, together
+from mxcli.files.directory import PARTIAL_SUFFIX
 from mxcli.files.partials import BLOCK_BYTES, SPARE_BYTES
 from mxcli.files.progress import Draft
 from mxcli.files.shard_file import partial_path
@@ -31,6 +32,23 @@ def check_draft(draft: Draft, folder: Path | None) -> None:
     if problems:
         where = "the output" if folder is None else printable(folder)
         raise together(type(problems[0]), where, [problem.message for problem in problems])
+
+
+def refuse_names_of(folder: Path, names: Iterable[str], others: Iterable[Path]) -> None:
+    """Raise RefusedError for further files to write, such as a report, that would replace one of an output: one of the
+    `names` in a directory, or an unfinished file."""
+    home, own = folder.resolve(), set(names)
+    problems = []
+    for path in others:
+        place = path.parent.resolve() / path.name
+        inside = place.relative_to(home).as_posix() if place.is_relative_to(home) else None
+        if inside is not None and (inside in own or inside.endswith(PARTIAL_SUFFIX)):
+            problems.append(
+                f"{printable(path)}: is a file of the output {printable(folder)} itself; give the other one another "
+                "name."
+            )
+    if problems:
+        raise together(RefusedError, printable(folder), problems)
 
 
 def existing_parent(folder: Path) -> Path:

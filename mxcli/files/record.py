@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mxcli.errors import InputError, MxcliError, printable
+from mxcli.errors import InputError, MxcliError, printable, together
 from mxcli.files.directory import PARTIAL_SUFFIX
 from mxcli.files.hashes import ContentHash, recorded_hash
 from mxcli.files.model_files import RECORD
@@ -23,6 +24,7 @@ FILES, SHA256, STORED, HEADERS, SOURCE_HASHES, VERIFIED = (
     "source_hashes",
     "verified",
 )
+TENSORS = "tensors"
 COMPLETED = (FILES, SHA256, STORED, HEADERS, SOURCE_HASHES, VERIFIED)
 """Keys that are added once everything is written."""
 SHA256_TEXT, _XXH3_TEXT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
@@ -32,53 +34,102 @@ _MOST_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """The record of an output: its content, its files, and the hashes of files, tensors, headers and source tensors;
-    those that it does not state are empty."""
+    """The record of an output: its content, the records of the source's tensors, its files, and the hashes of files,
+    tensors, headers and source tensors; those that it does not state are empty. `faults` says for each key what it must
+    have and has not."""
 
     content: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, object]]
     files: tuple[str, ...]
     sha256: Mapping[str, str]
     stored: Mapping[str, Mapping[str, ContentHash]]
     headers: Mapping[str, str]
     source_hashes: Mapping[str, str]
+    faults: Mapping[str, str]
+
+
+def record_content(folder: Path) -> Mapping[str, Any] | None:
+    """Return the JSON of the record in a folder, which is parsed once, to be read only; None without one. Raises
+    InputError for a file that is no JSON object."""
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    status = path.stat()
+    return _parsed(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@lru_cache(maxsize=2)
+def _parsed(path: Path, *identity: int) -> Mapping[str, Any]:
+    return read_json_object(path)
 
 
 def read_record(folder: Path) -> OutputRecord | None:
     """Return the record in a folder; None without one. Raises InputError for a record that mxcli did not write."""
-    path = folder / RECORD
-    if not path.is_file():
+    content = record_content(folder)
+    if content is None:
         return None
-    content = read_json_object(path)
+    record = stated_record(content)
+    if record.faults:
+        shown = printable(folder / RECORD)
+        problems = [
+            f"{shown}: '{key}' {fault}; it is not as mxcli writes it. Move the file away."
+            for key, fault in record.faults.items()
+        ]
+        raise together(InputError, shown, problems)
+    return record
 
-    def hashes(key: str, pattern: re.Pattern[str]) -> Mapping[str, str]:
-        found = content.get(key, {})
-        if not isinstance(found, dict) or not is_hashes(found, pattern):
-            raise InputError(_wrong(path, key, "names with their hashes"))
+
+def stated_record(content: Mapping[str, Any]) -> OutputRecord:
+    """Return what a record states in the form that mxcli writes, and the faults of what is not in it."""
+    faults: dict[str, str] = {}
+
+    def inside(key: str, names: Iterable[object]) -> list[str]:
+        found = list(names)
+        outside = [name for name in found if not is_inside(name)]
+        if outside:
+            faults[key] = f"must have names of files in its folder, which {_shown(outside[0])} is not"
+        return [str(name) for name in found if is_inside(name)]
+
+    def objects(key: str, needed: str) -> dict[str, Mapping[str, Any]]:
+        value = content.get(key, {})
+        entries = value if type(value) is dict else {}
+        found: dict[str, Mapping[str, Any]] = {n: each for n, each in entries.items() if isinstance(each, dict)}
+        if type(value) is not dict or len(found) < len(entries):
+            faults[key] = f"must have {needed}"
         return found
+
+    def hashes(key: str, pattern: re.Pattern[str], *, of_files: bool) -> dict[str, str]:
+        value = content.get(key, {})
+        found = value if type(value) is dict else {}
+        if type(value) is not dict or not is_hashes(found, pattern):
+            faults[key] = "must have names with their hashes"
+            found = {name: each for name, each in found.items() if isinstance(each, str) and pattern.fullmatch(each)}
+        names = inside(key, found) if of_files else found
+        return {name: found[name] for name in names}
 
     files = content.get(FILES, [])
     if not isinstance(files, list):
-        raise InputError(_wrong(path, FILES, "a list of names"))
-    sha256 = hashes(SHA256, SHA256_TEXT)
-    for name in (*files, *sha256):
-        if not is_inside(name):
-            raise InputError(_wrong(path, FILES, f"names of files in its folder, which {_shown(name)} is not"))
-    stored = content.get(STORED, {})
-    parsed = {
-        shard: {name: recorded_hash(each) for name, each in entries.items()}
-        for shard, entries in (stored.items() if isinstance(stored, dict) else ())
-        if isinstance(entries, dict)
-    }
-    if not isinstance(stored, dict) or len(parsed) < len(stored) or any(None in of.values() for of in parsed.values()):
-        raise InputError(_wrong(path, STORED, "the hashes of the tensors of each file"))
+        faults[FILES], files = "must have a list of names", []
+    stored: dict[str, dict[str, ContentHash]] = {}
+    entries = objects(STORED, _OF_TENSORS)
+    for shard in inside(STORED, entries):
+        parsed = {name: recorded_hash(each) for name, each in entries[shard].items()}
+        stored[shard] = {name: each for name, each in parsed.items() if each is not None}
+        if len(stored[shard]) < len(parsed):
+            faults[STORED] = f"must have {_OF_TENSORS}"
     return OutputRecord(
         content=content,
-        files=tuple(files),
-        sha256=sha256,
-        stored={shard: {name: each for name, each in of.items() if each} for shard, of in parsed.items()},
-        headers=hashes(HEADERS, _XXH3_TEXT),
-        source_hashes=hashes(SOURCE_HASHES, _XXH3_TEXT),
+        tensors=objects(TENSORS, "an object for each tensor"),
+        files=tuple(dict.fromkeys(inside(FILES, files))),
+        sha256=hashes(SHA256, SHA256_TEXT, of_files=True),
+        stored=stored,
+        headers=hashes(HEADERS, _XXH3_TEXT, of_files=True),
+        source_hashes=hashes(SOURCE_HASHES, _XXH3_TEXT, of_files=False),
+        faults=faults,
     )
+
+
+_OF_TENSORS = "the hashes of the tensors of each file"
 
 
 def completed_record(
@@ -132,10 +183,6 @@ def as_written(where: object, what: str) -> Iterator[None]:
         yield
     except (MxcliError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise InputError(f"{printable(where)}: {what} is not what mxcli writes: {printable(error)}.") from error
-
-
-def _wrong(path: Path, key: str, needed: str) -> str:
-    return f"{printable(path)}: '{key}' must have {needed}; it is not as mxcli writes it. Move the file away."
 
 
 def _shown(value: object) -> str:

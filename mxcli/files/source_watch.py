@@ -1,7 +1,8 @@
 """The watch on a source: the content hash of every tensor that a run reads, and the proof that the source is unchanged.
 
 A file whose identity (inode, size, times) is unchanged is unchanged. Where that proves nothing, because another run
-read the file or it was written to just before, its tensors are read again and must have the hashes that they had.
+read the file, it was written to just before, or chmod or a new link changed its status, its tensors are read again and
+must have the hashes that they had.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import BinaryIO
 import numpy as np
 
 from mxcli.errors import InputError, MxcliError, printable, together
-from mxcli.files.checkpoint import Checkpoint, check_source, read
+from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.hashes import hash_of, hash_of_parts
-from mxcli.files.identity import FileIdentity
+from mxcli.files.identity import FileIdentity, changes, identity
 from mxcli.files.safetensors import LENGTH_BYTES
 from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo
 
@@ -28,7 +29,7 @@ END_BYTES, SAMPLE_BYTES = 1 << 16, 1 << 12
 """Bytes at both ends of a file, and in each of three places of a tensor, that stand for the rest."""
 SETTLED_NS = 100_000_000
 """The time after a change from which on the next one has another time stamp, on every file system."""
-UNKNOWN = [0, 0, 0, 0, 0]
+UNKNOWN: list[int | None] = [0, 0, 0, 0, 0]
 """The identity of a file that was written to just before it was opened: no file has it."""
 
 
@@ -37,22 +38,24 @@ class SourceWatch:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._source = checkpoint.stored or checkpoint
+        content = {file: each.of_content for file, each in self._source.identities.items()}
+        self._unseen = replace(self._source, observers=[], identities=content)
         self._began = time.time_ns()
         self.hashes: dict[str, str] = {}
         self._of_job: dict[str, str] = {}
 
     @property
-    def identities(self) -> dict[str, list[int]]:
+    def identities(self) -> dict[str, list[int | None]]:
         """Return the identity of each file by its name in the source."""
         return {
-            self._name_of(file): UNKNOWN if self._is_new(each) else _as_list(each)
+            self._name_of(file): UNKNOWN if self._is_new(each) else each.record
             for file, each in self._source.identities.items()
         }
 
     def saw(self, info: TensorInfo, array: Array, at: int | None) -> None:
         """Hash a tensor that is read for the first time; of one that is read in parts, all of them."""
         if info.name not in self.hashes:
-            self.hashes[info.name] = hash_of(array).xxh3 if at is None else self._hash(info)
+            self.hashes[info.name] = hash_of(array).xxh3 if at is None else _hash(self._unseen, info)
         self._of_job[info.name] = self.hashes[info.name]
 
     def take_job(self) -> dict[str, str]:
@@ -71,17 +74,26 @@ class SourceWatch:
                 continue
             file = self._name_of(info.file)
             if identities.get(file) != now[file] or now[file] == UNKNOWN:
-                problems += self._change(info, expected)
+                problems += _change(self._unseen, info, expected)
         if problems:
             raise together(error, f"{printable(self._source.where)}: the source has changed", problems)
         self.hashes |= hashes
 
     def finish(self) -> None:
         """Raise InputError unless all files are what they were when they were opened."""
-        check_source(self._source)
-        new = {file for file, each in self._source.identities.items() if self._is_new(each)}
-        read_of_new = {name: expected for name, expected in self.hashes.items() if self._file_of(name) in new}
-        problems = [why for name, seen in read_of_new.items() for why in self._change(self._source.tensors[name], seen)]
+        opened = self._source.identities
+        found = changes(self._unseen.identities)
+        if found:
+            raise together(InputError, printable(self._source.where), found)
+        now = {file: identity(file) for file in opened}
+        again = {file for file, each in opened.items() if self._is_new(each) or now[file] != each}
+        source = replace(self._unseen, identities=now)
+        problems = [
+            change
+            for name, seen in self.hashes.items()
+            if self._source.tensors[name].file in again
+            for change in _change(source, self._source.tensors[name], seen)
+        ]
         if problems:
             raise together(InputError, f"{printable(self._source.where)}: the source has changed", problems)
 
@@ -106,26 +118,8 @@ class SourceWatch:
         root = self._source.root
         return file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
 
-    def _file_of(self, tensor: str) -> Path:
-        return self._source.tensors[tensor].file
-
     def _is_new(self, identity: FileIdentity) -> bool:
-        return max(identity.modified, identity.changed) + SETTLED_NS > self._began
-
-    def _hash(self, info: TensorInfo) -> str:
-        """Return the hash of a tensor, read in parts if it is in place and has several dimensions."""
-        unseen = replace(self._source, observers=[])
-        if info.offset == IN_MEMORY or len(info.shape) < 3:
-            return hash_of(read(unseen, info)).xxh3
-        return hash_of_parts(read(unseen, info, at) for at in range(info.shape[0]))
-
-    def _change(self, info: TensorInfo, expected: str) -> Iterator[str]:
-        """Yield why a tensor is not what it was."""
-        if self._hash(info) != expected:
-            yield (
-                f"{printable(info.file)}: tensor '{printable(info.name)}' of the source is not what it was when it was "
-                "read before; put the source back, or start again with --force and without --resume."
-            )
+        return max(identity.modified, identity.changed or 0) + SETTLED_NS > self._began
 
 
 def fingerprint_of(file: Path) -> dict[str, object]:
@@ -150,8 +144,20 @@ def watching(checkpoint: Checkpoint) -> Iterator[SourceWatch]:
         checkpoint.observers.remove(watch.saw)
 
 
-def _as_list(identity: FileIdentity) -> list[int]:
-    return [identity.device, identity.inode, identity.size, identity.modified, identity.changed]
+def _hash(source: Checkpoint, info: TensorInfo) -> str:
+    """Return the hash of a tensor, read in parts if it is in place and has several dimensions."""
+    if info.offset == IN_MEMORY or len(info.shape) < 3:
+        return hash_of(read(source, info)).xxh3
+    return hash_of_parts(read(source, info, at) for at in range(info.shape[0]))
+
+
+def _change(source: Checkpoint, info: TensorInfo, expected: str) -> Iterator[str]:
+    """Yield why a tensor is not what it was."""
+    if _hash(source, info) != expected:
+        yield (
+            f"{printable(info.file)}: tensor '{printable(info.name)}' of the source is not what it was when it was "
+            "read before; put the source back, or start again with --force and without --resume."
+        )
 
 
 def _sample(descriptor: int, begin: int, end: int, most: int) -> str:

@@ -40,12 +40,12 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, tensor: str, number: int) -> None
     monkeypatch.setattr(writing, "progress", progress)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_after_the_tensor_and_resume_goes_on(
     mxcli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     words = ("quantize", SAMPLE, "--format", "nvfp4", "-o", tmp_path / "out")
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     with monkeypatch.context() as patch:
         signal_at(patch, "model.layers.1.mlp.down_proj.weight", number)
         code, out, err = mxcli(*words)
@@ -70,6 +70,19 @@ def test_a_signal_ends_a_run_after_the_tensor_and_resume_goes_on(
     assert out == report
     assert finished == tree(tmp_path / "out") | {"mxcli.json": finished["mxcli.json"]}
     assert strict_json(finished["mxcli.json"].decode())["command"] == [str(word) for word in words]
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(
+    mxcli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with monkeypatch.context() as patch:
+            signal_at(patch, "model.layers.1.mlp.down_proj.weight", signal.SIGHUP)
+            assert mxcli("quantize", SAMPLE, "--format", "nvfp4", "-o", tmp_path / "out").code == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_while_dequantizing(

@@ -285,3 +285,45 @@ def test_the_home_directory(home: Path, mxcli: Callable[..., Any], monkeypatch: 
     assert mxcli("quantize", "model", "--format", "nvfp4", "-o", "~/out", "--save-recipe", "~/r.toml").code == 0
     assert sorted(path.name for path in (home / "me").iterdir()) == ["a.json", "b.json", "out", "r.toml"]
     assert not (home / "~").exists()
+
+
+@pytest.mark.parametrize("mode", ["--force", "--force --resume", "--force --dry-run"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        "--json=out/config.json",
+        "--json=./out/../out/mxcli.json",
+        "--json=out/model.safetensors",
+        "--json=linked/model.safetensors.partial",
+        "--save-recipe=out/generation_config.json",
+    ],
+)
+def test_other_files_do_not_replace_those_of_an_output(
+    other: str, mode: str, home: Path, mxcli: Callable[..., Any]
+) -> None:
+    quantize = ("quantize", "model", "--format", "nvfp4", "-o", "out", "-q")
+    assert mxcli(*quantize).code == 0
+    os.symlink("out", "linked")
+    before = contents(home)
+    code, _, err = mxcli(*quantize, *mode.split(), other)
+    assert code == 4
+    assert "is a file of the output out itself; give the other one another name." in err
+    assert contents(home) == before
+
+
+def test_a_report_in_the_folder_of_an_output_is_written(home: Path, mxcli: Callable[..., Any]) -> None:
+    quantize = ("quantize", "model", "--format", "nvfp4", "-o", "out", "-q")
+    assert mxcli(*quantize).code == 0
+    assert mxcli(*quantize, "--resume", "--json=out/report.json").code == 0
+    assert strict_json((home / "out" / "report.json").read_text())["schema"] == "mxcli.quantize/1"
+
+
+@pytest.mark.parametrize("other", ["--json=back/config.json", "--json=back/model.safetensors.partial"])
+def test_nor_those_of_other_verbs(other: str, home: Path, mxcli: Callable[..., Any]) -> None:
+    assert mxcli("quantize", "model", "--format", "nvfp4", "-o", "out", "-q").code == 0
+    assert mxcli("dequantize", "out", "-o", "back", "-q").code == 0
+    before = contents(home)
+    code, _, err = mxcli("dequantize", "out", "-o", "back", "--force", other)
+    assert code == 4
+    assert "is a file of the output back itself" in err
+    assert contents(home) == before

@@ -115,7 +115,7 @@ def test_what_means_nothing_is_refused(mxcli: Callable[..., Any], words: tuple[s
 def test_captures_without_weights_need_a_model(mxcli: Callable[..., Any]) -> None:
     code, _, err = mxcli("training", CAPTURES, "--recipes", "mxfp8")
     assert code == 3
-    assert "give their model as SOURCE, and the captures with --products" in err
+    assert "give their model as SOURCE, and the captures with --captures" in err
 
 
 def test_recipes_of_training_explain_themselves_next_to_their_formats(mxcli: Callable[..., Any]) -> None:

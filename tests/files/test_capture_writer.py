@@ -112,7 +112,7 @@ def test_a_name_that_is_taken_between_look_and_renaming(tmp_path: Path, monkeypa
 
 
 def test_a_disk_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+    def refused(*_: object, **options: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refused)

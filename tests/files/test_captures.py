@@ -151,3 +151,47 @@ def test_layers_of_the_model_are_names(model: Callable[..., Path], layers: objec
         open_checkpoint(root)
     where = f"{root / 'a.safetensors'}: mxcli.capture"
     assert str(caught.value) == f"{where}: layers_of_model must be a list of names of modules."
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "note"),
+    [
+        (
+            "mxcli-incomplete.json",
+            '{"schema": "mxcli.capture.incomplete/1", "step": 4, "rank": 0, "complete": false, "reason": "the disk is '
+            'full."}',
+            "The recording stopped in step 4, which is missing like all later ones: the disk is full "
+            "(mxcli-incomplete.json).",
+        ),
+        (
+            "mxcli-incomplete-rank-12.json",
+            '{"schema": "mxcli.capture.incomplete/1", "step": 0, "reason": "no\\u001b[2J rows"}',
+            "The recording stopped in step 0, which is missing like all later ones: no\\x1b[2J rows "
+            "(mxcli-incomplete-rank-12.json).",
+        ),
+        *(
+            (
+                "mxcli-incomplete.json",
+                content,
+                "DIR/mxcli-incomplete.json says that the recording stopped early: later steps may be missing.",
+            )
+            for content in (
+                "",
+                "[]",
+                '{"schema": "mxcli.capture.incomplete/2", "step": 4, "reason": "full"}',
+                '{"schema": "mxcli.capture.incomplete/1", "step": -1, "reason": "full"}',
+                '{"schema": "mxcli.capture.incomplete/1", "step": 1, "reason": ["full"]}',
+            )
+        ),
+    ],
+)
+def test_a_recording_that_stopped_early_has_a_note(
+    model: Callable[..., Path], name: str, content: str, note: str
+) -> None:
+    folder = model({"step-000003.safetensors": _capture({X: {"role": "activation"}}), name: content.encode()})
+    assert [each.replace(str(folder), "DIR") for each in open_checkpoint(folder).notes if "stopped" in each] == [note]
+
+
+def test_other_files_next_to_captures_have_no_note(model: Callable[..., Path]) -> None:
+    files = {"a.safetensors": _capture({X: {"role": "activation"}}), "mxcli-incomplete-rank-x.json": b"{}"}
+    assert not any("stopped" in each for each in open_checkpoint(model(files)).notes)

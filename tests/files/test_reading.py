@@ -21,7 +21,7 @@ from raw_gguf import F32, gguf_bytes
 from mxcli.errors import InputError
 from mxcli.files import reading
 from mxcli.files.checkpoint import Checkpoint, check_source, open_checkpoint, read, read_rows, source_changes
-from mxcli.files.identity import FileIdentity, identity, identity_of
+from mxcli.files.identity import identity
 from mxcli.files.reading import will_need
 from mxcli.files.tensors import IN_MEMORY, TensorInfo
 
@@ -246,18 +246,13 @@ def test_an_identity(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"12345")
     os.utime(path, ns=(5, 1_700_000_000_000_000_001))
-    status = path.stat()
-    assert identity_of(path) == {
-        "device": status.st_dev,
-        "inode": status.st_ino,
-        "size": 5,
-        "mtime_ns": 1_700_000_000_000_000_001,
-        "ctime_ns": status.st_ctime_ns,
-    }
-    known = identity(path)
-    assert known == FileIdentity(*identity_of(path).values())
+    status, known = path.stat(), identity(path)
+    assert known.record == [status.st_dev, status.st_ino, 5, 1_700_000_000_000_000_001, status.st_ctime_ns]
     assert known.change_to(known) is None
     assert replace(known, modified=0).change_to(known) == "modified at 2023-11-14 22:13:20.000000001 UTC"
+    assert known.change_to(replace(known, changed=0)) is not None
+    assert known.of_content.change_to(replace(known, changed=0)) is None
+    assert known.of_content.change_to(replace(known, size=6)) is not None
     assert known.change_to(replace(known, modified=10**30)) == f"modified at {10**21:,} seconds after 1970"
 
 

@@ -1,243 +1,323 @@
-"""Valid inputs are damaged at random and given to every verb, in this process: each must end with a known exit code.
+"""Valid inputs are damaged at random and given to every verb, or to the readers, in this process.
 
-    python tests/fuzz/fuzz.py --seconds 60 --seed 0 --kind safetensors,gguf --verbs inspect,report
+    python tests/fuzz/fuzz.py --seconds 60 --seed 0 --kind safetensors,gguf --verbs inspect,report --jobs 2
 
 A case fails for an exit code that is not one of 0, 2, 3, 4, 5 and 6, a traceback, a message of many kilobytes, more
-than 10 seconds of computing or 1 GB of memory, a file written or removed outside its output folder, or code that ran.
-Its input is kept, and the command that repeats it is printed.
+than 10 seconds of computing or 1 GB of memory, a file written or removed outside its output folder, code that ran, or a
+program or connection that was started. A run fails if memory, open files or threads grow from case to case. The input
+of a failed case is kept, and the command that repeats it is printed. Cases through verbs and through readers alone
+(opened, every tensor read, records and logs parsed) are counted apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
+import gc
 import io
+import multiprocessing
 import os
-import resource
+import re
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import FrameType
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.dont_write_bytecode = True
+os.environ |= {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "100"}
 
-from mutations import damaged
+from commands import COMMANDS, RARE, Command
+from guard import MOST_CHARACTERS, Guard, Watched, held, interrupt, watched
+from readers import read_everything
 from seeds import KINDS, Kind
+from trees import Tree, change_late, listed
 
 from mxcli.cli.app import run
 
 CODES = frozenset({0, 2, 3, 4, 5, 6})
-MOST_SECONDS, MOST_BYTES, MOST_CHARACTERS = 10.0, 1 << 30, 60_000
-_STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.startfile")
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-_CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod")
-
-
-@dataclass
-class Guard:
-    """The watch over what this process starts and writes: `allowed` are the folders in which a case may write."""
-
-    allowed: tuple[str, ...] = ()
-    active: bool = False
-    seen: list[str] = field(default_factory=list)
-
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Note an event of Python that a case must not cause."""
-        if not self.active:
-            return
-        if event in _STARTS:
-            self.seen.append(f"{event} {str(arguments)[:200]}")
-        elif event in _CHANGES and arguments[-1] == -1:
-            self._look(event, arguments[0])  # a path below an open folder was looked at when that was opened
-        elif event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES:
-            self._look(event, arguments[0])
-
-    def _look(self, event: str, path: object) -> None:
-        if isinstance(path, int):
-            return
-        text = os.path.abspath(os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else str(path))
-        if text != os.devnull and not any(text == folder or text.startswith(folder + "/") for folder in self.allowed):
-            self.seen.append(f"{event} of {text[:200]}")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One damaged input and the command that reads it."""
-
-    kind: Kind
-    seed: int
-    number: int
-
-    @property
-    def random(self) -> Random:
-        """The random numbers of this case alone."""
-        return Random(f"{self.seed}:{self.kind.name}:{self.number}")
-
-    def prepared(self, valid: Path, folder: Path, verbs: Sequence[str]) -> list[str] | None:
-        """Copy the valid input, damage it, and return the command; None if no verb is wanted."""
-        random = self.random
-        source = folder / "in"
-        shutil.copytree(valid, source, symlinks=True)
-        files = [source / path.relative_to(valid) for path in self.kind.files(valid)]
-        file = random.choice(files)
-        file.write_bytes(damaged(file.read_bytes(), file.name, random))
-        wanted = [command for command in self.kind.commands if not verbs or command.split()[0] in verbs]
-        if not wanted:
-            return None
-        words = random.choice(wanted).split()
-        places = {"{in}": source, "{file}": file, "{out}": folder / "out"}
-        for name, place in places.items():
-            words = [word.replace(name, str(place)) for word in words]
-        return words
-
-
-def failures(command: Sequence[str], folder: Path, guard: Guard) -> tuple[int | str, list[str]]:
-    """Run a command, and return its exit code and what it must not have done."""
-    found: list[str] = []
-    source = folder / "in"
-    before = _listed(source)
-    written = folder / ("in/made" if "{in}/made" in " ".join(command) or str(source / "made") in command else "out")
-    guard.allowed, guard.seen = (str(written), str(folder / "temporary")), []
-    (folder / "temporary").mkdir()
-    tempfile.tempdir = str(folder / "temporary")
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
-    began, peak = time.process_time(), _peak()
-    code: int | str
-    guard.active = True
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _alarm(3 * MOST_SECONDS):
-            code = run(command)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and not str(error):
-            raise
-        code = type(error).__name__
-        found.append("raised " + "".join(traceback.format_exception(error))[-2000:])
-    finally:
-        guard.active = False
-    err.flush()
-    text = err.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
-    seconds, grown = time.process_time() - began, _peak() - peak
-    if code not in CODES and not found:
-        found.append(f"exit code {code}: {text[-2000:]}")
-    if "Traceback" in text:
-        found.append(f"a traceback: {text[-2000:]}")
-    if code not in (0, 5) and "error: " not in text:
-        found.append(f"exit code {code} without a word: {text[-500:]}")
-    if len(text) > MOST_CHARACTERS:
-        found.append(f"{len(text):,} characters on stderr: {text[:300]}")
-    if seconds > MOST_SECONDS:
-        found.append(f"took {seconds:.1f} s")
-    if grown > MOST_BYTES:
-        found.append(f"took {grown:,} bytes of memory")
-    found += [f"did {each}" for each in guard.seen]
-    changed = {path for path, state in _listed(source).items() ^ before.items() if not path.is_relative_to(written)}
-    found += [f"changed {path}" for path in sorted(changed)]
-    if Path("executed").exists():
-        found.append("code of the input ran")
-    return code, found
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _listed(folder: Path) -> dict[Path, tuple[int, int]]:
-    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*") if not path.is_dir()}
-
-
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Interrupt a case that does not end."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt("it does not end")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+LEVELS = VERBS, READERS = "verbs", "readers"
+RARE_SHARE = 1 / 400
+MOST_ALIKE = 2
+"""Failures of one sort that are kept."""
+GROWTH_BYTES, GROWTH_FILES = 200 << 20, 16
+SAMPLE_CASES = 500
 
 
 @dataclass
 class Outcome:
-    """The number of cases by kind and exit code, the failed ones, and the time they took."""
+    """The number of cases by level, kind and code, the failed ones, the time they took, and memory, open files and
+    threads in between."""
 
-    codes: Counter[tuple[str, int | str]] = field(default_factory=Counter)
+    codes: Counter[tuple[str, str, int | str]] = field(default_factory=Counter)
+    verbs: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
+    sorts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    seconds_by_level: Counter[str] = field(default_factory=Counter)
+    samples: list[tuple[int, int, int]] = field(default_factory=list)
 
-    @property
-    def cases(self) -> int:
-        """The number of cases."""
-        return sum(self.codes.values())
+    def cases(self, level: str = "") -> int:
+        """The number of cases, of one level or all."""
+        return sum(count for (of, _, _), count in self.codes.items() if level in ("", of))
+
+    def growth(self) -> list[str]:
+        """What grew from the first fifth of the run to its end."""
+        if len(self.samples) < 20:
+            return []
+        (first, files, threads), last = self.samples[len(self.samples) // 5], self.samples[-1]
+        found = [f"memory grew from {first:,} to {last[0]:,} bytes"] if last[0] - first > GROWTH_BYTES else []
+        if last[1] - files > GROWTH_FILES or last[2] - threads > GROWTH_FILES:
+            found.append(f"open files grew from {files} to {last[1]}, threads from {threads} to {last[2]}")
+        return found
+
+
+class Fuzzer:
+    """Valid inputs in a scratch folder, and the cases that damage them."""
+
+    def __init__(self, scratch: Path, seed: int, kinds: Sequence[str], levels: Sequence[str], verbs: Sequence[str], keep: Path) -> None:
+        self.scratch, self.seed, self.kinds, self.levels, self.verbs, self.keep = scratch, seed, kinds, levels, verbs, keep
+        self.outcome, self.guard = Outcome(), Guard()
+        self.out, self.to, self.temporary = (scratch / name for name in ("out", "to", "temporary"))
+        for name in ("out", "to", "temporary", "working", "valid", "in"):
+            (scratch / name).mkdir()
+        made = {*kinds, "recipe", "capture"}
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            for name in made:
+                (scratch / "valid" / name).mkdir()
+                KINDS[name].write(scratch / "valid" / name)
+        self.trees: dict[str, Tree] = {}
+        for name in kinds:
+            shutil.copytree(scratch / "valid" / name, scratch / "in" / name)
+            self.trees[name] = Tree(scratch / "in" / name)
+        self.wanted = {
+            name: [path.relative_to(scratch / "valid" / name).as_posix() for path in KINDS[name].files(scratch / "valid" / name)]
+            for name in kinds
+        }
+        self.running = os.open(keep / f"running-{seed}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        tempfile.tempdir = str(self.temporary)
+        os.chdir(scratch / "working")
+        signal.signal(signal.SIGALRM, interrupt)
+        sys.addaudithook(self.guard)
+
+    def case(self, kind: Kind, number: int, *, debug: bool = False) -> Watched | None:
+        """Run one case, and return what came of it; None if it is of no wanted level or verb."""
+        random = Random(f"{self.seed}:{kind.name}:{number}")
+        level = VERBS if random.random() < 0.5 else READERS
+        if level not in self.levels:
+            return None
+        command = self._command(kind, random) if level == VERBS else None
+        if command is not None and self.verbs and command.words.split()[0] not in self.verbs:
+            return None
+        tree = self.trees[kind.name]
+        tree.reset()
+        self._empty()
+        file = tree.folder / tree.damage(self.wanted[kind.name], random)
+        if tree.late is not None:
+            late = tree.late
+            self.guard.countdown, self.guard.late = random.choice((3, 10, 30, 100, 300)), lambda: change_late(late, random)
+        began = time.monotonic()
+        if command is None:
+            self.guard.allowed = (str(self.temporary),)
+            found = watched(lambda: read_everything(tree.folder, file, random), self.guard)
+            words = ["(readers)", str(file)]
+        else:
+            words = self._words(command, kind, tree.folder, file, random) + ["--debug"] * debug
+            found = watched(lambda: run(words), self.guard)
+            if not debug:
+                self._judge(found, words)
+        self._look(found, tree, words)
+        if not debug:
+            self.outcome.codes[level, kind.name, found.code] += 1
+            self.outcome.verbs[words[0]] += 1
+            self.outcome.seconds_by_level[level] += time.monotonic() - began
+            if found.found:
+                self._note(kind, number, found, words, level)
+        return found
+
+    def _command(self, kind: Kind, random: Random) -> Command:
+        commands = RARE if random.random() < RARE_SHARE else COMMANDS
+        fitting = [each for each in commands if not each.needs or kind.name in each.needs]
+        return random.choices(fitting, [each.weight for each in fitting])[0]
+
+    def _words(self, command: Command, kind: Kind, folder: Path, file: Path, random: Random) -> list[str]:
+        """The words of a command with the places of the case, and where it may write."""
+        valid = self.scratch / "valid"
+        places = {
+            "{in}": folder, "{file}": file, "{out}": self.out / "made", "{to}": self.to, "{valid}": valid / kind.name,
+            "{source}": valid / "recipe", "{valid-model}": valid / "recipe", "{captures}": valid / "capture" / "captures.safetensors",
+            "{text}": valid / "recipe" / "recipe.toml",
+        }  # fmt: skip
+        made = command.made(random)
+        for name, place in places.items():
+            made = [word.replace(name, str(place)) for word in made]
+        allowed = [str(self.temporary), str(self.to)]
+        if "--dry-run" not in made and "-o" in made:
+            allowed.append(str(Path(made[made.index("-o") + 1])))
+        if made[0] == "merge":
+            allowed.append(made[1])
+        if "--repair" in made:
+            allowed.append(str(folder))
+        self.guard.allowed = tuple(allowed)
+        return made
+
+    def _judge(self, found: Watched, words: Sequence[str]) -> None:
+        code, text = found.code, found.text
+        if code not in CODES and not found.found:
+            found.found.append(f"exit code {code}: {text[-2000:]}")
+        if "Traceback" in text:
+            found.found.append(f"a traceback: {text[-2000:]}")
+        if code not in (0, 5) and "error: " not in text and words[0] != "doctor":
+            found.found.append(f"exit code {code} without a word: {text[-500:]}")
+        if len(text) > MOST_CHARACTERS:
+            found.found.append(f"{len(text):,} characters on stderr: {text[:300]}")
+        if words[0] in ("doctor", "bench"):  # these ask the system for what it has
+            found.found = [each for each in found.found if "subprocess.Popen" not in each and "posix_spawn" not in each]
+
+    def _look(self, found: Watched, tree: Tree, words: Sequence[str]) -> None:
+        """Note what changed in the input, but for what the case may write, and code that ran."""
+        if str(tree.folder) not in self.guard.allowed:
+            now = listed(str(tree.folder))
+            changed = {name for name, _ in now.items() ^ tree.state.items()}
+            for allowed in self.guard.allowed:
+                if allowed.startswith(f"{tree.folder}/"):
+                    below = os.path.relpath(allowed, tree.folder)
+                    changed = {name for name in changed if name != below and not name.startswith(f"{below}/")}
+            if tree.late is not None:
+                changed.discard(os.path.relpath(tree.late, tree.folder))
+            found.found += [f"changed {name}" for name in sorted(changed)]
+        if os.path.lexists("executed"):
+            found.found.append("code of the input ran")
+            os.unlink("executed")
+
+    def _empty(self) -> None:
+        for folder in (self.out, self.to, self.temporary):
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path)
+                    else:
+                        os.unlink(entry.path)
+
+    def _note(self, kind: Kind, number: int, found: Watched, words: Sequence[str], level: str) -> None:
+        """Keep a failed case, run again for its traceback if it was a bug, unless there are enough of its sort."""
+        detail = ""
+        if level == VERBS and found.code == 1:
+            kept = self._keep(kind, number)
+            again = self.case(kind, number, debug=True)
+            detail = again.text[-2500:] if again else ""
+        else:
+            kept = self._keep(kind, number)
+        frames = re.findall(r'File "[^"]*/(mxcli/[^"]+)", line (\d+)', detail or found.found[0])
+        sort = f"{frames[-1]}" if frames else re.sub(r"[\d,.]+|/\S+", "_", found.found[0])[:100]
+        self.outcome.sorts[sort] += 1
+        if self.outcome.sorts[sort] > MOST_ALIKE:
+            shutil.rmtree(kept, ignore_errors=True)
+            return
+        shown = shlex.join(["mxcli", *words]).replace(str(self.scratch / "in" / kind.name), str(kept))
+        again_with = f"{Path(__file__)} --seed {self.seed} --kind {kind.name} --case {number}"
+        self.outcome.failed.append(f"{shown}\n  python {again_with}\n  " + "\n  ".join([*found.found, detail]))
+        print(self.outcome.failed[-1], flush=True)
+
+    def _keep(self, kind: Kind, number: int) -> Path:
+        kept = self.keep / f"{kind.name}-{self.seed}-{number}"
+        shutil.rmtree(kept, ignore_errors=True)
+        with contextlib.suppress(OSError, shutil.Error):
+            shutil.copytree(self.trees[kind.name].folder, kept, symlinks=True, ignore=_pipes)
+        return kept
+
+    def fuzz(self, seconds: float, only: int | None) -> Outcome:
+        """Run cases of each kind in turn until the time is over, or one `only`."""
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
+        began, number, sampled = time.monotonic(), only or 0, 0
+        while time.monotonic() - began < seconds:
+            for name in self.kinds:
+                if number % KINDS[name].every and only is None:
+                    continue
+                os.pwrite(self.running, f"{name} {number} ".encode().ljust(60), 0)
+                self.case(KINDS[name], number)
+            number += 1
+            if only is not None:
+                break
+            if number * len(self.kinds) - sampled >= SAMPLE_CASES:
+                sampled = number * len(self.kinds)
+                self.outcome.samples.append(held())
+        self.outcome.seconds = time.monotonic() - began
+        os.unlink(self.keep / f"running-{self.seed}")
+        return self.outcome
+
+
+def _pipes(folder: str, names: list[str]) -> set[str]:
+    """What cannot be copied."""
+    paths = {name: Path(folder, name) for name in names}
+    return {name for name, path in paths.items() if not (path.is_symlink() or path.is_dir() or path.is_file()) or path.lstat().st_size > 1 << 28}
+
+
+def _load() -> None:
+    """Import what takes seconds to import, and write its caches, before any case."""
+    with contextlib.suppress(ImportError):
+        from matplotlib import pyplot
+
+        pyplot.close(pyplot.figure())
+    with contextlib.suppress(ImportError):
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()
+        transformers.AutoModelForCausalLM  # noqa: B018 - loaded lazily
 
 
 def fuzz(
-    seconds: float, seed: int, kinds: Sequence[str], verbs: Sequence[str], keep: Path, only: int | None = None
+    seconds: float, seed: int, kinds: Sequence[str], levels: Sequence[str], verbs: Sequence[str], keep: Path, only: int | None = None
 ) -> Outcome:
-    """Run cases of each kind in turn until the time is over, or one `only`."""
-    outcome, guard = Outcome(), Guard()
-    sys.addaudithook(guard)
-    here = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix="mxcli-fuzz-") as scratch:
-        valid = {name: Path(scratch, "valid", name) for name in kinds}
-        for name, folder in valid.items():
-            folder.mkdir(parents=True)
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                KINDS[name].write(folder)
-        working = Path(scratch, "working")
-        working.mkdir()
-        os.chdir(working)
+    """Run cases in a new scratch folder, in memory where there is such a file system."""
+    faulthandler.enable()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    keep.mkdir(parents=True, exist_ok=True)
+    here, memory = Path.cwd(), Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="mxcli-fuzz-", dir=memory if os.access(memory, os.W_OK) else None) as scratch:
+        os.environ["MPLCONFIGDIR"] = str(Path(scratch, "matplotlib"))
         try:
-            began, number = time.monotonic(), only or 0
-            while time.monotonic() - began < seconds:
-                for name in kinds:
-                    _run_case(
-                        Case(KINDS[name], seed, number), valid[name], Path(scratch, "case"), verbs, keep, guard, outcome
-                    )
-                number += 1
-                if only is not None:
-                    break
-            outcome.seconds = time.monotonic() - began
+            return Fuzzer(Path(scratch), seed, kinds, levels, verbs, keep).fuzz(seconds, only)
         finally:
             os.chdir(here)
-    return outcome
+            tempfile.tempdir = None
 
 
-def _run_case(
-    case: Case, valid: Path, folder: Path, verbs: Sequence[str], keep: Path, guard: Guard, outcome: Outcome
-) -> None:
-    folder.mkdir()
-    try:
-        command = case.prepared(valid, folder, verbs)
-        if command is None:
-            return
-        code, found = failures(command, folder, guard)
-        outcome.codes[case.kind.name, code] += 1
-        if found:
-            kept = keep / f"{case.kind.name}-{case.seed}-{case.number}"
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(folder, kept, symlinks=True)
-            shown = shlex.join(["mxcli", *command]).replace(str(folder), str(kept))
-            again = f"{Path(__file__)} --seed {case.seed} --kind {case.kind.name} --case {case.number}"
-            more = f" --verbs {','.join(verbs)}" if verbs else ""
-            outcome.failed.append(f"{shown}\n  python {again}{more}\n  " + "\n  ".join(found))
-    finally:
-        Path("executed").unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+def _printed(outcomes: Sequence[Outcome], kinds: Sequence[str]) -> int:
+    """Print what came of all workers, and return the number of failures."""
+    failed = 0
+    for level in LEVELS:
+        for name in kinds:
+            codes: Counter[str] = Counter()
+            for outcome in outcomes:
+                codes.update({str(code): count for (of, kind, code), count in outcome.codes.items() if (of, kind) == (level, name)})
+            print(f"{level} {name}: {sum(codes.values())} cases: " + ", ".join(f"{count} x {code}" for code, count in sorted(codes.items())))
+    verbs: Counter[str] = Counter()
+    for outcome in outcomes:
+        verbs.update(outcome.verbs)
+        failed += sum(outcome.sorts.values()) + len(outcome.growth())
+        print("\n".join([*outcome.growth(), *(f"{count} failures at {sort}" for sort, count in outcome.sorts.most_common())]))
+        if outcome.samples:
+            shown = [f"{memory / 2**20:.0f} MB, {files} files, {threads} threads" for memory, files, threads in outcome.samples[:: max(1, len(outcome.samples) // 5)]]
+            print(f"held: {'; '.join(shown)}; at the end {outcome.samples[-1][0] / 2**20:.0f} MB")
+    print(", ".join(f"{count} x {verb}" for verb, count in verbs.most_common()))
+    for level in LEVELS:
+        count, spent = sum(each.cases(level) for each in outcomes), sum(each.seconds_by_level[level] for each in outcomes)
+        print(f"{count} cases through {level}, {count / max(spent, 1e-9):.0f} a second of their own")
+    count, longest = sum(each.cases() for each in outcomes), max(each.seconds for each in outcomes)
+    print(f"{count} cases, {count / max(longest, 1e-9):.1f} a second, {failed} failed")
+    return failed
 
 
 def main() -> int:
@@ -246,22 +326,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--level", default=",".join(LEVELS), help="verbs, readers or both")
     parser.add_argument("--verbs", default="", help="the verbs to run (default: all that read the kind)")
-    parser.add_argument("--case", type=int, help="one case alone")
+    parser.add_argument("--case", type=int, help="one case of each kind alone")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a further seed")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir(), "mxcli-fuzz-failures"))
     asked = parser.parse_args()
-    kinds, verbs = asked.kind.split(","), [verb for verb in asked.verbs.split(",") if verb]
-    unknown = set(kinds) - set(KINDS)
-    if unknown:
-        parser.error(f"unknown kinds: {', '.join(sorted(unknown))}")
-    outcome = fuzz(asked.seconds, asked.seed, kinds, verbs, asked.keep.resolve(), asked.case)
-    print("\n".join(outcome.failed))
-    for name in kinds:
-        codes = {code: count for (kind, code), count in sorted(outcome.codes.items(), key=str) if kind == name}
-        print(f"{name}: " + ", ".join(f"{count} x {code}" for code, count in codes.items()))
-    rate = outcome.cases / max(outcome.seconds, 1e-9)
-    print(f"{outcome.cases} cases, {rate:.1f} a second, {len(outcome.failed)} failed")
-    return 1 if outcome.failed else 0
+    kinds, levels, verbs = asked.kind.split(","), asked.level.split(","), [verb for verb in asked.verbs.split(",") if verb]
+    if unknown := set(kinds) - set(KINDS) | set(levels) - set(LEVELS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    same = (kinds, levels, verbs, asked.keep.resolve(), asked.case)
+    if asked.jobs == 1:
+        outcomes = [fuzz(asked.seconds, asked.seed, *same)]
+    else:
+        with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as pool:
+            runs = [pool.submit(fuzz, asked.seconds, asked.seed + at, *same) for at in range(asked.jobs)]
+            outcomes = [each.result() for each in runs]
+    return 1 if _printed(outcomes, kinds) else 0
 
 
 if __name__ == "__main__":

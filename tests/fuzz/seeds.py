@@ -1,10 +1,10 @@
-"""Valid inputs of every kind, small, and the command lines that read them."""
+"""Valid inputs of every kind, small."""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,14 +44,13 @@ keep = true
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of input: `write` makes a valid one in a folder, `commands` are the command lines that read it, with {in}
-    for the folder, {file} for the damaged file, one of those that match `damages`, and {out} for a folder that they
-    may write."""
+    """A kind of input: `write` makes a valid one in a folder, and the files that match `damages` are damaged; one in
+    `every` turns is of this kind."""
 
     name: str
     write: Callable[[Path], None]
-    commands: tuple[str, ...]
     damages: str
+    every: int = 1
 
     def files(self, folder: Path) -> list[Path]:
         """The files to damage."""
@@ -75,13 +74,11 @@ def tensors() -> dict[str, np.ndarray]:  # type: ignore[type-arg]
     return found
 
 
-def safetensors_bytes(metadata: dict[str, str], only: Sequence[str] = ()) -> bytes:
-    """A safetensors file of the model, or of some of its tensors."""
+def safetensors_bytes(metadata: dict[str, str], arrays: Mapping[str, np.ndarray]) -> bytes:  # type: ignore[type-arg]
+    """A safetensors file."""
     header: dict[str, object] = {"__metadata__": metadata}
     data = b""
-    for name, x in tensors().items():
-        if only and name not in only:
-            continue
+    for name, x in arrays.items():
         content = x.tobytes()
         header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [len(data), len(data) + len(content)]}
         data += content
@@ -93,7 +90,7 @@ def safetensors_bytes(metadata: dict[str, str], only: Sequence[str] = ()) -> byt
 def model(folder: Path) -> None:
     """A model of one file."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "model.safetensors").write_bytes(safetensors_bytes({"format": "pt"}))
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({"format": "pt"}, tensors()))
 
 
 def indexed(folder: Path) -> None:
@@ -101,7 +98,7 @@ def indexed(folder: Path) -> None:
     names = list(tensors())
     halves = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
     for file, held in halves.items():
-        (folder / file).write_bytes(safetensors_bytes({"format": "pt"}, held))
+        (folder / file).write_bytes(safetensors_bytes({"format": "pt"}, {name: tensors()[name] for name in held}))
     size = sum(x.nbytes for x in tensors().values())
     index = {
         "metadata": {"total_size": size},
@@ -184,13 +181,7 @@ def capture(folder: Path) -> None:
         for name, role in roles.items()
     }
     about = json.dumps({"version": 1, "tensors": records, "layers_of_model": [layer]})
-    header: dict[str, object] = {"__metadata__": {"mxcli.capture": about}}
-    data = b""
-    for name, x in arrays.items():
-        header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [len(data), len(data) + x.nbytes]}
-        data += x.tobytes()
-    text = json.dumps(header).encode()
-    (folder / "captures.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (folder / "captures.safetensors").write_bytes(safetensors_bytes({"mxcli.capture": about}, arrays))
 
 
 def quantized(folder: Path, *more: str) -> None:
@@ -216,86 +207,42 @@ def record(folder: Path) -> None:
 
 
 def progress(folder: Path) -> None:
-    """One of two shares of an output, with the progress of its run."""
+    """One of two shares of an output, and both shares, with the progress of their runs."""
     source = folder / "source"
     source.mkdir()
     model(source)
-    share = ["--max-shard-size", "6K", "--shard-range", "1/2"]
-    code = run(["quantize", str(source), "--format", "nvfp4", "-o", str(folder / "made"), *share])
-    if code:
-        raise RuntimeError(f"the valid input cannot be made: exit code {code}")
+    for made, share in (("made", "1/2"), ("both", "1/2"), ("both", "2/2")):
+        words = ["--max-shard-size", "6K", "--shard-range", share]
+        code = run(["quantize", str(source), "--format", "nvfp4", "-o", str(folder / made), *words])
+        if code:
+            raise RuntimeError(f"the valid input cannot be made: exit code {code}")
 
 
-_CHECKPOINT = (
-    "inspect {in}",
-    "inspect {file} --json",
-    "report {in} --format mxfp8_e4m3 --json",
-    "report {in} --format nvfp4 --sample 0.5",
-    "compare {in} --formats mxfp4,nvfp4",
-    "quantize {in} --format mxfp8_e4m3 -o {out}",
-    "quantize {in} --format nvfp4 -o {out} --nonfinite saturate",
-    "quantize {in} --format mxfp4 -o {out} --dry-run",
-    "diff {in} {in}",
-)
-_QUANTIZED = (
-    "inspect {in}",
-    "verify {in}",
-    "dequantize {in} -o {out}",
-    "diff {in} {in}",
-    "report {in} --requantize --format mxfp8_e4m3",
-    "quantize {in} --requantize --format mxfp8_e4m3 -o {out}",
-)
+def causal(folder: Path) -> None:
+    """A model that transformers loads."""
+    ones = {f"model.layers.0.{name}_layernorm.weight": np.ones(COLUMNS, np.float32) for name in ("input", "post_attention")}
+    words = {name: floats(256, COLUMNS) for name in ("lm_head.weight", "model.embed_tokens.weight")}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 256}))
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({"format": "pt"}, tensors() | ones | words))
+
+
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("safetensors", model, _CHECKPOINT, "*.safetensors"),
-        Kind("gguf", gguf, _CHECKPOINT, "*.gguf"),
-        Kind("npy", npy, _CHECKPOINT, "*.npy"),
-        Kind("npz", npz, _CHECKPOINT, "*.npz"),
-        Kind("npz-deflated", npz_deflated, _CHECKPOINT, "*.npz"),
-        Kind("pt", pytorch, _CHECKPOINT, "*.pt"),
-        Kind("pt-legacy", legacy, _CHECKPOINT, "*.pt"),
-        Kind("index", indexed, _CHECKPOINT, "*.index.json"),
-        Kind(
-            "config", config, (*_CHECKPOINT, "quantize {in} --requantize --format mxfp8_e4m3 -o {out}"), "config.json"
-        ),
-        Kind(
-            "recipe",
-            recipe,
-            (
-                "report {in} --recipe {file}",
-                "quantize {in} --recipe {file} -o {out}",
-                "quantize {in} --recipe {file} -o {out} --dry-run",
-            ),
-            "recipe.toml",
-        ),
-        Kind(
-            "capture",
-            capture,
-            (
-                "inspect {file}",
-                "report {file} --format mxfp8_e4m3",
-                "training {file}",
-                "products {file} {file} --format nvfp4",
-            ),
-            "*.safetensors",
-        ),
-        Kind(
-            "record",
-            record,
-            ("verify {in}", "inspect {in}", "dequantize {in} -o {out}", "diff {in} {in}"),
-            "mxcli.json",
-        ),
-        Kind(
-            "progress",
-            progress,
-            (
-                "merge {in}/made",
-                "quantize {in}/source --format nvfp4 -o {in}/made --max-shard-size 6K --shard-range 1/2 --resume",
-                "quantize {in}/source --format nvfp4 -o {in}/made --max-shard-size 6K --shard-range 2/2 --resume",
-                "inspect {in}/made",
-            ),
-            "made/*progress*",
-        ),
+        Kind("safetensors", model, "*.safetensors"),
+        Kind("gguf", gguf, "*.gguf"),
+        Kind("npy", npy, "*.npy"),
+        Kind("npz", npz, "*.npz"),
+        Kind("npz-deflated", npz_deflated, "*.npz"),
+        Kind("pt", pytorch, "*.pt"),
+        Kind("pt-legacy", legacy, "*.pt"),
+        Kind("index", indexed, "*.index.json"),
+        Kind("config", config, "config.json"),
+        Kind("recipe", recipe, "recipe.toml"),
+        Kind("capture", capture, "*.safetensors"),
+        Kind("record", record, "mxcli.json"),
+        Kind("quantized", quantized, "model*"),
+        Kind("progress", progress, "*/*progress*"),
+        Kind("causal", causal, "*", every=40),
     )
 }

@@ -6,8 +6,9 @@ times next to those of `cp` and of measuring alone, and the peak memory next to 
 anything differs. Needs room for two copies of the source and half of a third.
 
 With --storm N, N signals (KILL, TERM, INT, HUP) hit quantize, dequantize, merge and capture instead, up to three in a
-row, at random moments, sometimes with a byte of an unfinished file flipped in between. Each run is then resumed: it
-ends with the same bytes, or refuses, naming what is wrong; anything else is WRONG. Prints the counts.
+row, at random moments, sometimes with a bit of an unfinished file flipped in between. Each run is then resumed: it ends
+with the same bytes, or, after a flipped bit, refuses, and a new start without the unfinished files has them. Anything
+else is WRONG. Prints the counts.
 """
 
 from __future__ import annotations
@@ -240,7 +241,20 @@ def run(options: argparse.Namespace, folder: Path) -> Iterator[Line]:
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FLIPS = 1 / 3
-"""The share of interruptions after which a byte is flipped."""
+"""The share of interruptions after which a bit is flipped."""
+VERBS = ("quantize", "dequantize", "merge", "capture")
+SAMPLE = Path(__file__).parents[2] / "samples" / "tiny-llama"
+# Tensors are synced and logged one by one, as large ones are, so that an interruption of a small run leaves work.
+OFTEN = """
+import runpy, sys
+try:
+    from mxcli.files import output_dir
+except KeyboardInterrupt:
+    sys.exit(130)
+output_dir.SYNC_BYTES = 1
+sys.argv[0] = "mxcli"
+runpy.run_module("mxcli", run_name="__main__")
+"""
 
 
 @dataclass(frozen=True)
@@ -254,48 +268,53 @@ class Storm:
     resume: tuple[str, ...] = ("--resume",)
     names_output: bool = True
 
-    def line(self, folder: Path, *, resumed: bool) -> list[object]:
+    def line(self, folder: Path, *more: str) -> list[object]:
         """Return the whole command."""
-        output = ["-o", folder] if self.names_output else [folder]
-        return [*self.words, *output, *(self.resume if resumed else ())]
+        return [*self.words, *(["-o", folder] if self.names_output else [folder]), *more]
 
 
-def storms(work: Path, source: Path, format: str, captured: Path | None) -> list[Storm]:
+def storms(work: Path, source: Path, format: str, verbs: Sequence[str]) -> list[Storm]:
     """Return the commands, with what they need."""
     quantize = ("quantize", source, "--format", format, "--device", "cpu", "-q")
     quantized, shares = work / "quantized", work / "shares"
     mxcli(*quantize, "-o", quantized)
     for number in (1, 2):
         mxcli(*quantize, "-o", shares, "--shard-range", f"{number}/2")
+    (work / "text").write_text("a text that the model reads in windows " * 40)
+    few = ("--steps", 8, "--tokens", 16, "--device", "cpu", "--threads", 1)
+    capture = ("capture", SAMPLE, "--text", work / "text", *few, "-q")
     found = [
         Storm("quantize", quantize, lambda folder: None),
         Storm("dequantize", ("dequantize", quantized, "--device", "cpu", "-q"), lambda folder: None),
-        Storm("merge", ("merge",), lambda folder: shutil.copytree(shares, folder) and None, (), names_output=False),
+        Storm("merge", ("merge",), lambda folder: copied(shares, folder), (), names_output=False),
+        Storm("capture", capture, lambda folder: None),
     ]
-    if captured is not None:
-        (work / "text").write_text("a text that the model reads in windows " * 40)
-        words = ("capture", captured, "--text", work / "text", "--steps", 4, "--tokens", 16, "--device", "cpu", "-q")
-        found.append(Storm("capture", words, lambda folder: None))
-    return found
+    return [storm for storm in found if storm.verb in verbs]
 
 
-def hit(words: Sequence[object], sent: signal.Signals, after: float) -> int:
-    """Run a command, send it a signal after some seconds, and return its exit code."""
-    command = [sys.executable, "-m", "mxcli", *map(str, words)]
+def copied(shares: Path, folder: Path) -> None:
+    """Copy the shares of an output."""
+    shutil.copytree(shares, folder)
+
+
+def hit(words: Sequence[object], sent: signal.Signals, after: float, *, often: bool) -> tuple[int, bool]:
+    """Run a command, send it a signal after some seconds, and return its exit code, and whether it still ran."""
+    program = ["-c", OFTEN] if often else ["-m", "mxcli"]
     nowhere = subprocess.DEVNULL
+    command = [sys.executable, *program, *map(str, words)]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=nowhere, stderr=nowhere) as process:
         try:
-            process.wait(after)
+            return process.wait(after), False
         except subprocess.TimeoutExpired:
             process.send_signal(sent)
-        return process.wait()
+        return process.wait(), True
 
 
-def flip(folder: Path, draw: random.Random) -> str | None:
-    """Flip a bit of one unfinished file, and return its name; None if there is none."""
+def flip(folder: Path, draw: random.Random) -> bool:
+    """Flip a bit of one unfinished file; return whether there is one."""
     partial = [path for path in sorted(folder.rglob("*.partial")) if path.is_file() and path.stat().st_size]
     if not partial:
-        return None
+        return False
     path = draw.choice(partial)
     with path.open("r+b") as file:
         at = draw.randrange(path.stat().st_size)
@@ -303,59 +322,73 @@ def flip(folder: Path, draw: random.Random) -> str | None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ 1 << draw.randrange(8)]))
-    return path.name
+    return True
+
+
+def is_logged(folder: Path) -> bool:
+    """Return whether anything is there that a resumed run keeps: a tensor in a log, or a finished step."""
+    logs = [path.read_bytes() for path in folder.glob("mxcli.progress*.partial")]
+    return any(b'{"entries":' in log for log in logs) or any(folder.glob("step-*.safetensors"))
 
 
 def interrupted(
-    storm: Storm, folder: Path, seconds: float, expected: dict[str, str], draw: random.Random
-) -> tuple[str, int]:
-    """Interrupt a command one to three times, resume it, and return what came of it and the number of signals."""
+    storm: Storm, folder: Path, seconds: float, expected: dict[str, str], draw: random.Random, counts: Counter[str]
+) -> Iterator[str]:
+    """Interrupt a command one to three times, resume it, and yield everything that is wrong."""
     storm.prepare(folder)
-    flipped = None
-    bursts = draw.choice((1, 1, 2, 3))
-    for at in range(bursts):
-        sent, after = draw.choice(SIGNALS), seconds * draw.uniform(0.3, 1.1)
-        if hit(storm.line(folder, resumed=at > 0), sent, after) not in (0, 3, 4, 130, -sent):
-            return f"WRONG exit after {sent.name}", at + 1
-        if folder.is_dir() and draw.random() < FLIPS:
-            flipped = flip(folder, draw) or flipped
-    command = [sys.executable, "-m", "mxcli", *map(str, storm.line(folder, resumed=True))]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        same = digests(folder) == expected
-        return ("the same bytes" + (", a byte flipped before" if flipped else "") if same else "WRONG bytes"), bursts
-    names = done.returncode in (3, 4) and flipped is not None and done.stderr.startswith("error: ")
-    return ("refused, a byte flipped before" if names else f"WRONG exit {done.returncode}: {done.stderr}"), bursts
+    flipped, often = False, draw.random() < 0.75
+    for at in range(draw.choice((1, 1, 2, 3))):
+        sent, after = draw.choice(SIGNALS), seconds * draw.uniform(0.3, 1.0)
+        code, ran = hit(storm.line(folder, *(storm.resume if at else ())), sent, after, often=often)
+        counts[f"{sent.name} while it ran: exit code {code}" if ran else "ended before the signal"] += 1
+        counts["signals"] += ran
+        counts["of these, with work to resume"] += ran and is_logged(folder)
+        if code not in (0, 130, -sent) and not (flipped and code in (3, 4)):
+            yield f"exit code {code} after {sent.name}"
+        if folder.is_dir() and draw.random() < FLIPS and flip(folder, draw):
+            flipped = True
+            counts["bits flipped"] += 1
+    done = plain(storm.line(folder, *storm.resume))
+    how = " after a flipped bit" if flipped else ""
+    if done.returncode in (3, 4) and flipped and done.stderr.startswith("error: "):
+        counts[f"ended: refused{how}"] += 1
+        if storm.verb == "merge":
+            return
+        for path in folder.rglob("*.partial"):  # as the refusal says
+            path.unlink()
+        done, how = plain(storm.line(folder)), f"{how}, a refusal, and a new start"
+    if done.returncode != 0:
+        yield f"exit code {done.returncode}: {done.stderr}"
+    elif digests(folder) != expected:
+        yield f"other bytes{how}"
+    else:
+        counts[f"ended: the same bytes{how}"] += 1
+
+
+def plain(words: Sequence[object]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "mxcli", *map(str, words)]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
 def storm_run(options: argparse.Namespace, work: Path) -> Iterator[Line]:
-    """Interrupt all commands in turn until the number of signals is reached."""
+    """Interrupt all commands in turn until each has had its part of the signals."""
     source = work / "source"
     make_checkpoint(source, memory_size(options.size), memory_size(options.tensor_size), options.shards)
     draw = random.Random(options.seed)
-    whole: dict[str, tuple[float, dict[str, str]]] = {}
-    counts: dict[str, Counter[str]] = {}
-    all_storms = storms(work, source, options.format, Path(options.capture) if options.capture else None)
+    all_storms = storms(work, source, options.format, options.verbs.split(","))
     for storm in all_storms:
-        folder = work / f"whole-{storm.verb}"
-        storm.prepare(folder)
-        ended = mxcli(*storm.line(folder, resumed=False))
-        whole[storm.verb] = ended.seconds, digests(folder)
-        counts[storm.verb] = Counter()
+        whole, folder, counts = work / f"whole-{storm.verb}", work / "storm", Counter[str]()
+        storm.prepare(whole)
+        ended = mxcli(*storm.line(whole))
         yield Line(storm.verb, f"{ended.seconds:.1f} s undisturbed", ended.code == 0)
-    sent = 0
-    while sent < options.storm:
-        storm = all_storms[sent % len(all_storms)]
-        outcome, signals = interrupted(storm, work / "storm", *whole[storm.verb], draw)
-        counts[storm.verb][outcome] += 1
-        sent += signals
-        if outcome.startswith("WRONG"):
-            yield Line(storm.verb, outcome, right=False)
-        shutil.rmtree(work / "storm", ignore_errors=True)
-    for verb, found in counts.items():
-        for outcome, count in sorted(found.items()):
-            yield Line(verb, f"{count:4} times {outcome}", not outcome.startswith("WRONG"))
-    yield Line("signals", f"{sent} sent")
+        expected = digests(whole)
+        while counts["signals"] * len(all_storms) < options.storm:
+            for wrong in interrupted(storm, folder, ended.seconds, expected, draw, counts):
+                yield Line(storm.verb, wrong, right=False)
+            shutil.rmtree(folder, ignore_errors=True)
+        for what, count in sorted(counts.items()):
+            yield Line(storm.verb, f"{count:4} {what}")
 
 
 def drop_cached(folder: Path) -> None:
@@ -387,7 +420,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="seed of the kill points")
     parser.add_argument("--folder", help="directory to work in")
     parser.add_argument("--storm", type=int, default=0, help="signals to send to all commands, such as 300")
-    parser.add_argument("--capture", help="a model to capture from, such as samples/tiny-llama")
+    parser.add_argument("--verbs", default=",".join(VERBS), help="the commands that --storm interrupts")
     parser.add_argument("--short", action="store_true", help="only the killed run")
     return parser.parse_args(arguments)
 

@@ -414,7 +414,7 @@ def _permuted(along: str) -> Callable[[Output, Random], Harm | None]:
         codes = output.get(weight.codes)
         if along == "rows":
             rows = weight.codes.shape[0]
-            order = random.permutation(rows)
+            order = _order(random, rows)
             output.put(weight.codes, np.ascontiguousarray(codes.reshape(rows, -1)[order]))
             scales = weight.scales
             if scales is not None and scales.shape[0] == rows:
@@ -422,13 +422,17 @@ def _permuted(along: str) -> Callable[[Output, Random], Harm | None]:
         else:
             lines = codes.reshape(-1, int(np.prod(weight.codes.shape[1:])))
             blocks = lines.reshape(len(lines), -1, 16)
-            order = np.roll(random.permutation(blocks.shape[1]), 1)
-            if (order == np.arange(len(order))).all():
-                order = order[::-1]
+            order = _order(random, blocks.shape[1])
             output.put(weight.codes, np.ascontiguousarray(blocks[:, order]))
         return weights(f"its {along} permuted", weight)
 
     return apply
+
+
+def _order(random: Random, count: int) -> np.ndarray[Any, Any]:
+    """Return a random order of at least two things other than theirs."""
+    order = random.permutation(count)
+    return order if (order != np.arange(count)).any() else np.roll(order, 1)
 
 
 def _two_rows(output: Output, random: Random) -> Harm | None:

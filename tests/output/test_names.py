@@ -17,6 +17,7 @@ COLUMNS = {
         name in_a in_b shape_a shape_b differs elements blocks codes codes_percent codes_sign_of_zero codes_one_step
         blocks_with_codes scales scales_percent scale_steps tensor_scale_a tensor_scale_b relative_difference
         max_abs_difference nan_scales axis_a axis_b hadamard_signs_a hadamard_signs_b
+        by_record
     """,
     "recommendation.RECORD_KEYS": """
         name group role dtype shape elements option bits_per_element harm sqnr_db chosen

@@ -7,20 +7,24 @@ else F32, which transformers rounds to the model's dtype.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 
-from mxcli.errors import InputError, printable, together
+from mxcli.errors import printable
+from mxcli.files.layouts.compressed_tensors_config import (
+    CONFIG_SCHEMES,
+    ConfigScheme,
+    config_groups,
+    is_targeted,
+    scheme_of,
+    transforms_of,
+)
 from mxcli.files.layouts.layout import (
     WEIGHT,
-    Config,
     Content,
     Entry,
     InputScale,
     Layout,
     OnDisk,
-    Unread,
     Weight,
     check_fit,
     found_weights,
@@ -35,80 +39,9 @@ from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.scale_rules import MantissaScaleRule
 from mxcli.numerics.scheme import Rules, Scheme, resolve
 
-_KEYS = ("num_bits", "type", "strategy", "group_size", "block_structure")
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigScheme:
-    """The QuantizationArgs of one of our formats: `weights`, `activations` and, with a scale stored under the module's
-    name and `input_scale`, `calibrated`."""
-
-    block_format: str
-    format: str
-    weights: Mapping[str, object]
-    activations: Mapping[str, object] | None = None
-    calibrated: Mapping[str, object] | None = None
-    input_scale: str = ""
-    scale_dtype: str = "U8"
-    symbols: Mapping[str, object] = field(default_factory=lambda: {"type": "float", "symmetric": True})
-
-    def group(self, *, calibrated: bool) -> dict[str, object]:
-        """Return a config group without its targets."""
-        stated = self.calibrated if calibrated else self.activations
-        activations = None if stated is None else {**self.symbols, "dynamic": True, **stated}
-        return {
-            "format": self.format,
-            "weights": {**self.symbols, **self.weights, "dynamic": False},
-            "input_activations": activations,
-            "output_activations": None,
-        }
-
-    def means(self, args: Mapping[str, object]) -> bool:
-        """Return whether QuantizationArgs of weights state this scheme."""
-        ours = {**self.symbols, **self.weights}
-        return all(ours.get(key) == args.get(key) for key in _KEYS)
-
-
-def _mx(block_format: str, format: str, bits: int) -> ConfigScheme:
-    group = {"num_bits": bits, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
-    return ConfigScheme(block_format, format, group)
-
-
-def _fp8(block_format: str, strategy: str, activations: Mapping[str, object], **more: object) -> ConfigScheme:
-    weights = {"num_bits": 8, "strategy": strategy, **more}
-    return ConfigScheme(block_format, "float-quantized", weights, {"num_bits": 8, **activations}, scale_dtype="F32")
-
-
-_NVFP4 = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
-CONFIG_SCHEMES: dict[str, ConfigScheme] = {
-    row.block_format: row
-    for row in (
-        ConfigScheme(
-            "nvfp4",
-            "nvfp4-pack-quantized",
-            _NVFP4,
-            calibrated={**_NVFP4, "dynamic": "local"},
-            input_scale="input_global_scale",
-            scale_dtype="F8_E4M3",
-        ),
-        _mx("mxfp4_e2m1", "mxfp4-pack-quantized", 4),
-        _mx("mxfp6_e2m3", "mxfp6-pack-quantized", 6),
-        _mx("mxfp8_e4m3", "mxfp8-quantized", 8),
-        replace(
-            _fp8("fp8_e4m3", "tensor", {"strategy": "tensor"}),
-            calibrated={"num_bits": 8, "strategy": "tensor", "dynamic": False},
-            input_scale="input_scale",
-        ),
-        _fp8("fp8_e4m3_channel", "channel", {"strategy": "token"}),
-        _fp8("fp8_e4m3_128x128", "block", {"strategy": "group", "group_size": 128}, block_structure=[128, 128]),
-    )
-}
-
-
 VERSION = "0.20.0"
 MIXED = "mixed-precision"
 SCALE = ".weight_scale"
-LINEAR = "Linear"
 
 
 def _refusal(weight: Weight) -> str | None:
@@ -140,6 +73,9 @@ def _input_scale(weight: Weight, scale: InputScale) -> Content:
 
 
 def _scale_dtype(weight: Weight) -> str:
+    """Return the dtype of a weight's scales; F16 as a variant is that of FP8 weights of F16 models."""
+    if weight.variant:
+        return weight.variant
     rule = weight.scheme.scale_rule
     if isinstance(rule, MantissaScaleRule) and rule.bf16_scale:
         return "BF16"
@@ -173,8 +109,8 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 
 
 def _weights(disk: OnDisk) -> list[Weight]:
-    groups = _groups(disk.settings, is_ours=_is_ours(disk))
-    return found_weights(disk, SCALE, lambda module: _weight(module, _scheme_of(module, groups), disk))
+    groups = config_groups(disk.settings, is_ours=_is_ours(disk))
+    return found_weights(disk, SCALE, lambda module: _weight(module, scheme_of(module, groups), disk))
 
 
 def _weight(module: str, scheme: ConfigScheme, disk: OnDisk) -> Weight:
@@ -186,7 +122,9 @@ def _weight(module: str, scheme: ConfigScheme, disk: OnDisk) -> Weight:
         raise ValueError(f"has a weight_scale, but {printable(codes)} is missing ({scheme.format})")
     packed = disk.tensors[codes].shape
     shape = (*packed[:-1], packed[-1] * 8 // fmt.element.stored_bits) if packed else ()
-    weight = Weight(name, shape, _decoding(scheme, disk.tensors[name + "_scale"].dtype), disk.dtype)
+    dtype = disk.tensors[name + "_scale"].dtype
+    variant = "F16" if dtype == "F16" and scheme.scale_dtype == "F32" else ""
+    weight = Weight(name, shape, _decoding(scheme, dtype), disk.dtype, variant=variant)
     fault = _refusal(weight)
     if fault:
         raise ValueError(f"{list(packed)} is not a shape of {scheme.format}: {fault}")
@@ -205,55 +143,6 @@ def _is_ours(disk: OnDisk) -> bool:
     bytes_of_scales = {name.removesuffix("_scale") for name in disk.tensors if _dtype_of(name, disk) == "U8"}
     packed = {name.removesuffix("_packed") for name in disk.tensors if name.endswith("weight_packed")}
     return bool(packed & bytes_of_scales) or any(name + "_global_scale" in disk.tensors for name in packed)
-
-
-def _groups(settings: Config, *, is_ours: bool = False) -> list[tuple[Sequence[str], ConfigScheme]]:
-    """Return targets and scheme of every config group. Raises Unread for a scheme that is not in CONFIG_SCHEMES, and
-    InputError if the tensors are of one (`is_ours`)."""
-    groups = settings.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
-        raise InputError("config.json: its quantization_config needs config_groups to say what the codes mean.")
-    found: list[tuple[Sequence[str], ConfigScheme]] = []
-    problems = []
-    for name, group in groups.items():
-        args = group.get("weights") if isinstance(group, Mapping) else None
-        targets = group.get("targets") if isinstance(group, Mapping) else None
-        scheme = next((row for row in CONFIG_SCHEMES.values() if isinstance(args, Mapping) and row.means(args)), None)
-        if scheme is None or not isinstance(targets, list):
-            problems.append(
-                f"config.json: config group {printable(name)}: its weights match none of the schemes that mxcli "
-                f"reads ({', '.join(CONFIG_SCHEMES)})."
-            )
-        else:
-            found.append((list(map(str, targets)), scheme))
-    if problems:
-        stated = [group["weights"] for group in groups.values() if isinstance(group, Mapping) and group.get("weights")]
-        known = all(isinstance(args, Mapping) and "num_bits" in args for args in stated) and len(stated) == len(groups)
-        raise together(Unread if known and not is_ours else InputError, "config.json", problems)
-    return found
-
-
-def _scheme_of(module: str, groups: Iterable[tuple[Sequence[str], ConfigScheme]]) -> ConfigScheme:
-    """Return the scheme of the group that targets a module by name or pattern, else of the one that targets a class."""
-    by_class = None
-    for targets, scheme in groups:
-        if any(_targets(target, module) for target in targets):
-            return scheme
-        if any(target.isidentifier() and target[0].isupper() for target in targets):
-            by_class = by_class or scheme
-    if by_class is None:
-        raise ValueError("no config group targets it")
-    return by_class
-
-
-def _targets(target: str, module: str) -> bool:
-    """Return whether a target names a module or, after `re:`, matches its beginning."""
-    if not target.startswith("re:"):
-        return target == module
-    try:
-        return re.match(target.removeprefix("re:"), module) is not None
-    except re.error as error:
-        raise ValueError(f"the target '{printable(target)}' is not a regular expression: {error}") from error
 
 
 def _remarks(weights: Sequence[Weight]) -> list[str]:
@@ -283,16 +172,8 @@ def _ignored(disk: OnDisk) -> Ignored:
         listed(disk.settings.get("ignore")),
         by_name_or_regex,
         "a module by its path, or by a regular expression after re: that matches its beginning",
-        targeted=lambda module: _is_targeted(module, targets),
+        targeted=lambda module: is_targeted(module, targets),
     )
-
-
-def _is_targeted(module: str, targets: Iterable[str]) -> bool:
-    """Return whether a target names the module, or linear layers as a class; an invalid target names nothing."""
-    try:
-        return any(target == LINEAR or _targets(target, module) for target in targets)
-    except ValueError:
-        return False
 
 
 def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
@@ -365,7 +246,7 @@ def _missing_input_scales(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazar
             promised.append((listed(group.get("targets")), ".input_global_scale" if dynamic else ".input_scale"))
     found = []
     for module in map(module_of, weights):
-        ending = next((ending for targets, ending in promised if _is_targeted(module, targets)), None)
+        ending = next((ending for targets, ending in promised if is_targeted(module, targets)), None)
         if ending is not None and module + ending not in disk.tensors:
             found.append(
                 Hazard(
@@ -393,6 +274,7 @@ COMPRESSED_TENSORS = Layout(
     remarks=_remarks,
     ignored=_ignored,
     hazards=_hazards,
+    transforms=transforms_of,
     model_scales=True,
     input_scales=tuple(row.block_format for row in CONFIG_SCHEMES.values() if row.calibrated is not None),
 )

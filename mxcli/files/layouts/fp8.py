@@ -10,9 +10,9 @@ The dtype of the scales is the one that every reader of the configuration suppor
   takes either.
 * `fp8_e4m3`: F32 of shape [], without a block size, for transformers alone.
 
-These and other dtypes are read back (BF16; F8_E8M0 as U8 and the reverse), blocks (the stated ones, or those that fit
-the shapes), names of scales (`.scale`, `weight_scale`) and FP4 experts as in DeepSeek-V4. The dtype alone decides which
-scales are powers of two: DeepSeek-V3.1 states `scale_fmt` ue8m0 though not all are.
+These and other dtypes are read back (BF16 and F16; F8_E8M0 as U8 and the reverse), blocks (the stated ones, or those
+that fit the shapes), names of scales (`.scale`, `weight_scale`) and FP4 experts as in DeepSeek-V4. The dtype alone
+decides which scales are powers of two: DeepSeek-V3.1 states `scale_fmt` ue8m0 though not all are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import chain
 from mxcli.errors import InputError, RefusedError, printable
 from mxcli.files.dialect import FP8 as FP8_DTYPES
 from mxcli.files.layouts.layout import WEIGHT, Content, Entry, Layout, OnDisk, Weight, matrix_refusal, weights_of
-from mxcli.files.layouts.loaders import Hazard, Ignored, by_path, listed
+from mxcli.files.layouts.loaders import Hazard, Ignored, by_path, is_usual_layer, listed
 from mxcli.files.layouts.parts import CODES, SCALES
 from mxcli.files.tensors import TensorInfo
 from mxcli.numerics.blocks import grid_shape, packed_columns
@@ -36,8 +36,10 @@ SCALE_INV, SCALE, MODULE_SCALE = "_scale_inv", "_scale", ".scale"
 """Endings of a scale's name: after the weight's own, or (MODULE_SCALE) after its module's."""
 LEFT_ALONE = "modules_to_not_convert"
 POWERS = frozenset({"F8_E8M0", "U8"})
-SCALES_OF_ELEMENTS = frozenset({"F32", "BF16"}) | POWERS
+SCALES_OF_ELEMENTS = frozenset({"F32", "BF16", "F16"}) | POWERS
 ELEMENTS = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "I8": "e2m1"}
+PASSED_THROUGH = frozenset({"BF16", "F16", "F32"})
+"""Dtypes of weights that transformers passes through when a block does not divide them."""
 Block = tuple[int | None, int | None]
 WHOLE: Block = (None, None)
 
@@ -135,6 +137,11 @@ def _weight(name: str, stated: Block | None, disk: OnDisk) -> Weight:
     codes = disk.tensors[name]
     if not endings:
         raise ValueError(f"is {codes.dtype}, but its scale {printable(name + SCALE_INV)} is missing")
+    if codes.dtype in PASSED_THROUGH:
+        raise ValueError(
+            f"is {codes.dtype} {list(codes.shape)} beside a scale, not quantized: the scale was never computed, and "
+            "loaders apply it"
+        )
     if codes.dtype not in ELEMENTS or len(codes.shape) < 2:
         raise ValueError(
             f"is {codes.dtype} {list(codes.shape)} with a scale; expected a matrix of {', '.join(ELEMENTS)}"
@@ -176,7 +183,8 @@ def _ignored(disk: OnDisk) -> Ignored:
     """Return the list of modules left plain; loaders skip routers and output heads by themselves, and DeepSeek's own
     files list nothing."""
     entries = listed(disk.settings.get(LEFT_ALONE))
-    return Ignored(LEFT_ALONE, entries, by_path, "a module, or all modules inside one, by its path", strict=False)
+    reading = "a module, or all modules inside one, by its path"
+    return Ignored(LEFT_ALONE, entries, by_path, reading, targeted=is_usual_layer, strict=False)
 
 
 def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:

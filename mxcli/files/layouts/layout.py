@@ -30,7 +30,24 @@ class Misfits(InputError):  # noqa: N818 - named after the weights
 
 
 class Unread(InputError):  # noqa: N818 - named after the weights
-    """Weights whose configuration is valid and states a format that this layout does not read."""
+    """Weights whose configuration is valid and states a format that this layout does not read; `sound` are others."""
+
+    sound: Sequence[Weight] = ()
+
+
+class UnreadFormat(ValueError):  # noqa: N818 - named after the format
+    """The format of one weight, which this layout does not read; nothing may be wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transforms:
+    """Transforms of a model that its configuration states. Values as stored are those of the model unless there is a
+    `refusal`, which says what loaders apply in addition; `note` tells of transforms that weights already contain.
+    `tensors` hold the transforms themselves."""
+
+    refusal: str | None = None
+    note: str | None = None
+    tensors: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +161,15 @@ class Layout:
     every file, given all weights and the other tensors, and `remarks(weights)` notes for the user. `weights(disk)`
     finds the weights again and raises InputError if tensors and configuration do not fit; `foreign(disk)` finds those
     in other codes. `kind` is the kind of weight file it is written in. `ignored(disk)` is the list of modules that
-    loaders leave plain (None: there is no list), `hazards` what they silently get wrong.
+    loaders leave plain (None: there is no list), `hazards` what they silently get wrong, `transforms` what they apply
+    to weights or activations besides scales.
 
     `dialects` are the names that files in this layout are recognized by; with `needs_config` they cannot be read
     without a configuration. With `model_scales` loaders convert binary32 scales to the model's dtype; with `rotations`
     a Hadamard transform of the weights is stored too, so that it can be undone; with `names_rules` the configuration
     states the rules and axis of each weight; with `whole_stacks` loaders take all stacks of experts of a module or
     none. Formats in `input_scales` may be stored with a scale of the layer's inputs, those in `needs_input_scales`
-    must.
+    must. `fused_by` names the loader that fuses q, k, v and gate, up if the usual one does not ("": it does).
     """
 
     name: str
@@ -171,6 +189,8 @@ class Layout:
     remarks: Callable[[Sequence[Weight]], list[str]] = lambda weights: []
     ignored: Callable[[OnDisk], Ignored | None] = lambda disk: None
     hazards: Callable[[OnDisk, Sequence[Weight]], list[Hazard]] = lambda disk, weights: []
+    transforms: Callable[[OnDisk], Transforms] = lambda disk: Transforms()
+    fused_by: str = ""
     model_scales: bool = False
     rotations: bool = False
     names_rules: bool = False
@@ -223,11 +243,13 @@ def found_weights(disk: OnDisk, ending: str, weight_of: Callable[[str], Weight |
 
 def weights_of(names: Iterable[str], weight_of: Callable[[str], Weight | None]) -> list[Weight]:
     """Return the weights that `weight_of` finds for names; None is skipped. Raises Misfits with every ValueError that
-    it raises."""
-    faults, found = dict[str, str](), list[Weight]()
+    it raises; Unread if these are of formats that are not read."""
+    faults, found, unread = dict[str, str](), list[Weight](), dict[str, str]()
     for name in names:
         try:
             weight = weight_of(name)
+        except UnreadFormat as format:
+            unread[name] = str(format)
         except ValueError as fault:
             faults[name] = f"{fault}" if str(fault).endswith((".", "?")) else f"{fault}."
         else:
@@ -239,6 +261,12 @@ def weights_of(names: Iterable[str], weight_of: Callable[[str], Weight | None]) 
         assert isinstance(error, Misfits)
         error.faults, error.sound = faults, found
         raise error
+    if unread:
+        first, why = next(iter(unread.items()))
+        more = f" (and {len(unread) - 1:,} more)" if len(unread) > 1 else ""
+        other = Unread(f"{printable(first)}{more}: {why}.")
+        other.sound = found
+        raise other
     return found
 
 

@@ -12,6 +12,11 @@ from mxcli.errors import printable
 REGEX = "re:"
 _WILD = frozenset("*?[")
 
+TRANSFORMERS_NAMES = {"embed_out": "lm_head"}
+"""Modules whose weights have other names in files than the module has in transformers."""
+_NEVER_TARGETED = frozenset({"lm_head", "embed_out", "proj_out", "gate", "router"})
+"""Last name parts of output heads and routers."""
+
 Names = Callable[[str, str], bool]
 """Returns whether an entry of a list names a module. Raises ValueError for an entry that is not a valid pattern."""
 
@@ -23,6 +28,7 @@ class Ignored:
     `entries` are listed under `key` of the configuration, `names(entry, module)` is how loaders read one, and `reading`
     states that in words. `targeted(module)` returns whether the configuration targets a linear layer at all: other
     layers need no entry. With `strict`, loaders rely on the list; else they skip the usual kinds by themselves.
+    `experts_for` names the loader that needs entries for routers and for stacks of experts ("": all do).
     """
 
     key: str
@@ -31,10 +37,12 @@ class Ignored:
     reading: str
     targeted: Callable[[str], bool] = lambda module: True
     strict: bool = True
+    experts_for: str = ""
 
     def by(self, module: str) -> str | None:
-        """Return the entry that names a module; None without one."""
-        return next((entry for entry in self.entries if self.names(entry, module)), None)
+        """Return the entry that names a module, as its file or transformers calls it; None without one."""
+        called = names_of(module)
+        return next((entry for entry in self.entries if any(self.names(entry, each) for each in called)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,17 @@ class Hazard:
     need: str
     way_out: str
     certain: bool = True
+
+
+def names_of(module: str) -> tuple[str, ...]:
+    """Return the names of a module: in files, and in transformers if it has another one there."""
+    other = TRANSFORMERS_NAMES.get(module)
+    return (module,) if other is None else (module, other)
+
+
+def is_usual_layer(module: str) -> bool:
+    """Return whether a module is no output head and no router: loaders never expect those quantized unless told."""
+    return module.rpartition(".")[2] not in _NEVER_TARGETED
 
 
 def listed(value: object) -> tuple[str, ...]:
@@ -106,5 +125,5 @@ def unread(ignored: Ignored) -> dict[str, str]:
 
 def unmatched(ignored: Ignored, modules: Iterable[str]) -> list[str]:
     """Return the entries that name none of the modules."""
-    paths = list(modules)
+    paths = [name for module in modules for name in names_of(module)]
     return [entry for entry in ignored.entries if not any(ignored.names(entry, path) for path in paths)]

@@ -7,6 +7,7 @@ such form, so it needs those scales.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from mxcli.files.layouts.layout import (
     Entry,
     Layout,
     OnDisk,
+    Transforms,
+    UnreadFormat,
     Weight,
     check_fit,
     found_weights,
@@ -32,7 +35,17 @@ from mxcli.numerics.scheme import Rules, resolve
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 MIXED = "MIXED_PRECISION"
+PRE_SCALE = ".pre_quant_scale"
 EXCLUDED = "exclude_modules"
+SQUEEZED = "squeezed"
+"""A variant that is read only: the scale of a weight of a single block, without dimensions."""
+OTHER_ALGORITHMS = frozenset(
+    {
+        *("W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ", "W4A8_NVFP4_FP8", "W4A8_MXFP4_INT8"),
+        *("W8A8_SQ_PER_CHANNEL", "W8A8_SQ_PER_TENSOR", "W8A16", "W4A16", "INT8_SQ", "INT8_WO", "NVFP4_SVD"),
+    }
+)
+"""Algorithms of ModelOpt whose formats are not among ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,8 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
     algorithm = ALGORITHMS[fmt.name]
     codes_dtype = "U8" if fmt.element.stored_bits < 8 else "F8_E4M3"
     codes = Entry(weight.name, codes_dtype, (rows, packed_columns(fmt, columns)))
-    scales = Entry(weight.name + "_scale", algorithm.scales, algorithm.scale_shape(weight.shape))
+    grid = () if weight.variant == SQUEEZED else algorithm.scale_shape(weight.shape)
+    scales = Entry(weight.name + "_scale", algorithm.scales, grid)
     found = [Content(codes, CODES), Content(scales, SCALES)]
     if fmt.tensor_scale is not None:
         found.append(Content(Entry(weight.name + "_scale_2", "F32", ()), DECODE))
@@ -168,24 +182,49 @@ def _weight(module: str, disk: OnDisk) -> Weight:
     if len(codes.shape) != 2:
         raise ValueError(f"{list(codes.shape)} is not the shape of a matrix of codes (modelopt)")
     rows, packed = codes.shape
+    stated = _algorithm_of(module, disk)
     for algorithm in ALGORITHMS.values():
         fmt = FORMATS[algorithm.block_format]
         shape = (rows, packed * 8 // fmt.element.stored_bits)
-        weight = Weight(name, shape, resolve(fmt, Rules(dialect="modelopt")), disk.dtype)
+        single = stated == algorithm.name.upper() and scales.shape == () and math.prod(grid_shape(fmt, shape)) == 1
+        variant = SQUEEZED if single and algorithm.scale_shape(shape) else ""
+        weight = Weight(name, shape, resolve(fmt, Rules(dialect="modelopt")), disk.dtype, variant=variant)
         expected = {content.entry.name: content.entry for content in _contents(weight)}
         fits = codes.dtype == expected[name].dtype and scales.dtype == algorithm.scales
         if fits and (name + "_scale_2" in expected) == (name + "_scale_2" in disk.tensors):
-            if scales.shape != algorithm.scale_shape(shape):
+            if scales.shape != expected[scales.name].shape:
                 continue
             fault = _refusal(weight)
             if fault:
                 raise ValueError(f"{list(codes.shape)} is not a shape of {algorithm.name}: {fault}")
             check_fit(_contents(weight), disk.tensors, algorithm.name)
             return weight
+    if stated in OTHER_ALGORITHMS:
+        raise UnreadFormat(f"its quant_algo is {stated}, which mxcli does not read")
     known = ", ".join(algorithm.name for algorithm in ALGORITHMS.values())
     raise ValueError(
         f"weight {codes.dtype} {list(codes.shape)} with weight_scale {scales.dtype} {list(scales.shape)} fits none of "
         f"{known}"
+    )
+
+
+def _algorithm_of(module: str, disk: OnDisk) -> str:
+    """Return the algorithm that the configuration states for a module, in capitals; "" if it states none."""
+    stated, _ = _stated_by(disk)
+    layers = stated.get("quantized_layers")
+    own = layers.get(module) if isinstance(layers, Mapping) else stated
+    return str(own.get("quant_algo", "")).upper() if isinstance(own, Mapping) else ""
+
+
+def _transforms(disk: OnDisk) -> Transforms:
+    """Return the scaling of activations by channel (AWQ, SmoothQuant), whose inverse the weights contain."""
+    found = [name for name in disk.tensors if name.endswith(PRE_SCALE)]
+    if not found:
+        return Transforms()
+    return Transforms(
+        f"{printable(found[0])} scales the inputs of its layer, and the weight contains the inverse: the weight alone "
+        "is another one",
+        tensors=frozenset(found),
     )
 
 
@@ -277,6 +316,7 @@ MODELOPT = Layout(
     remarks=_remarks,
     ignored=_ignored,
     hazards=_hazards,
+    transforms=_transforms,
     input_scales=tuple(row.block_format for row in ALGORITHMS.values() if row.calibrated),
     needs_input_scales=tuple(row.block_format for row in ALGORITHMS.values() if row.calibrated == row.name),
 )

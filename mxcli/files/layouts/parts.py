@@ -50,12 +50,17 @@ def _load_sixes(array: Array, fmt: BlockFormat, shape: Shape) -> Mapping[str, An
 
 
 def _store_scales(quantized: Quantized, dtype: str) -> Array:
-    return bfloat16_bits(quantized.scales) if dtype == "BF16" else np.asarray(quantized.scales)
+    if dtype == "BF16":
+        return bfloat16_bits(quantized.scales)
+    scales = np.asarray(quantized.scales)
+    return scales.astype(np.float16) if dtype == "F16" else scales
 
 
 def _load_scales(array: Array, fmt: BlockFormat, shape: Shape) -> Mapping[str, Any]:
     if fmt.scale.bits == 32 and array.dtype == np.uint16:
         array = (array.astype(np.uint32) << 16).view(np.float32)
+    elif fmt.scale.bits == 32:
+        array = array.astype(np.float32, copy=False)
     return {"scales": array.reshape(grid_shape(fmt, shape))}
 
 

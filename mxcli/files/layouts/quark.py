@@ -21,6 +21,7 @@ from mxcli.files.layouts.layout import (
     Entry,
     Layout,
     OnDisk,
+    Transforms,
     Unread,
     Weight,
     check_fit,
@@ -38,8 +39,12 @@ from mxcli.numerics.scheme import Rules, resolve
 VERSION = "0.13"
 SCALE = "_scale"
 CODE_DTYPES = ("U8", "F8_E4M3")
+ONLINE = ("online_r1_rotation", "r3", "r4")
+"""Settings of rotations that loaders apply to activations."""
 GLOBAL, BY_LAYER, BY_TYPE = "global_quant_config", "layer_quant_config", "layer_type_quant_config"
 LINEAR = "Linear"
+F16_SCALES, COLUMN_OF_SCALES = "F16", "column"
+"""Variants that are read only: scales of F16 models, and one scale per row as a matrix of one column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,8 @@ class LayerConfig:
     def means(self, args: Mapping[str, object]) -> bool:
         """Return whether a QTensorConfig of weights states this one."""
         keys = ("dtype", "qscheme", "group_size", "scale_format")
-        return not args.get("is_dynamic") and all(self.weight[key] == args.get(key) for key in keys)
+        rows = self.weight["qscheme"] != "per_channel" or args.get("ch_axis") == self.weight["ch_axis"]
+        return not args.get("is_dynamic") and rows and all(self.weight[key] == args.get(key) for key in keys)
 
 
 _DEFAULTS = {
@@ -82,12 +88,13 @@ def _mx(block_format: str, dtype: str) -> LayerConfig:
     return LayerConfig(block_format, {**_DEFAULTS, "dtype": dtype, **blocks, **scales})
 
 
-def _fp8(block_format: str) -> LayerConfig:
+def _fp8(block_format: str, *, per_row: bool = False) -> LayerConfig:
     scales = {"group_size": None, "scale_format": None, "scale_calculation_mode": None, "symmetric": True}
     common = {**_DEFAULTS, "dtype": "fp8_e4m3", **scales}
     token = {"qscheme": "per_channel", "ch_axis": 1, "observer_cls": "PerChannelMinMaxObserver", "is_dynamic": True}
     tensor = {"qscheme": "per_tensor", "ch_axis": None, "observer_cls": "PerTensorMinMaxObserver"}
-    return LayerConfig(block_format, {**common, **tensor}, {**common, **token})
+    row = {"qscheme": "per_channel", "ch_axis": 0, "observer_cls": "PerChannelMinMaxObserver"}
+    return LayerConfig(block_format, {**common, **(row if per_row else tensor)}, {**common, **token})
 
 
 LAYER_CONFIGS: dict[str, LayerConfig] = {
@@ -97,6 +104,7 @@ LAYER_CONFIGS: dict[str, LayerConfig] = {
         _mx("mxfp6_e2m3", "fp6_e2m3"),
         _mx("mxfp6_e3m2", "fp6_e3m2"),
         _fp8("fp8_e4m3"),
+        _fp8("fp8_e4m3_channel", per_row=True),
     )
 }
 
@@ -111,7 +119,9 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
     fmt, (rows, columns) = weight.format, weight.shape
     codes = Entry(weight.name, _codes_dtype(fmt), (rows, packed_columns(fmt, columns)))
     grid = () if fmt.block == (None, None) else grid_shape(fmt, weight.shape)
-    return Content(codes, CODES), Content(Entry(weight.name + SCALE, _scale_dtype(weight), grid), SCALES)
+    # Quark stores one scale per row as a vector.
+    shape = (rows,) if fmt.block == (1, None) and COLUMN_OF_SCALES not in weight.variant else grid
+    return Content(codes, CODES), Content(Entry(weight.name + SCALE, _scale_dtype(weight), shape), SCALES)
 
 
 def _codes_dtype(fmt: BlockFormat) -> str:
@@ -121,6 +131,8 @@ def _codes_dtype(fmt: BlockFormat) -> str:
 def _scale_dtype(weight: Weight) -> str:
     if weight.format.has_power_of_two_scales:
         return "U8"
+    if F16_SCALES in weight.variant:
+        return "F16"
     rule = weight.scheme.scale_rule
     return "BF16" if isinstance(rule, MantissaScaleRule) and rule.bf16_scale else "F32"
 
@@ -180,7 +192,9 @@ def _weight(name: str, layers: Sequence[tuple[str, LayerConfig | None]], disk: O
     # The rule of FP8 scales follows from their dtype.
     rule = "amax-bf16-scale" if not fmt.has_power_of_two_scales and scales.dtype == "BF16" else None
     shape = (codes.shape[0], codes.shape[1] * 8 // fmt.element.stored_bits)
-    weight = Weight(name, shape, resolve(fmt, Rules(scale_rounding=rule)), disk.dtype)
+    variants = [F16_SCALES] if scales.dtype == "F16" and fmt.scale.bits == 32 else []
+    variants += [COLUMN_OF_SCALES] if len(scales.shape) == 2 else []
+    weight = Weight(name, shape, resolve(fmt, Rules(scale_rounding=rule)), disk.dtype, variant=" ".join(variants))
     fault = _refusal(weight)
     if fault:
         raise ValueError(f"{list(codes.shape)} is not a shape of {layer.weight['dtype']} codes: {fault}")
@@ -204,7 +218,7 @@ def _layer_configs(settings: Config) -> list[tuple[str, LayerConfig | None]]:
         layer = next((row for row in LAYER_CONFIGS.values() if isinstance(args, Mapping) and row.means(args)), None)
         found.append((str(pattern), layer))
         if args is not None and layer is None:
-            known = ", ".join(str(row.weight["dtype"]) for row in LAYER_CONFIGS.values())
+            known = ", ".join(dict.fromkeys(str(row.weight["dtype"]) for row in LAYER_CONFIGS.values()))
             problems.append(
                 f"config.json: mxcli cannot read the weights of '{printable(pattern)}' as its quantization_config "
                 f"states them; it reads {known}, each quantized once."
@@ -217,7 +231,20 @@ def _layer_configs(settings: Config) -> list[tuple[str, LayerConfig | None]]:
 def _ignored(disk: OnDisk) -> Ignored:
     entries = listed(disk.settings.get("exclude"))
     reading = "a module by its path or a glob, or by a regular expression after re: that matches its beginning"
-    return Ignored("exclude", entries, by_glob_or_regex, reading)
+    return Ignored("exclude", entries, by_glob_or_regex, reading, experts_for="vLLM")
+
+
+def _transforms(disk: OnDisk) -> Transforms:
+    """Return the rotations that loaders apply to activations; others are in the weights."""
+    stated = disk.settings.get("algo_config")
+    algorithms = [each for each in (stated if isinstance(stated, list) else [stated]) if isinstance(each, Mapping)]
+    online = [key for each in algorithms for key in ONLINE if each.get(key)]
+    if not online:
+        return Transforms()
+    return Transforms(
+        f"its algo_config states rotations of activations ({', '.join(online)}), which loaders undo at run time: its "
+        "weights alone are other ones"
+    )
 
 
 def _remarks(weights: Sequence[Weight]) -> list[str]:
@@ -249,5 +276,6 @@ QUARK = Layout(
     needs_config=True,
     remarks=_remarks,
     ignored=_ignored,
+    transforms=_transforms,
     model_scales=True,
 )

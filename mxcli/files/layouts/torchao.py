@@ -20,15 +20,16 @@ from mxcli.files.layouts.layout import (
     Entry,
     Layout,
     OnDisk,
+    UnreadFormat,
     Weight,
     check_fit,
     found_weights,
     matrix_refusal,
     module_of,
 )
-from mxcli.files.layouts.loaders import Ignored, by_path, listed
+from mxcli.files.layouts.loaders import Ignored, by_path, is_usual_layer, listed
 from mxcli.files.layouts.parts import CODES, DECODE, SCALES, SPREAD_SIXES, SWIZZLED_SCALES, Part
-from mxcli.files.layouts.torchao_tensors import KINDS, MX, PLAIN, SWIZZLED, TENSOR_SCALE, Kind
+from mxcli.files.layouts.torchao_tensors import KINDS, MX, OTHER_TENSORS, PLAIN, SWIZZLED, TENSOR_SCALE, Kind
 from mxcli.files.packing import TILE_COLUMNS, TILE_ROWS
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.scheme import Rules, resolve
@@ -141,6 +142,8 @@ def _weight(stem: str, disk: OnDisk) -> Weight:
     kinds = [kind for kind in KINDS.values() if kind.matches(header, attributes)]
     if not kinds:
         known = ", ".join(sorted({kind.tensor for kind in KINDS.values()}))
+        if header.get("_type") in OTHER_TENSORS:
+            raise UnreadFormat(f"its header states torchao's {header['_type']}, which mxcli does not read")
         stated = f"{printable(header.get('_type'))} of {printable(_spelled(attributes.get('elem_dtype')))}"
         raise ValueError(
             f"its header states {stated}, block size {printable(attributes.get('block_size'))}; mxcli reads {known} as "
@@ -223,6 +226,7 @@ def _ignored(disk: OnDisk) -> Ignored:
         listed(disk.settings.get(LEFT_ALONE)),
         by_path,
         "a module by its path, or by that of one that contains it",
+        targeted=is_usual_layer,
         strict=False,
     )
 
@@ -241,6 +245,7 @@ def _layout(name: str, order: str, meaning: str, dialects: tuple[str, ...]) -> L
         metadata=partial(_metadata, order),
         remarks=_remarks,
         ignored=_ignored,
+        fused_by="vLLM",
     )
 
 

@@ -16,6 +16,14 @@ SWIZZLED, PLAIN = "swizzled", "plain"
 """The two orders of scales: 128x4 tiles of block-scaled matrix products, and that of the grid of blocks."""
 
 MX, NVFP4, FLOAT8 = "MXTensor", "NVFP4Tensor", "Float8Tensor"
+OTHER_TENSORS = frozenset(
+    {
+        *("AffineQuantizedTensor", "IntxUnpackedToInt8Tensor", "Int8Tensor", "UIntxBitPackedTensor"),
+        *("Int4Tensor", "Int4PreshuffledTensor", "Int4MarlinSparseTensor", "Int4OpaqueTensor", "Int4PlainInt32Tensor"),
+        *("Int4TilePackedTo4dTensor", "IntxOpaqueTensor", "CodebookQuantizedTensor", "Sparse2x4CUTLASSFloat8Tensor"),
+    }
+)
+"""Other classes of torchao, whose formats are not among ours."""
 TENSOR_SCALE, ACTIVATIONS = "per_tensor_scale", "act_per_tensor_scale"
 """Optional parts; the second one does not belong to the weight."""
 

@@ -168,6 +168,11 @@ class CapturePlan:
     notes: tuple[str, ...]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the files of all steps."""
+        return tuple(str(StepName(step)) for step in range(self.request.steps))
+
+    @property
     def memory_bytes(self) -> int:
         """Estimate the memory of the whole run."""
         return self.other_bytes + self.size.memory

@@ -11,7 +11,7 @@ import numpy as np
 from mxcli.backends.backend import Backend
 from mxcli.errors import InputError, printable, together
 from mxcli.files.captured_layers import by_layer, captured_layers, steps_and_ranks
-from mxcli.files.captures import rows_of
+from mxcli.files.captures import incomplete_notes, rows_of
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import COLUMN
 from mxcli.files.reading import as_floats
@@ -32,6 +32,8 @@ class CapturedInputs:
 
     def __init__(self, captures: Checkpoint) -> None:
         self._captures = captures
+        self.notes = tuple(incomplete_notes(captures.root))
+        """Notes on recordings that stopped early."""
         found = by_layer(captured_layers(captures.tensors, captures.captures), ACTIVATION)
         inputs = {layer: [each.activation for each in held if each.activation] for layer, held in found.items()}
         # Of an input without tokens nothing is known.

@@ -17,6 +17,7 @@ import numpy as np
 from mxcli.backends.backend import Backend
 from mxcli.errors import InputError, RefusedError, import_extra, printable, together
 from mxcli.files.captured_layers import CapturedLayer, by_layer, captured_layers, check_layers, steps_and_ranks
+from mxcli.files.captures import incomplete_notes
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import COLUMN
 from mxcli.files.tensors import Array, TensorInfo
@@ -147,7 +148,9 @@ def plan_products(
     notes = [f"Products of {added} are added up, each of its own tokens."] if added else []
     first = layers[0].step.scheme
     assert first is not None
-    planned = PlannedProducts(captures, layers, {**recipes, W: first}, (*notes, *shortened(used)))
+    planned = PlannedProducts(
+        captures, layers, {**recipes, W: first}, (*incomplete_notes(captures.root), *notes, *shortened(used))
+    )
     _check_lengths(planned, pads=plan.options.on_indivisible == "pad")
     return planned
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mxcli.errors import InputError, printable
 from mxcli.files.captured_layers import CapturedLayer, by_layer, captured_layers, check_layers
+from mxcli.files.captures import incomplete_notes
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import COLUMN
 from mxcli.files.roles import WEIGHT, role_of
@@ -155,6 +156,7 @@ def trained_model(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> T
     places = {name: at for at, name in enumerate(order)}
     layers.sort(key=lambda each: places[each.name])
     notes = [
+        *incomplete_notes(captures.root),
         *_left_out(held, layers),
         *shortened([(each.captured, each.tokens) for each in layers]),
         *_other_weights(layers),
@@ -221,11 +223,11 @@ def _extent(layer: TrainedLayer) -> Extent:
 def _nothing(captures: Checkpoint, held: Sequence[CapturedLayer]) -> str:
     where = printable(captures.where)
     if not held:
-        return f"{where}: holds no captured activations or gradients: name a file that does with --products."
+        return f"{where}: holds no captured activations or gradients: name a file that does with --captures."
     names = ", ".join(printable(each.layer) for each in held[:3])
     return (
         f"{where}: holds activations or gradients of {names}, but there is no weight of a linear layer for any of its "
-        "layers: give their model as SOURCE, and the captures with --products."
+        "layers: give their model as SOURCE, and the captures with --captures."
     )
 
 

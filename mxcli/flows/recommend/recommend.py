@@ -288,6 +288,7 @@ class _Measured:
 
     def notes(self) -> Iterator[str]:
         """Yield notes on the measurement."""
+        yield from () if self._inputs is None else self._inputs.notes
         if self._inputs is not None and self._inputs.most_rows > MOST_ROWS:
             yield f"Of layers with more than {MOST_ROWS:,} captured rows {MOST_ROWS:,} were drawn, always the same."
         if self._inputs is not None and self._inputs.several:

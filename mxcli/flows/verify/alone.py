@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from mxcli.errors import MxcliError, printable
 from mxcli.files.model_files import RECORD
+from mxcli.flows.verify.check import Findings
 from mxcli.flows.verify.check_foreign import FOREIGN_CHECKS, foreign_summaries
-from mxcli.flows.verify.check_model import MODEL_CHECKS, Model
+from mxcli.flows.verify.check_model import MODEL_CHECKS
 from mxcli.flows.verify.check_parameters import PARAMETER_CHECKS, parameters_of
 from mxcli.flows.verify.check_plain import PLAIN_CHECKS, plain_tensors, summarize_plain
 from mxcli.flows.verify.check_record import RECORD_CHECKS, Recorded, threads
@@ -22,8 +23,8 @@ from mxcli.flows.verify.check_siblings import (
     PlainSiblings,
     Profiled,
 )
-from mxcli.flows.verify.checks import Findings
 from mxcli.flows.verify.subject import Subject
+from mxcli.flows.verify.text_model import Model
 from mxcli.flows.verify.weight_summary import TensorSummary, WeightSummary, summarize
 from mxcli.flows.write.restore import StoredWeight
 
@@ -154,8 +155,9 @@ def _coverage(subject: Subject, recorded: Recorded, foreign: int, model: str) ->
     view = subject.view
     unread = len(view.foreign) - foreign if view is not None else 0
     if subject.unread is not None:
-        tensors = subject.checkpoint.tensors.values()
-        unread += sum(1 for info in tensors if info.block_type or info.role == "codes")
+        read = {name for names in parts for name in names}
+        tensors = subject.checkpoint.tensors.items()
+        unread += sum(1 for name, info in tensors if name not in read and (info.block_type or info.role == "codes"))
     return Coverage(
         by_record=by_record,
         by_values=len(parts) - by_record + foreign,

@@ -1,10 +1,10 @@
-"""Checks of a quantized checkpoint and their findings."""
+"""Checks of a quantized checkpoint, their findings, and what collects these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)
@@ -44,6 +44,38 @@ class Result:
     how: str
     findings: tuple[Finding, ...] = ()
     skipped: str | None = None
+
+
+class Findings:
+    """Findings by check."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[Finding]] = {}
+        self._skipped: dict[str, str] = {}
+
+    def run(self, checks: Iterable[Check[Any]], target: object) -> None:
+        """Run checks on what they check."""
+        for check in checks:
+            self._found.setdefault(check.name, []).extend(check.find(target))
+
+    def skip(self, checks: Iterable[Check[Any]], why: str) -> None:
+        """Skip checks, with the reason."""
+        self._skipped |= {check.name: why for check in checks}
+
+    def results(self, checks: Sequence[Check[Any]]) -> tuple[Result, ...]:
+        """Return a result for each of the checks: worst severity first, then in table order."""
+        ordered = sorted(checks, key=lambda check: SEVERITIES.index(check.severity))
+        return tuple(
+            Result(
+                check.name,
+                check.severity,
+                check.meaning,
+                check.how,
+                tuple(self._found.get(check.name, ())),
+                self._skipped.get(check.name),
+            )
+            for check in ordered
+        )
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from mxcli.backends.backend import Backend
-from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.errors import printable
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.model_files import RECORD
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding
-from mxcli.flows.verify.errors import Distance, distance, same_bytes, widened
+from mxcli.flows.verify.errors import Distance, distance, far_rows
 from mxcli.flows.verify.judgement import (
     FAR,
     OTHER_BYTES,
@@ -22,20 +22,44 @@ from mxcli.flows.verify.judgement import (
     Judged,
     is_rotated,
 )
-from mxcli.flows.verify.subject import Original, Originals, Subject
+from mxcli.flows.verify.originals import Original, Originals
+from mxcli.flows.verify.plain_against import FLOATS, PlainDifference, plain_differences
+from mxcli.flows.verify.subject import Subject
 from mxcli.flows.write.restore import StoredWeight, values_of
-
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-WILD = 0.5
-"""The relative error from which on a plain tensor is another one: a cast, or a change that trained on, is far below."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgainstSource:
-    """A checkpoint with the originals of its tensors."""
+    """A checkpoint with the originals of its tensors, and the plain tensors that are no copies of theirs.
+    `other_tensors` are those of the source that are not what the record says was read."""
 
     subject: Subject
     originals: Originals
+    plain: tuple[PlainDifference, ...] = ()
+    other_tensors: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, subject: Subject, originals: Originals, hashes: Mapping[str, str]) -> AgainstSource:
+        """Compare the plain tensors; `hashes` are those of all tensors that are read of the source until then."""
+        plain = plain_differences(
+            subject.checkpoint,
+            list(_plain_pairs(subject, originals)),
+            subject.record.tensors,
+            rotated=is_rotated(subject),
+        )
+        recorded = subject.record.source_hashes
+        others = tuple(name for name, found in hashes.items() if recorded.get(name, found) != found)
+        return cls(subject, originals, () if others else tuple(plain), others)
+
+
+def _plain_pairs(subject: Subject, originals: Originals) -> Iterator[tuple[TensorInfo, Original]]:
+    """Yield the plain tensors that have an original of their shape, and that."""
+    view = subject.view
+    for name, info in (view.tensors if view is not None else {}).items():
+        original = originals.by_name.get(name)
+        quantized = view is not None and (name in view.weights or name in view.foreign)
+        if original is not None and not quantized and original.shape == info.shape:
+            yield info, original
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +70,10 @@ class AgainstOriginal:
     distance: Distance
 
 
-def compare_weight(
-    checkpoint: Checkpoint, stored: StoredWeight, dtype: str, x: Array, backend: Backend
-) -> AgainstOriginal:
-    """Compare a weight with its original `x`."""
+def distance_of(checkpoint: Checkpoint, stored: StoredWeight, dtype: str, x: Array, backend: Backend) -> Distance:
+    """Return the distance of a weight from its original `x`."""
     wide = replace(stored, weight=replace(stored.weight, dtype="F32"))
-    return AgainstOriginal(stored, distance(x, dtype, values_of(checkpoint, wide, backend)))
+    return distance(x, dtype, values_of(checkpoint, wide, backend))
 
 
 def _not_finite(compared: AgainstOriginal) -> Iterator[Finding]:
@@ -101,6 +123,7 @@ def _extra(against: AgainstSource) -> Iterator[Finding]:
     view = against.subject.view
     for name, info in (view.tensors if view is not None else {}).items():
         known = name in against.originals.by_name or info.role in ("scale", "codes")
+        known = known or name in against.subject.transforms.tensors
         known = known or name.rpartition("_")[0] in against.originals.by_name
         if not known and name not in against.originals.tied:
             yield Finding(name, f"{info.dtype} {list(info.shape)}", "no tensor: the source has none of this name")
@@ -108,7 +131,7 @@ def _extra(against: AgainstSource) -> Iterator[Finding]:
 
 def _are_codes(info: TensorInfo, original: Original) -> bool:
     """Return whether a tensor has codes of an unknown kind where the source has floats."""
-    return original.info.dtype in _FLOATS and info.dtype not in _FLOATS
+    return original.info.dtype in FLOATS and info.dtype not in FLOATS
 
 
 def _shapes(against: AgainstSource) -> Iterator[Finding]:
@@ -119,92 +142,50 @@ def _shapes(against: AgainstSource) -> Iterator[Finding]:
             yield Finding(name, f"{list(info.shape)}", f"{list(original.shape)}, as in the source", "Requantize it.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A plain tensor and its original, read; `same` if their bytes are equal."""
-
-    name: str
-    x: Array
-    dtype: str
-    y: Array
-    y_dtype: str
-
-    @property
-    def same(self) -> bool:
-        return self.dtype == self.y_dtype and same_bytes(self.x, self.y)
-
-
-def _plain_pairs(against: AgainstSource) -> Iterator[_Pair]:
-    """Yield the plain tensors with an original of their shape, and that."""
-    view = against.subject.view
-    for name, info in (view.tensors if view is not None else {}).items():
-        original = against.originals.by_name.get(name)
-        quantized = view is not None and (name in view.weights or name in view.foreign)
-        if original is not None and not quantized and original.shape == info.shape:
-            yield _Pair(name, original.read(), original.info.dtype, read(against.subject.checkpoint, info), info.dtype)
-
-
 def _changed(against: AgainstSource) -> Iterator[Finding]:
-    """Yield plain tensors that differ from the source, unless that is a problem or a cast."""
-    for pair in _plain_pairs(against):
-        if pair.dtype == pair.y_dtype and not pair.same and not _wrong(against, pair):
-            yield Finding(
-                pair.name,
-                "values differ from the source",
-                "equal values, unless the change was intended",
-                "Compare both.",
-            )
+    for each in against.plain:
+        if not each.reason:
+            yield Finding(each.name, each.value, "equal values, unless the change was intended", "Compare both.")
 
 
 def _damaged(against: AgainstSource) -> Iterator[Finding]:
-    for pair in _plain_pairs(against):
-        if not pair.same and (value := _wrong(against, pair)):
-            yield Finding(
-                pair.name, value, "the values of the source", "Copy the tensor: --repair does where a record proves it."
-            )
+    for each in against.plain:
+        if each.reason:
+            way_out = "Copy the tensor: --repair does where a record proves it."
+            yield Finding(each.name, each.value, each.reason, way_out)
 
 
-def _wrong(against: AgainstSource, pair: _Pair) -> str:
-    """Return why a plain tensor that differs from its original is wrong; empty if it may have been intended."""
-    floats = pair.dtype in _FLOATS and pair.y_dtype in _FLOATS
-    if not floats:
-        copied = pair.dtype == pair.y_dtype and pair.name in against.subject.record.tensors
-        return _first_difference(pair) if copied else ""
-    found = distance(pair.x, pair.dtype, pair.y, pair.y_dtype)
-    if found.unmatched:
-        return f"{found.unmatched:,} values are finite in only one of checkpoint and source"
-    if pair.dtype == pair.y_dtype and pair.name in against.subject.record.tensors:
-        return _first_difference(pair)
-    error = found.relative_error
-    wild = (error is None and found.noise > 0) or (error is not None and error > WILD)
-    if wild and not is_rotated(against.subject):
-        return f"relative error {_error(found)}: these are other values"
-    return ""
+def _other_source(against: AgainstSource) -> Iterator[Finding]:
+    names = against.other_tensors
+    if names:
+        others = f", nor are {len(names) - 1:,} others" if len(names) > 1 else ""
+        yield Finding(
+            printable(against.originals.checkpoint.where),
+            f"SOURCE is not what this was made from: tensor '{printable(names[0])}' does not have the hash in {RECORD}"
+            f"{others}",
+            "the source of this output; nothing was compared by its bytes",
+            "Give the source that it was made from.",
+        )
 
 
-def _first_difference(pair: _Pair) -> str:
-    one, other = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (pair.x, pair.y))
-    differing = np.flatnonzero(one != other)
-    at = int(differing[0]) // pair.x.itemsize
-    listed = ", ".join(map(str, map(int, np.unravel_index(at, pair.x.shape)))) if pair.x.ndim else ""
-    values = f"; there {_value(pair.y, at, pair.y_dtype)}, in the source {_value(pair.x, at, pair.dtype)}"
-    return f"{len(differing):,} of {one.size:,} bytes differ from the source, the first at [{listed}]{values}"
-
-
-def _value(x: Array, at: int, dtype: str) -> str:
-    single = x.reshape(-1)[at : at + 1]
-    return f"{float(widened(single, dtype)[0]):g}" if dtype in _FLOATS else str(single[0])
-
-
-def _error(found: Distance) -> str:
-    return "infinite" if found.relative_error is None else f"{found.relative_error:.3g}"
+def _far_foreign(against: AgainstSource) -> Iterator[Finding]:
+    """Yield weights in third-party formats whose decoded values are other ones than those of the source."""
+    view = against.subject.view
+    for name, info in (view.tensors if view is not None and not against.other_tensors else {}).items():
+        original = against.originals.by_name.get(name)
+        if view is None or name not in view.foreign or original is None or original.shape != info.shape:
+            continue
+        found = far_rows(original.read(), original.info.dtype, view.read(info), info.dtype)
+        if found:
+            yield Finding(name, found, "values near those of the source", "Quantize the weight again.")
 
 
 def _retyped(against: AgainstSource) -> Iterator[Finding]:
     view = against.subject.view
+    quantized = set() if view is None else view.weights.keys() | view.foreign.keys()
     for name, info in (view.tensors if view is not None else {}).items():
         original = against.originals.by_name.get(name)
-        if original is not None and name not in (view.weights if view else {}) and original.info.dtype != info.dtype:
+        if original is not None and name not in quantized and original.info.dtype != info.dtype:
             yield Finding(name, info.dtype, f"{original.info.dtype}, as in the source")
 
 
@@ -215,7 +196,7 @@ def _uncompared(against: AgainstSource) -> Iterator[Finding]:
         return
     for name, stored in view.weights.items():
         original = against.originals.by_name.get(name)
-        if original is None or (original.shape == stored.plain.shape and original.info.dtype not in _FLOATS):
+        if original is None or (original.shape == stored.plain.shape and original.info.dtype not in FLOATS):
             what = "the source has no tensor of this name" if original is None else f"there {original.info.dtype}"
             yield Finding(name, f"not compared: {what}", "a source with floats of the same name")
     for name, original in against.originals.by_name.items():
@@ -231,6 +212,9 @@ def _judged(verdict: str, judged: Judged) -> Iterator[Finding]:
 
 SOURCE_CHECKS: tuple[Check[AgainstSource], ...] = (
     Check(
+        "other_source", PROBLEM, "a source that is not the recorded one", "the hash of every tensor read", _other_source
+    ),
+    Check(
         "missing", PROBLEM, "tensors of the source that are missing", "names, with stacked experts one by one", _missing
     ),
     Check("shape", PROBLEM, "tensors whose shape differs from the source", "plain shapes", _shapes),
@@ -238,8 +222,16 @@ SOURCE_CHECKS: tuple[Check[AgainstSource], ...] = (
         "damaged",
         PROBLEM,
         "plain tensors that are not those of the source",
-        "byte by byte where the record says they were copied; else values that are not finite, or far off",
+        "byte by byte, after a cast, where the record says they were copied, or most of their kind are copies; values "
+        "of another tensor; else values that are not finite, or far off",
         _damaged,
+    ),
+    Check(
+        "far_foreign",
+        PROBLEM,
+        "weights in third-party formats that decode to other values than those of the source",
+        "runs of 256 values of a row, as the package gguf decodes them",
+        _far_foreign,
     ),
     Check("extra", WARNING, "tensors missing in the source", "names; scales and codes have their own checks", _extra),
     Check("changed", WARNING, "plain tensors whose values differ from the source", "byte by byte", _changed),

@@ -40,13 +40,23 @@ def _missing_entries(subject: Subject, *, strict: bool) -> Iterator[Finding]:
         return
     for module in subject.plain_modules:
         tied = f"{module}.weight" in subject.checkpoint.tied
-        if (ignored.strict and not tied) == strict and ignored.targeted(module) and ignored.by(module) is None:
+        some = bool(ignored.experts_for) and _chooses_or_stacks(subject, module)
+        certain = ignored.strict and not tied and not some
+        if certain == strict and ignored.targeted(module) and ignored.by(module) is None:
+            who = f"{ignored.experts_for} looks" if some else "loaders look"
             yield Finding(
                 module,
                 "tied to the embedding and not in the list" if tied else "not quantized and not in the list",
-                f"an entry of {_list_name(subject)}: loaders look for its codes and leave it without weights",
+                f"an entry of {_list_name(subject)}: {who} for its codes and leave{'s' * some} it without weights",
                 f"Add '{module}' to {ignored.key}.",
             )
+
+
+def _chooses_or_stacks(subject: Subject, module: str) -> bool:
+    """Return whether a module is a router or a stack of experts, which is no linear layer in transformers."""
+    tensors = subject.checkpoint.tensors if subject.view is None else subject.view.tensors
+    own = [info for name, info in tensors.items() if name.rpartition(".")[0] == module]
+    return any(info.role == "router" or len(info.shape) == 3 for info in own)
 
 
 def _unread_entries(subject: Subject) -> Iterator[Finding]:
@@ -131,7 +141,7 @@ def skipped_ignored(subject: Subject) -> str | None:
     return f"the layout {subject.layout.name} has no ignore list" if subject.ignored is None else None
 
 
-CONFIG_CHECKS: tuple[Check[Subject], ...] = (
+LIST_CHECKS: tuple[Check[Subject], ...] = (
     Check(
         "ignored_but_quantized",
         PROBLEM,
@@ -161,6 +171,9 @@ CONFIG_CHECKS: tuple[Check[Subject], ...] = (
         "every entry against every module",
         _unmatched_entries,
     ),
+)
+"""Checks of the ignore list."""
+CONFIG_CHECKS: tuple[Check[Subject], ...] = (
     Check(
         "fused_in_part",
         PROBLEM,

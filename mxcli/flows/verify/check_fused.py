@@ -20,6 +20,11 @@ class Summarized:
     subject: Subject
     summaries: Mapping[str, TensorSummary]
 
+    @property
+    def fused_by(self) -> str:
+        """The loader that fuses layers if the usual one of the layout does not."""
+        return "" if self.subject.layout is None else self.subject.layout.fused_by
+
 
 def _differing(scales: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, float]]]:
     """Yield the fused sets whose members have different scales; members without a scale are skipped."""
@@ -49,6 +54,8 @@ def _of_format(summarized: Summarized, *, two_levels: bool) -> dict[str, float]:
 
 
 def _tensor_scales(summarized: Summarized) -> Iterator[Finding]:
+    if summarized.fused_by:
+        return
     for key, scales in _differing(_of_format(summarized, two_levels=True)):
         yield Finding(
             key,
@@ -56,6 +63,19 @@ def _tensor_scales(summarized: Summarized) -> Iterator[Finding]:
             f"one tensor scale for the set: loaders that fuse it use one of them, so weights are wrong by up to "
             f"{_ratio(scales.values())}",
             "Requantize the set with the tensor scale of its shared amax.",
+        )
+
+
+def _some_tensor_scales(summarized: Summarized) -> Iterator[Finding]:
+    if not summarized.fused_by:
+        return
+    for key, scales in _differing(_of_format(summarized, two_levels=True)):
+        yield Finding(
+            key,
+            f"tensor scales differ: {_listed(scales)}",
+            f"one tensor scale for {summarized.fused_by}, which fuses the set: with one of them weights are wrong by "
+            f"up to {_ratio(scales.values())}; transformers keeps the layers apart and reads each as it is",
+            f"Load it with transformers, or requantize the set with a shared tensor scale for {summarized.fused_by}.",
         )
 
 
@@ -92,6 +112,13 @@ FUSED_CHECKS: tuple[Check[Summarized], ...] = (
         "tensor scales that differ within a layer that loaders fuse",
         "tensor scales of q, k, v and of gate, up, in every layer and expert",
         _tensor_scales,
+    ),
+    Check(
+        "some_fused_tensor_scale",
+        WARNING,
+        "tensor scales that differ within a layer that some loaders fuse",
+        "like fused_tensor_scale, for layouts whose usual loader does not fuse",
+        _some_tensor_scales,
     ),
     Check(
         "fused_scale",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +22,31 @@ FEW_RUNS = 64
 _BITS = {"F32": (np.uint32, 31, 23), "F16": (np.uint16, 15, 10), "BF16": (np.uint16, 15, 7), "F64": (np.uint64, 63, 52)}
 """Of each float dtype: its bits as an integer, how many of them are magnitude, and how many of those fraction."""
 _PIECE = 1 << 17
+ADD_ONE = frozenset(
+    {
+        *(
+            "gemma",
+            "gemma2",
+            "gemma3",
+            "gemma3_text",
+            "recurrent_gemma",
+            "vaultgemma",
+            "t5gemma",
+            "t5gemma2",
+            "paligemma",
+        ),
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "nemotron"),
+    }
+)
+"""Model types whose norms multiply by 1 + their values."""
 _COMPARE = "Compare with --against SOURCE."
 
 
 @dataclass(frozen=True, slots=True)
 class PlainSummary:
     """A plain tensor: its largest finite magnitude, how many values are NaN and infinite, the index of the first of
-    these, and the runs of zeros as first and last element (in pieces of RUN_BYTES)."""
+    these, and the runs of zeros as first and last element (in pieces of RUN_BYTES). With `adds_one` it is a norm that
+    multiplies by 1 + its values, which begin as 0."""
 
     info: TensorInfo
     amax: float
@@ -36,6 +54,7 @@ class PlainSummary:
     infinite: int
     first: int | None
     zeros: tuple[tuple[int, int], ...]
+    adds_one: bool = False
 
 
 def plain_tensors(checkpoint: Checkpoint, quantized: frozenset[str]) -> tuple[TensorInfo, ...]:
@@ -52,15 +71,22 @@ def summarize_plain(checkpoint: Checkpoint, info: TensorInfo) -> PlainSummary:
     largest = _largest_by_piece(bits, mask)
     infinity = ((1 << (magnitude - fraction)) - 1) << fraction
     top = int(largest.max(initial=0))
+    adds_one = info.role == "norm" and bool(_model_types(checkpoint) & ADD_ONE)
     if top < infinity:
-        return PlainSummary(info, _value(top, info.dtype), 0, 0, None, _zero_runs(bits))
+        return PlainSummary(info, _value(top, info.dtype), 0, 0, None, _zero_runs(bits), adds_one)
     found = bits & mask
     bad = found >= infinity
     finite = int(found[~bad].max(initial=0))
     nan = int(np.count_nonzero(found > infinity))
-    return PlainSummary(
-        info, _value(finite, info.dtype), nan, int(np.count_nonzero(bad)) - nan, int(bad.argmax()), _zero_runs(bits)
-    )
+    infinite, first = int(np.count_nonzero(bad)) - nan, int(bad.argmax())
+    return PlainSummary(info, _value(finite, info.dtype), nan, infinite, first, _zero_runs(bits), adds_one)
+
+
+def _model_types(checkpoint: Checkpoint) -> set[object]:
+    """Return the model types that the configuration and its parts state."""
+    config = checkpoint.config or {}
+    parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    return {kind for part in parts if isinstance(kind := part.get("model_type"), str)}
 
 
 def _largest_by_piece(bits: Array, mask: Array) -> Array:
@@ -120,7 +146,8 @@ def _index(plain: PlainSummary) -> list[int]:
 
 
 def _zero(plain: PlainSummary, roles: frozenset[str]) -> Iterator[Finding]:
-    if plain.amax == 0 and not plain.nan and plain.info.elements > 1 and plain.info.role in roles:
+    is_usual = plain.adds_one or plain.info.elements == 1 or plain.info.role not in roles
+    if plain.amax == 0 and not plain.nan and not is_usual:
         yield Finding(
             plain.info.name,
             f"all {plain.info.elements:,} values are 0",

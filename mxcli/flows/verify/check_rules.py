@@ -10,6 +10,7 @@ from mxcli.files.model_files import RECORD
 from mxcli.flows.verify.check import PROBLEM, Check, Finding
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.write.restore import StoredWeight
+from mxcli.numerics.blocks import divides, grid_shape
 from mxcli.numerics.hadamard import signs_text
 from mxcli.numerics.scheme import TENSOR_RULES, Rules, Scheme, overlaid, resolve
 
@@ -62,6 +63,8 @@ def _contradictions(subject: Subject) -> Iterator[Finding]:
         if stored is None:
             continue
         ours, theirs = _configured_rules(subject, stored), _recorded_rules(record)
+        if _means_the_same(stored, _scheme(record)):
+            theirs["format"] = ours["format"]
         differing = [key for key in ours if key in theirs and ours[key] != theirs[key]]
         if differing:
             yield Finding(
@@ -70,6 +73,16 @@ def _contradictions(subject: Subject) -> Iterator[Finding]:
                 f"as recorded in {RECORD}: {', '.join(f'{key} {theirs[key]}' for key in differing)}",
                 "Restore the config.json written with it.",
             )
+
+
+def _means_the_same(stored: StoredWeight, recorded: Scheme | None) -> bool:
+    """Return whether the recorded format has the elements, scales and grid of the weight: a row of 128 is one block of
+    128 and a channel."""
+    if recorded is None or not divides(recorded.format, stored.weight.shape):
+        return False
+    ours, theirs, shape = stored.weight.format, recorded.format, stored.weight.shape
+    same_kind = (ours.element, ours.scale, ours.tensor_scale) == (theirs.element, theirs.scale, theirs.tensor_scale)
+    return same_kind and grid_shape(ours, shape) == grid_shape(theirs, shape)
 
 
 def _configured_rules(subject: Subject, stored: StoredWeight) -> dict[str, str]:

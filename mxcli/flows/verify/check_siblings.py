@@ -13,9 +13,9 @@ import numpy as np
 
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.verify.check import PROBLEM, WARNING, Check, Finding, some
-from mxcli.flows.verify.check_model import NUMBERED
 from mxcli.flows.verify.profile import RUN_BYTES, Profile
 from mxcli.flows.verify.subject import Subject
+from mxcli.flows.verify.text_model import NUMBERED
 
 PEERS = 4
 """Siblings from which on a weight can be compared with them, itself included."""
@@ -30,6 +30,8 @@ USUAL_ORDER = 3.0
 FEW = 0.25
 """The share of layers that may be odd; of more, they are another kind."""
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
+_OF_THE_FIRST = "relative_attention_bias"
+"""The table that the first layer of T5 holds for all of them."""
 _COMPARE = "Compare with --against SOURCE."
 
 
@@ -63,7 +65,7 @@ class Layers:
 
     @cached_property
     def stacks(self) -> dict[str, dict[int, dict[str, TensorInfo]]]:
-        """The plain tensors, and the scales of activations."""
+        """The plain tensors, and the scales of activations, without what one layer holds for all."""
         view, checkpoint = self.subject.view, self.subject.checkpoint
         tensors = dict(checkpoint.tensors if view is None else view.tensors)
         if view is not None:
@@ -71,7 +73,7 @@ class Layers:
         found: dict[str, dict[int, dict[str, TensorInfo]]] = {}
         for name, info in tensors.items():
             match = NUMBERED.match(name)
-            if match is not None:
+            if match is not None and name not in self.subject.transforms.tensors and _OF_THE_FIRST not in name:
                 found.setdefault(match["stack"], {}).setdefault(int(match["number"]), {})[name[match.end() :]] = info
         return found
 

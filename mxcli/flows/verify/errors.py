@@ -12,6 +12,11 @@ from mxcli.numerics.metric_formulas import decibels, relative
 
 PIECE = 1 << 20
 """Elements converted to binary64 at a time."""
+RUN, FAR = 256, 0.75
+"""The values of a row that are judged together where their blocks are not known, and the relative error from which on
+they are other values: that of two bits per value is below half of it."""
+_TINY = 2.0**-12
+"""The part of the mean square below which values may be rounded to 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,20 @@ def widened(x: Array, dtype: str) -> Array:
     return np.asarray(as_floats(x, dtype), np.float64)
 
 
+def converted(x: Array, dtype: str, to: str) -> Array:
+    """Return values of a safetensors type as another one, each rounded to the nearest, ties to even; of the same type
+    unchanged."""
+    if dtype == to:
+        return x
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = np.asarray(as_floats(x, dtype))
+        if to != "BF16":
+            return wide.astype({"F64": np.float64, "F32": np.float32, "F16": np.float16}[to])
+        bits = np.ascontiguousarray(wide, np.float32).view(np.uint32)
+        rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+        return np.where(np.isnan(wide), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
 def distance(original: Array, original_dtype: str, decoded: Array, decoded_dtype: str = "F32") -> Distance:
     """Return the distance between two arrays of the same shape."""
     x, y = original.reshape(-1), decoded.reshape(-1)
@@ -73,6 +92,27 @@ def distance(original: Array, original_dtype: str, decoded: Array, decoded_dtype
             widened(x[begin : begin + PIECE], original_dtype), widened(y[begin : begin + PIECE], decoded_dtype)
         )
     return total
+
+
+def far_rows(original: Array, original_dtype: str, decoded: Array, decoded_dtype: str) -> str:
+    """Return in words where decoded values are other ones than the original's: runs of RUN values of a row with an
+    error of at least FAR times their norm, or values finite in only one of the two; empty if nowhere."""
+    columns = original.shape[-1]
+    x, y = original.reshape(-1, columns), decoded.reshape(-1, columns)
+    starts, far, runs, first = np.arange(0, columns, RUN), 0, 0, ""
+    for begin in range(0, len(x), max(1, PIECE // columns)):
+        rows = slice(begin, begin + max(1, PIECE // columns))
+        one, other = widened(x[rows], original_dtype), widened(y[rows], decoded_dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            noise, signal = (np.add.reduceat(part**2, starts, axis=1) for part in (one - other, one))
+        # Next to larger values, runs of tiny ones are rounded to 0.
+        wrong = ~(noise <= FAR**2 * np.maximum(signal, _TINY * signal.mean()))
+        runs, far = runs + wrong.size, far + int(np.count_nonzero(wrong))
+        if not first and wrong.any():
+            row, at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+            end = min(int(starts[at]) + RUN, columns)
+            first = f"row {begin + int(row):,}, columns {int(starts[at]):,} to {end - 1:,}"
+    return f"in {far:,} of {runs:,} places the error is as large as the values, the first at {first}" if far else ""
 
 
 def same_bytes(one: Array, other: Array) -> bool:

@@ -40,6 +40,13 @@ _FEW_OFF = 8
 """A scale is not wrong if fewer codes than one of this number are not the nearest for it."""
 DEVIANT = 1 / 256
 """The share of a weight that may deviate where codes were searched: errors of GPTQ grow along a row."""
+_FEWEST = 16
+"""Where no more than one scale of this number is another than the rule's, and there are as many, the rule made them."""
+_STEP = 2.0**-6
+"""Relative distance of scales that arithmetic does not explain: the steps of E4M3 are at least four times as large."""
+_SUNK, _MATTERS = 1 / 8, 1 / 64
+"""Values of a block are far below those of the original if the largest is less than this part of it, and count where
+their squares are more than this part of the mean."""
 _KEPT = 0.9
 """The share of the error that other scales leave at least, relative to the rule, if the scales fit the codes."""
 
@@ -61,7 +68,9 @@ class Excess:
 
     `off` codes of `elements` are not the nearest, the first one at `first_off`. In `beyond` of `regions` the error is
     larger than any choice explains, the first one at `first_beyond`. `unfit` of `blocks` have a scale that does not fit
-    their codes, the first one at `first_unfit`.
+    their codes, the first one at `first_unfit`; `stepped` have another scale than the rule's, of which
+    `wide` are more than twice or less than half of it, and `loose` have a code that is not the nearest. The values of
+    `sunk` are far below the original's.
     """
 
     elements: int = 0
@@ -78,6 +87,17 @@ class Excess:
     blocks: int = 0
     unfit: int = 0
     first_unfit: Place | None = None
+    stepped: int = 0
+    wide: int = 0
+    loose: int = 0
+    first_stepped: Place | None = None
+    sunk: int = 0
+    first_sunk: Place | None = None
+
+    @property
+    def mostly_rule(self) -> bool:
+        """True if nearly all scales are those of the rule."""
+        return self.blocks >= _FEWEST and self.stepped * _FEWEST <= self.blocks
 
     @property
     def ratio(self) -> float:
@@ -139,6 +159,7 @@ def excess(x: Array, dtype: str, q: Quantized, rule: Quantized) -> Excess:
             totals = sums if totals is None else (_added(totals[0], sums[0]), _added(totals[1], sums[1]))
         else:
             _judge_scales(found, part, *sums, begin)
+            _judge_steps(found, part, other, values, ours, off, begin)
             gained.append((sums[0].error - sums[0].fitted).astype(np.float32).reshape(-1))
         begin += height
     found.deviant = _largest(gained)
@@ -222,13 +243,48 @@ def _judge_scales(found: Excess, part: Quantized, ours: _Sums, rule: _Sums, begi
     """Add a part, and count the blocks whose scale does not fit their codes."""
     height, width = (size or length for size, length in zip(part.format.block, part.shape, strict=True))
     unfit = _add(found, ours, rule, min(height, part.shape[0]) * min(width, part.shape[1]))
-    if found.first_unfit is None and unfit is not None:
-        row, at = unfit
-        found.first_unfit = Place(begin + row * height, at * width, min((at + 1) * width, part.shape[1]))
+    found.first_unfit = found.first_unfit or _block_at(unfit, part, begin)
 
 
-def _add(found: Excess, ours: _Sums, rule: _Sums, elements: int) -> tuple[int, int] | None:
-    """Add sums of blocks of that number of elements; return the first block whose scale does not fit."""
+def _judge_steps(
+    found: Excess, part: Quantized, rule: Quantized, values: Array, decoded: Array, off: Array, begin: int
+) -> None:
+    """Count the blocks whose scale is another than the rule's, and those whose values are far below the original's."""
+    block = part.format.block
+    ours, theirs = (
+        scale_values(each.format.scale, each.scales).reshape(each.scales.shape[-2:])
+        * decode_scale(each.tensor_scale, each.tensor_encode)
+        for each in (part, rule)
+    )
+    amax, there, signal = (
+        _reduced(each, block, ufunc)
+        for each, ufunc in ((np.abs(values), np.maximum), (np.abs(decoded), np.maximum), (values**2, np.add))
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.abs(np.log2(ours / theirs))
+    # Scales of blocks of zeros are anything.
+    stepped = (ratio > np.log2(1 + _STEP)) & (there > 0)
+    wide, loose = stepped & (ratio > 1), stepped & (_reduced(off, block, np.maximum) > 0)
+    sunk = (there > 0) & (there < _SUNK * amax) & (signal > _MATTERS * signal.mean())
+    found.stepped += int(np.count_nonzero(stepped))
+    found.wide += int(np.count_nonzero(wide))
+    found.loose += int(np.count_nonzero(loose))
+    found.sunk += int(np.count_nonzero(sunk))
+    found.first_stepped = found.first_stepped or _block_at(stepped, part, begin)
+    found.first_sunk = found.first_sunk or _block_at(sunk, part, begin)
+
+
+def _block_at(marked: Array, part: Quantized, begin: int) -> Place | None:
+    """Return the place of the first marked block of a part."""
+    if not marked.any():
+        return None
+    height, width = (size or length for size, length in zip(part.format.block, part.shape, strict=True))
+    row, at = (int(each) for each in np.unravel_index(int(np.argmax(marked)), marked.shape))
+    return Place(begin + row * height, at * width, min((at + 1) * width, part.shape[1]))
+
+
+def _add(found: Excess, ours: _Sums, rule: _Sums, elements: int) -> Array:
+    """Add sums of blocks of that number of elements; return which have a scale that does not fit."""
     fitted, rule_fitted = ours.fitted, rule.fitted
     found.found += float(ours.error.sum())
     found.rule += float(rule.error.sum())
@@ -236,13 +292,10 @@ def _add(found: Excess, ours: _Sums, rule: _Sums, elements: int) -> tuple[int, i
     found.rule_fitted += float(rule_fitted.sum())
     least = _KEPT ** (1 / 8) * _CHANCE ** (2 / max(elements - 1, 1))
     unfit = (fitted * rule.error < least * ours.error * rule_fitted) & (ours.error > rule.error)
-    unfit &= ours.off > elements / _FEW_OFF
-    found.blocks += unfit.size
-    found.unfit += int(np.count_nonzero(unfit))
-    if not unfit.any():
-        return None
-    row, at = np.unravel_index(int(np.argmax(unfit)), unfit.shape)
-    return int(row), int(at)
+    marked: Array = unfit & (ours.off > elements / _FEW_OFF)
+    found.blocks += marked.size
+    found.unfit += int(np.count_nonzero(marked))
+    return marked
 
 
 def _sums(x: Array, y: Array, off: Array, block: Block) -> _Sums:
@@ -253,9 +306,9 @@ def _added(one: _Sums, other: _Sums) -> _Sums:
     return _Sums(*(getattr(one, name) + getattr(other, name) for name in _Sums.__slots__))
 
 
-def _reduced(values: Array, block: Block) -> Array:
-    """Return the sum over each block of a matrix."""
+def _reduced(values: Array, block: Block, ufunc: np.ufunc = np.add) -> Array:
+    """Return the sum over each block of a matrix, or what another function reduces it to."""
     for axis in (0, 1):
         size = min(block[axis] or values.shape[axis], values.shape[axis])
-        values = np.add.reduceat(values, np.arange(0, values.shape[axis], max(size, 1)), axis=axis)
+        values = ufunc.reduceat(values, np.arange(0, values.shape[axis], max(size, 1)), axis=axis)
     return values

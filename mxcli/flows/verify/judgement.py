@@ -16,8 +16,9 @@ from mxcli.flows.measure.amax import oriented
 from mxcli.flows.verify.check import Finding
 from mxcli.flows.verify.errors import Distance, distance, widened
 from mxcli.flows.verify.excess import DEVIANT, Excess, Place, excess
+from mxcli.flows.verify.originals import Original
 from mxcli.flows.verify.provenance import Amaxes, Provenance, requantize, stored_form
-from mxcli.flows.verify.subject import Original, Subject
+from mxcli.flows.verify.subject import Subject
 from mxcli.flows.verify.weight_summary import blocks_of, decode_scale
 from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.blocks import Quantized, folded
@@ -208,7 +209,7 @@ def _verdict(each: _Examined, known: _Siblings, *, smoothed: bool, rotated: bool
     if rotated and each.ratio > _EXPLAINED:
         value = "not comparable: the configuration names transforms of the model (transform_config)"
         return Judged(RESCALED, Finding(name, value, "no comparison: give the transformed model as SOURCE to have one"))
-    if known.scheme is not None and (not each.tensor_scale or (known.nearest and _has_off(each))):
+    if known.scheme is not None and (not each.tensor_scale or (known.nearest and _has_off(each)) or _has_stepped(each)):
         found = Finding(each.mismatch.where, each.mismatch.found + error, f"{bytes_of} most weights have", _REPAIR)
         return Judged(OTHER_BYTES, found)
     reason = _unexplained(each, known)
@@ -236,12 +237,28 @@ def _has_off(each: _Examined) -> bool:
     return each.excess is not None and each.excess.off > 0
 
 
+def _has_stepped(each: _Examined) -> bool:
+    """Return whether a few scales are not those of the rule, as nearly all are."""
+    return each.excess is not None and each.excess.stepped > 0 and each.excess.mostly_rule
+
+
 def _unexplained(each: _Examined, known: _Siblings) -> str:
     """Return in words what no choice of scales and rounding explains; empty if nothing."""
     found = each.excess
     if found is None:
         return "" if each.ratio <= 4 else f"{_times(each.ratio)} the squared error of the nearest rule"
-    allowed = DEVIANT if found.off > _SEARCHED * found.elements else 0.0
+    if found.sunk and found.first_sunk is not None:
+        return (
+            f"in {found.sunk:,} of {found.blocks:,} blocks the values are far below those of the source, the first at "
+            f"{_place(found.first_sunk)}"
+        )
+    searched = found.off > _SEARCHED * found.elements
+    if (found.wide or (found.loose and not searched)) and found.mostly_rule and found.first_stepped is not None:
+        return (
+            f"{found.stepped:,} of {found.blocks:,} scales are not those of the rule, as the others are, the first at "
+            f"{_place(found.first_stepped)}"
+        )
+    allowed = DEVIANT if searched else 0.0
     if found.beyond > allowed * found.regions and found.first_beyond is not None:
         return (
             f"in {found.beyond:,} of {found.regions:,} places it is larger than rounding to any neighbour gives, the "

@@ -2,88 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-
-import numpy as np
+from functools import cached_property
 
 from mxcli.errors import InputError, RefusedError, printable
-from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.dialect import UNSCALED
-from mxcli.files.layouts import COLUMN, ROW, Layout, OnDisk, Weight
-from mxcli.files.layouts.layout import Misfits, Unread, module_of
+from mxcli.files.layouts import Layout, OnDisk, Weight
+from mxcli.files.layouts.layout import Misfits, Transforms, Unread, module_of
 from mxcli.files.layouts.loaders import Ignored
 from mxcli.files.layouts.loaders import unread as unread_entries
-from mxcli.files.structure import LAST, reduction_axis
-from mxcli.files.tensors import Array, TensorInfo
-from mxcli.flows.plan.plan import TensorPlan
 from mxcli.flows.verify.record import Record, read_record
 from mxcli.flows.write.arrange import ignored_modules
 from mxcli.flows.write.restore import PlainView, StoredWeight, on_disk, reading_layout, view_of_weights
-from mxcli.flows.write.split import pieces_of, read_piece, stack_module
-
-
-@dataclass(frozen=True, slots=True)
-class Original:
-    """A plain tensor, or a part of one: its header, its shape, and a function that reads it."""
-
-    info: TensorInfo
-    shape: tuple[int, ...]
-    read: Callable[[], Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Originals:
-    """The originals by their names in the quantized checkpoint; `tied` names may be missing in it."""
-
-    checkpoint: Checkpoint
-    by_name: Mapping[str, Original]
-    tied: frozenset[str]
-
-
-def originals_of(source: Checkpoint, view: PlainView) -> Originals:
-    """Return the tensors of a source by their names in a checkpoint made from it: stacked experts are split if the
-    checkpoint stores them one by one."""
-    found: dict[str, Original] = {}
-    for name, info in source.tensors.items():
-        pieces = {} if name in view.tensors else _experts(source, info, view)
-        found |= pieces or {_known_as(name, view): Original(info, info.shape, partial(read, source, info))}
-    return Originals(source, found, frozenset(source.tied) | frozenset(view.source.tied))
-
-
-_RENAMED = ((".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."))
-_MIXTURE, _MLP = ".block_sparse_moe.", ".mlp."
-"""Names of experts in checkpoints of Mixtral, and those that transformers 5 gives them when it writes one."""
-
-
-def _known_as(name: str, view: PlainView) -> str:
-    """Return the name of a tensor of the source in a checkpoint made from it."""
-    renamed = name
-    for old, new in _RENAMED if _MIXTURE in name else ():
-        renamed = renamed.replace(old, new)
-    candidates = (name, renamed, renamed.replace(_MIXTURE, _MLP), name.replace(_MIXTURE, _MLP))
-    return next((each for each in candidates if each in view.tensors), name)
-
-
-def _experts(source: Checkpoint, info: TensorInfo, view: PlainView) -> dict[str, Original]:
-    """Return the experts of a stack by their names in the checkpoint; empty for other tensors, or in another order."""
-    module = stack_module(info.name)
-    first = next((s.weight for name, s in view.weights.items() if module and name.startswith(f"{module}.")), None)
-    if first is None or len(info.shape) != 3:
-        return {}
-    axis = ROW if reduction_axis(info, source.config) == LAST else COLUMN
-    pieces = pieces_of(TensorPlan(info, first.scheme, "", axis), view.layout, source.config)
-    if isinstance(pieces, str):
-        return {}
-
-    def piece_of(at: int) -> Array:
-        return np.ascontiguousarray(read_piece(source, info, pieces[at], axis))
-
-    return {
-        piece.weight.name: Original(info, piece.weight.shape, partial(piece_of, at)) for at, piece in enumerate(pieces)
-    }
-
 
 LINEAR_ROLES = frozenset({"weight", "lm_head", "router", "mtp"})
 """Roles of weights of linear layers."""
@@ -113,6 +45,11 @@ class Subject:
         return on_disk(self.checkpoint)
 
     @cached_property
+    def transforms(self) -> Transforms:
+        """The transforms that the configuration states."""
+        return Transforms() if self.layout is None else self.layout.transforms(self.disk)
+
+    @cached_property
     def quantized_modules(self) -> dict[str, str]:
         """Names of quantized weights by module, misfits included."""
         found = {_module(stored.weight): name for name, stored in self.weights.items()}
@@ -122,7 +59,8 @@ class Subject:
     def plain_modules(self) -> tuple[str, ...]:
         """Modules of linear layers that are not quantized, tied ones included."""
         tensors = self.checkpoint.tensors if self.view is None else self.view.tensors
-        kept = [info for name, info in tensors.items() if name not in self.weights and info.role in LINEAR_ROLES]
+        others = self.weights.keys() | self.transforms.tensors
+        kept = [info for name, info in tensors.items() if name not in others and info.role in LINEAR_ROLES]
         found = ignored_modules(kept, self.checkpoint.tied, self.weights)
         return tuple(module for module in found if module not in self.quantized_modules)
 
@@ -174,6 +112,7 @@ def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Su
         found = layout.weights(on_disk(checkpoint))
     except Unread as error:
         unread = error.reasons[0]
+        found = list(error.sound)
     except Misfits as error:
         misfits |= error.faults
         found = list(error.sound)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mxcli.backends.backend import Backend
 from mxcli.errors import UsageError, printable
@@ -13,32 +15,38 @@ from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.directory import GGUF
 from mxcli.files.gguf import GGUF_NAMES
 from mxcli.files.model_files import RECORD
+from mxcli.files.source_watch import watching
 from mxcli.flows.measure.inspect import Total, totals_by
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.verify.alone import Coverage, check_alone, summaries_of
-from mxcli.flows.verify.check import PROBLEM, Check, Result
+from mxcli.flows.verify.check import PROBLEM, Check, Findings, Result
 from mxcli.flows.verify.check_against import (
     JUDGED_CHECKS,
     ORIGINAL_CHECKS,
     SOURCE_CHECKS,
+    AgainstOriginal,
     AgainstSource,
-    compare_weight,
+    distance_of,
 )
 from mxcli.flows.verify.check_config import DEVICE_CHECKS, skipped_ignored
 from mxcli.flows.verify.check_fused import FUSED_CHECKS, Summarized
 from mxcli.flows.verify.check_record import Hashing, threads
 from mxcli.flows.verify.check_rules import RULE_CHECKS, stated_schemes
+from mxcli.flows.verify.check_statistics import STATISTICS_CHECKS, Measured
 from mxcli.flows.verify.check_values import WEIGHT_CHECKS
-from mxcli.flows.verify.checks import CHECKPOINT_CHECKS, CHECKS, Findings
+from mxcli.flows.verify.checks import CHECKPOINT_CHECKS, CHECKS
 from mxcli.flows.verify.errors import Distance
 from mxcli.flows.verify.judgement import Traced, judged_weights
+from mxcli.flows.verify.originals import Original, Originals, originals_of
 from mxcli.flows.verify.provenance import Amaxes, Provenance, Tracer
-from mxcli.flows.verify.repair import Repair
-from mxcli.flows.verify.subject import Original, Originals, Subject, originals_of
+from mxcli.flows.verify.subject import Subject
 from mxcli.flows.verify.weight_summary import SLAB_ELEMENTS, TensorSummary, WeightSummary
-from mxcli.flows.write.pipeline import Progress
 from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.dialects import DEFAULT, DIALECTS
+
+if TYPE_CHECKING:
+    from mxcli.flows.verify.repair import Repair
+    from mxcli.flows.write.pipeline import Progress
 
 _SLAB_BYTES = 8 * SLAB_ELEMENTS
 _IGNORE_CHECKS = ("ignored_but_quantized", "not_ignored", "not_listed", "ignore_entry", "ignore_nothing")
@@ -108,13 +116,11 @@ def memory_to_verify(subject: Subject, originals: Originals | None = None) -> Ne
     return need_of(working, threads() * largest)
 
 
-def checked_originals(source: Checkpoint, subject: Subject) -> Originals:
-    """Return the originals of a checkpoint's tensors. Raises UsageError if the source has none of them."""
+def checked_originals(source: Checkpoint, subject: Subject) -> Originals | None:
+    """Return the originals of a checkpoint's tensors; None if its codes cannot be read, so that nothing is comparable.
+    Raises UsageError if the source has none of them, RefusedError if their names in a GGUF file are not known."""
     if subject.view is None:
-        raise UsageError(
-            f"--against {printable(source.where)}: {printable(subject.checkpoint.where)} has no scales, so "
-            "its values are unknown: verify it without --against."
-        )
+        return None
     originals = originals_of(source, subject.view)
     if not originals.by_name.keys() & subject.view.tensors.keys():
         raise UsageError(
@@ -145,37 +151,55 @@ def verify_subject(
     """Run every check on a checkpoint that the user calls `name`; `originals` are of the source called `against`. With
     `deep` names and shapes are also compared with those of the model that transformers builds."""
     findings = Findings()
-    with Hashing(subject) as hashing:
+    with Hashing(subject) as hashing, _watching(subject, originals) as hashes:
         findings.run(CHECKPOINT_CHECKS, subject)
         tracer, weights = Tracer(backend, _producer(subject), stated=stated_schemes(subject)), []
         amaxes = Amaxes(backend, originals, subject)
         total, done = sum(stored.nbytes for stored in subject.weights.values()), 0
         for stored, summary in summaries_of(subject):
-            weights.append(_verified(subject, stored, summary, findings, tracer, amaxes, originals))
+            findings.run(WEIGHT_CHECKS, summary)
+            findings.run(STATISTICS_CHECKS, Measured.of(summary, subject.recorded_tensors))
+            weights.append(_verified(subject, stored, summary, tracer, amaxes, originals))
             done += stored.nbytes
             if on_progress is not None:
                 on_progress(done, total, stored.weight.name)
+        compared = None if originals is None else AgainstSource.of(subject, originals, hashes)
         recorded = hashing.result()
     summaries = {each.name: each.summary for each in weights}
     coverage = check_alone(subject, recorded, summaries, findings, deep=deep)
     weights = _most_frequent(subject, weights, tracer, amaxes, originals)
-    for judged in judged_weights(subject, _traced(subject, weights, originals), amaxes, backend):
-        findings.run(JUDGED_CHECKS, judged)
     findings.run(FUSED_CHECKS, Summarized(subject, {each.name: each.summary for each in weights}))
-    if originals is not None:
-        findings.run(SOURCE_CHECKS, AgainstSource(subject, originals))
-    _skip(findings, subject, originals)
+    if compared is not None:
+        findings.run(SOURCE_CHECKS, compared)
+    if compared is not None and not compared.other_tensors:
+        traced = _traced(subject, weights, originals)
+        for each in traced.values():
+            findings.run(ORIGINAL_CHECKS, AgainstOriginal(each.stored, each.distance))
+        for judged in judged_weights(subject, traced, amaxes, backend):
+            findings.run(JUDGED_CHECKS, judged)
+    _skip(findings, subject, compared, against)
     return Verification(
         source=name,
         layout=subject.layout.name if subject.layout is not None else str(subject.checkpoint.dialect),
         total=Total.of(subject.checkpoint.tensors.values()),
         by_dtype=totals_by(lambda info: info.dtype, subject.checkpoint.tensors.values()),
         weights=tuple(weights),
-        results=findings.results(),
+        results=findings.results(CHECKS),
         against=against,
         notes=_notes(subject, originals),
         coverage=coverage,
     )
+
+
+@contextmanager
+def _watching(subject: Subject, originals: Originals | None) -> Iterator[Mapping[str, str]]:
+    """Yield the hashes of the tensors that are read of the source, by name, as they are read; none if the record has
+    nothing to compare them with."""
+    if originals is None or not subject.record.source_hashes:
+        yield {}
+    else:
+        with watching(originals.checkpoint) as watch:
+            yield watch.hashes
 
 
 def _producer(subject: Subject) -> str:
@@ -197,20 +221,16 @@ def _verified(
     subject: Subject,
     stored: StoredWeight,
     summary: WeightSummary,
-    findings: Findings,
     tracer: Tracer,
     amaxes: Amaxes,
     originals: Originals | None,
 ) -> Verified:
     checkpoint, weight = subject.checkpoint, stored.weight
-    findings.run(WEIGHT_CHECKS, summary)
     distance = provenance = None
     original = _original(stored, originals)
     if original is not None:
         x = original.read()
-        compared = compare_weight(checkpoint, stored, original.info.dtype, x, tracer.backend)
-        findings.run(ORIGINAL_CHECKS, compared)
-        distance = compared.distance
+        distance = distance_of(checkpoint, stored, original.info.dtype, x, tracer.backend)
         provenance = tracer.trace(checkpoint, stored, x, original.info.dtype, amaxes.of(stored))
     places = (weight.name, weight.name.removesuffix(".weight"), *(part.entry.name for part in stored.contents))
     return Verified(
@@ -267,17 +287,20 @@ def _most_frequent(
 _MEASURED = frozenset({"F64", "F32", "F16", "BF16"})
 
 
-def _skip(findings: Findings, subject: Subject, originals: Originals | None) -> None:
+def _skip(findings: Findings, subject: Subject, compared: AgainstSource | None, against: str | None) -> None:
     """Record the reason for every check that is skipped."""
-    if originals is None:
-        findings.skip((*SOURCE_CHECKS, *ORIGINAL_CHECKS, *JUDGED_CHECKS), "needs --against SOURCE")
+    if compared is None:
+        why = "needs --against SOURCE" if against is None else "the codes are not read"
+        findings.skip((*SOURCE_CHECKS, *ORIGINAL_CHECKS, *JUDGED_CHECKS), why)
+    elif compared.other_tensors:
+        findings.skip((*ORIGINAL_CHECKS, *JUDGED_CHECKS), "SOURCE is another one than the record names")
     if subject.tensor_parallel is None:
         findings.skip(DEVICE_CHECKS, "needs --tp N")
     reason = skipped_ignored(subject)
     if reason is not None:
         findings.skip(_named(*_IGNORE_CHECKS), reason)
     if not subject.recorded_tensors:
-        findings.skip(RULE_CHECKS, f"no {RECORD} with tensors")
+        findings.skip((*RULE_CHECKS, *STATISTICS_CHECKS), f"no {RECORD} with tensors")
     if subject.checkpoint.index is None:
         findings.skip(_named("weight_map", "total_size"), "no index")
 
@@ -288,15 +311,21 @@ def _named(*names: str) -> list[Check[Any]]:
 
 def _notes(subject: Subject, originals: Originals | None) -> tuple[str, ...]:
     notes = list(subject.checkpoint.notes)
+    transforms = subject.transforms
+    if transforms.refusal is not None:
+        notes.append(f"mxcli dequantize refuses this checkpoint: {transforms.refusal}.")
+    notes += [transforms.note] if transforms.note is not None else []
     if originals is not None and originals.checkpoint.restored_from is not None:
         notes.append("The source is quantized itself: errors are measured against its dequantized values.")
     return tuple(notes)
 
 
 def _working_bytes(name: str, stored: StoredWeight, originals: Originals | None) -> int:
+    """Return the memory to verify a weight: as stored, and with a source the original and a copy of it, its values and
+    those of the rule in binary32, and both in codes."""
     own = stored.nbytes + _SLAB_BYTES
     original = None if originals is None else originals.by_name.get(name)
     if original is None:
         return own
-    elements = stored.plain.nbytes // max(1, {"BF16": 2, "F16": 2, "F64": 8}.get(stored.plain.dtype, 4))
-    return own + original.info.nbytes + 4 * elements + stored.nbytes
+    elements = math.prod(stored.plain.shape)
+    return own + 2 * original.info.nbytes + 2 * 4 * elements + 2 * stored.nbytes

@@ -6,9 +6,14 @@ from pathlib import Path
 
 from mxcli.errors import LimitError, MxcliError, printable, together
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.verify.check import PROBLEM
-from mxcli.flows.verify.checks import CHECKPOINT_CHECKS, Findings
+from mxcli.flows.verify.check import PROBLEM, Findings
+from mxcli.flows.verify.check_config import LIST_CHECKS
+from mxcli.flows.verify.check_files import FILE_CHECKS
+from mxcli.flows.verify.check_rules import RULE_CHECKS
 from mxcli.flows.verify.subject import subject_of
+
+_CHECKS = (*FILE_CHECKS, *RULE_CHECKS, *LIST_CHECKS)
+"""Checks of what was written. What the user chose, such as formats that loaders refuse together, is for `verify`."""
 
 
 def check_written(folder: Path, output: str | Path) -> None:
@@ -35,10 +40,10 @@ def _problems(folder: Path) -> list[str]:
     except MxcliError as error:
         return list(error.reasons)
     findings = Findings()
-    findings.run(CHECKPOINT_CHECKS, subject)
+    findings.run(_CHECKS, subject)
     return [
         f"{result.name}: {printable(finding.where)}: {finding.value}; {finding.need}. {finding.way_out}".rstrip()
-        for result in findings.results(CHECKPOINT_CHECKS)
+        for result in findings.results(_CHECKS)
         if result.severity == PROBLEM
         for finding in result.findings
     ]

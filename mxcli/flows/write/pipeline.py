@@ -13,10 +13,10 @@ from typing import Any
 from mxcli.errors import InputError, RefusedError
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.complete import check_complete, is_complete
-from mxcli.files.model_files import CONFIG, permissions
+from mxcli.files.model_files import CONFIG, RECORD, permissions
 from mxcli.files.output_dir import Check, Output
 from mxcli.files.output_folder import check_output_folder
-from mxcli.files.preflight import check_draft
+from mxcli.files.preflight import check_draft, refuse_names_of
 from mxcli.files.progress import Draft, Share
 from mxcli.files.reading import will_need
 from mxcli.files.record import as_written
@@ -65,6 +65,7 @@ class WriteOptions:
 
     `force` replaces an output, `resume` continues an interrupted run, a `share` restricts the run to its part. The run
     ends before the next tensor if `stop` returns True. `check` looks at a whole output before it has its final names.
+    `others` are files that are written afterwards and must not replace one of the output.
     """
 
     force: bool = False
@@ -73,6 +74,7 @@ class WriteOptions:
     stop: Callable[[], bool] = lambda: False
     on_progress: Progress = lambda done, total, name: None
     check: Check | None = None
+    others: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, options: 
     """
     with watching(checkpoint) as watch:
         draft = draft_of(checkpoint, work, watch, options.share)
+        refuse_names_of(folder, (*draft.names, RECORD), options.others)
         if options.resume and is_complete(folder):
             with suppress(RefusedError, InputError) if options.force else nullcontext():
                 check_complete(folder, draft, watch)

@@ -163,8 +163,10 @@ class _Run:
         info, pieces, counted = task.planned.tensor, task.pieces[part], list[Stats]()
 
         def make() -> Iterator[tuple[str, Array]]:
+            # Before this tensor is read: an amax reads others.
+            amaxes = [None if piece.shared is None else self._amax.of(piece.weight.name) for piece in pieces]
             whole = read(self._checkpoint, info) if info.offset == IN_MEMORY else None
-            for piece in pieces:
+            for piece, amax in zip(pieces, amaxes, strict=True):
                 plain = (
                     read_piece(self._checkpoint, info, piece, task.planned.axis)
                     if whole is None
@@ -174,7 +176,7 @@ class _Run:
                     plain,
                     info.dtype,
                     piece.weight.scheme,
-                    tensor_amax=None if piece.shared is None else self._amax.of(piece.weight.name),
+                    tensor_amax=amax,
                     stream=stream_of(info.name if piece.expert is None else piece.weight.name),
                 )
                 assert quantized.stats is not None
@@ -236,7 +238,5 @@ class _Run:
             )
         if not found.nonfinite:
             return None
-        values = nonfinite_values(
-            found.nonfinite, info.elements, info.shape, found.first_nonfinite, dtype=info.dtype
-        )
+        values = nonfinite_values(found.nonfinite, info.elements, info.shape, found.first_nonfinite, dtype=info.dtype)
         return nonfinite_refusal(info.name, values)

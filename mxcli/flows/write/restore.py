@@ -26,7 +26,7 @@ from mxcli.files.layouts import (
     quantized_from,
 )
 from mxcli.files.model_files import RECORD
-from mxcli.files.plain import read_json_object
+from mxcli.files.record import TENSORS, record_content
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo, byte_count
 
@@ -138,7 +138,13 @@ def plain_view(checkpoint: Checkpoint, dtype: str | None = None) -> PlainView:
     Raises RefusedError for a layout that cannot be read back, InputError if tensors do not fit their configuration.
     """
     layout = reading_layout(checkpoint)
-    view = view_of_weights(checkpoint, layout, layout.weights(on_disk(checkpoint)), dtype)
+    disk = on_disk(checkpoint)
+    transforms = layout.transforms(disk)
+    if transforms.refusal is not None:
+        raise RefusedError(
+            f"{printable(checkpoint.where)}: {transforms.refusal}. Use the checkpoint that it was made from."
+        )
+    view = view_of_weights(checkpoint, layout, layout.weights(disk), dtype)
     if not view.weights and not view.foreign:
         raise RefusedError(f"{printable(checkpoint.root)}: holds no quantized weights.")
     alone = [_without_partner(info) for info in view.tensors.values() if _needs_partner(info)]
@@ -169,7 +175,7 @@ def view_of_weights(
     checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight], dtype: str | None = None
 ) -> PlainView:
     """Return the plain view of a source with these weights and all other tensors unchanged."""
-    recorded = _recorded_dtypes(checkpoint.root / RECORD)
+    recorded = _recorded_dtypes(checkpoint.root)
     weights = {}
     for weight in found:
         plain = replace(weight, dtype=dtype or recorded.get(weight.name, weight.dtype))
@@ -216,16 +222,18 @@ def reading_layout(checkpoint: Checkpoint) -> Layout:
         return found
     if checkpoint.dialect is None:
         raise RefusedError(f"{printable(checkpoint.root)}: not quantized; there is nothing to dequantize.")
+    method = on_disk(checkpoint).settings.get("quant_method")
+    stated = f" (the quant_method in config.json is '{printable(method)}')" if isinstance(method, str) else ""
     raise RefusedError(
-        f"{printable(checkpoint.root)}: quantized by {printable(checkpoint.dialect)}; only {', '.join(LAYOUTS)} are "
-        "read back."
+        f"{printable(checkpoint.root)}: quantized by {printable(checkpoint.dialect)}{stated}; only "
+        f"{', '.join(LAYOUTS)} are read back."
     )
 
 
-def _recorded_dtypes(record: Path) -> dict[str, str]:
+def _recorded_dtypes(folder: Path) -> dict[str, str]:
     """Return the dtype of each plain tensor in the record of an output of mxcli. Raises InputError for a record with
     dtypes that are none."""
-    tensors = read_json_object(record).get("tensors", {}) if record.is_file() else {}
+    record, tensors = folder / RECORD, (record_content(folder) or {}).get(TENSORS, {})
     if not isinstance(tensors, Mapping):
         raise InputError(f"{printable(record)}: 'tensors' is a {type(tensors).__name__}, not an object; move it away.")
     dtypes = {name: entry.get("dtype") for name, entry in tensors.items() if isinstance(entry, Mapping)}
@@ -264,8 +272,9 @@ def _tensors(
 
 
 def omission_notes(view: PlainView) -> Sequence[str]:
-    """Return a note on the tensors of the source that are omitted."""
-    if not view.unused:
-        return []
-    first = printable(view.unused[0])
-    return [f"{len(view.unused):,} activation scales ('{first}', …) are omitted."]
+    """Return notes on the tensors of the source that are omitted, and on transforms that its weights contain."""
+    note = view.layout.transforms(on_disk(view.source)).note
+    notes = [] if note is None else [note]
+    if view.unused:
+        notes.append(f"{len(view.unused):,} activation scales ('{printable(view.unused[0])}', …) are omitted.")
+    return notes

@@ -146,11 +146,11 @@ SCALES = ("F32", (2, 3))
         ),
         (
             {"a.weight": CODES, "a.weight_scale_inv": ("F64", (2, 3))},
-            "a.weight: its scale a.weight_scale_inv is F64; expected BF16, F32, F8_E8M0, U8.",
+            "a.weight: its scale a.weight_scale_inv is F64; expected BF16, F16, F32, F8_E8M0, U8.",
         ),
         (
             {"a.weight": ("BF16", (192, 320)), "a.weight_scale_inv": SCALES},
-            "a.weight: is BF16 [192, 320] with a scale; expected a matrix of F8_E4M3, F8_E5M2, I8.",
+            "a.weight: is BF16 [192, 320] beside a scale, not quantized: the scale was never computed, and loaders apply it.",
         ),
         (
             {"a.weight": ("F8_E4M3", (192,)), "a.weight_scale_inv": SCALES},

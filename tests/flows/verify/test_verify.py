@@ -641,7 +641,7 @@ def test_files_that_are_gone_or_changed_are_found_by_the_record(tmp_path: Path, 
     path.write_text(json.dumps(record))
     result = verified(folder)
     assert found(result) == {"record": ["mxcli.json"], "recorded_file": ["config.json", "tokenizer.json"]}
-    assert values(result, "record") == ["'files' holds entries that are not names of files in this directory"]
+    assert values(result, "record") == ["'files' must have names of files in its folder, which '../outside.json' is not"]
     assert values(result, "recorded_file") == ["other content", "missing"]
 
 

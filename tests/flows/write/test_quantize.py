@@ -191,14 +191,17 @@ def test_side_files_are_copied_but_not_old_configs_and_indexes(tmp_path: Path) -
         "model-00002-of-00002.safetensors": {"b.weight": noise(2, 32)},
     }
     source = write_model(tmp_path / "m", shards, LLAMA, carried | stale)
-    (source / "linked.txt").symlink_to(tmp_path / "target.txt")
-    (tmp_path / "target.txt").write_text("content")
+    (source / "linked.txt").symlink_to("added_tokens.json")
+    (source / "elsewhere.txt").symlink_to(tmp_path / "target.txt")
+    (tmp_path / "target.txt").write_text("not of the source")
     quantized(source, tmp_path / "out", Options("mxfp4"))
     files = tree(tmp_path / "out")
     assert set(files) == {*carried, *shards, "linked.txt", "config.json", "model.safetensors.index.json", "mxcli.json"}
     assert {name: files[name].decode() for name in carried} == carried
     assert not (tmp_path / "out" / "linked.txt").is_symlink()
-    assert files["linked.txt"] == b"content"
+    assert files["linked.txt"] == b"{}"
+    left = f"Not carried to an output, links out of the source: elsewhere.txt -> {tmp_path}/target.txt."
+    assert left in open_checkpoint(source).notes
 
 
 # Tensors that a model class does not know were dropped.
