@@ -19,10 +19,15 @@ from mxcli.cli.terminal import INTERRUPTED, say, silence
 from mxcli.cli.verbs import VerbGroup
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, UsageError, printable
 
-_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS, errno.EFBIG}
+_EXHAUSTED = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS, errno.EFBIG),
+    errno.EBADF,  # a standard stream that is closed
+}
 
 _ROOM_BYTES = 150 << 20
 _SHORT = "out of memory: this process may not use enough to load its libraries; raise its limit (ulimit -v, -d)."
+_NO_THREAD = "can't start new thread"
+"""What Python says when the system refuses it a thread."""
 _NOT_LOADED = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
 app = typer.Typer(
@@ -135,10 +140,16 @@ def _is_importing(error: BaseException) -> bool:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device as a stream that a shell closed with `>&-`."""
-    for name in ("stdout", "stderr"):
+    """Open the null device for streams that a shell closed, as with `>&-`: stdout for reading only, so that a result
+    that goes nowhere is an error."""
+    for descriptor, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, flags)  # the lowest number that is free: this one
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
+            setattr(sys, name, open(descriptor, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
 
 
 def _flush_or_silence() -> None:
@@ -169,6 +180,10 @@ def _failure(error: Exception) -> MxcliError:
         return UsageError(_usage_sentence(error, usage()))
     if isinstance(error, MemoryError):
         return EnvironmentFailure("out of memory: free some, or work on fewer or smaller tensors (--include).")
+    if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+        return EnvironmentFailure(
+            "this process may start no more threads: raise its limits (ulimit -u, -v), or end other programs."
+        )
     if isinstance(error, ImportError | OSError) and any(words in str(error) for words in _NOT_LOADED):
         return EnvironmentFailure(_SHORT)
     if isinstance(error, OSError):

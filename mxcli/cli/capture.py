@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from io import UnsupportedOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
 
@@ -185,7 +188,8 @@ def capture(
 
     checkpoint = open_checkpoint(model)
     _use_threads(machine.threads)
-    folder = CaptureFolder(Path(output), results.force, writing.resume, max_disk, machine.max_bytes)
+    inputs = () if record.text in (None, _STDIN) else (Path(str(record.text)),)
+    folder = CaptureFolder(Path(output), results.force, writing.resume, max_disk, machine.max_bytes, inputs)
     plan = plan_capture(model, checkpoint, text, request, folder)
     refuse_names_of(folder.folder, plan.names, results.paths)
     messages.notes(plan.notes)
@@ -288,8 +292,18 @@ def _read_text(file: str | None) -> Text:
     from mxcli.flows.capture.model import parse_text
 
     if file == _STDIN:
+        with suppress(UnsupportedOperation):  # a stream of this process has no descriptor
+            _refuse_device("stdin", os.fstat(sys.stdin.fileno()).st_mode, is_terminal=sys.stdin.isatty())
         return parse_text("stdin", sys.stdin.buffer.read())
-    return parse_text(str(file), Path(str(file)).read_bytes())
+    with Path(str(file)).open("rb") as opened:
+        _refuse_device(str(file), os.fstat(opened.fileno()).st_mode, is_terminal=opened.isatty())
+        return parse_text(str(file), opened.read())
+
+
+def _refuse_device(name: str, mode: int, *, is_terminal: bool) -> None:
+    """Raise InputError for a device, which may have no end; a terminal has one."""
+    if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not is_terminal):
+        raise InputError(f"{printable(name)}: a device; a text file or a pipe is needed.")
 
 
 def _check_threads(threads: int | None) -> None:

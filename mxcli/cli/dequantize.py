@@ -12,7 +12,7 @@ from mxcli.cli.machine import Machine, open_backend
 from mxcli.cli.options import Dtype, Source
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.terminal import INTERRUPTED, Messages
-from mxcli.cli.writing import Writing, report_unfinished, resumed_notes, write_options
+from mxcli.cli.writing import Writing, outcome_notes, report_unfinished, write_options
 
 
 @verb
@@ -55,8 +55,8 @@ def dequantize(
             options=manner,
             command=repeatable(context.obj or ()),
         )
-    notes = [*checkpoint.notes, *restored.notes]
-    messages.notes((*notes, *resumed_notes(restored.outcome)))
+    notes = [*checkpoint.notes, *checkpoint.left_out, *restored.notes]
+    messages.notes((*notes, *outcome_notes(restored.outcome)))
     if not restored.outcome.complete:
         report_unfinished(restored.outcome, output)
         raise typer.Exit(INTERRUPTED)

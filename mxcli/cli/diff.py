@@ -56,10 +56,11 @@ def diff(
     """
     results.check([a, b])
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.verify.diff import diff_sides, memory_to_diff, side_of
+    from mxcli.flows.verify.diff import diff_sides, memory_to_diff
+    from mxcli.flows.verify.sides import sides_of
     from mxcli.output.difference import difference_csv, difference_json, difference_text, failure_sentence
 
-    sides = side_of(a, open_checkpoint(a), full=full), side_of(b, open_checkpoint(b), full=full)
+    sides = sides_of((a, open_checkpoint(a)), (b, open_checkpoint(b)), full=full)
     backend = open_backend(machine, messages, memory_to_diff(*sides))
     with progress("diff", messages) as show:
         result = diff_sides(*sides, backend=backend, selectors=tensors or (), on_progress=show)

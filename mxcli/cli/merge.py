@@ -9,7 +9,7 @@ import typer
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.terminal import Messages
-from mxcli.cli.writing import NoVerify, output_check
+from mxcli.cli.writing import NoVerify, output_check, stayed_notes
 from mxcli.errors import UsageError
 
 
@@ -44,5 +44,6 @@ def merge(
     merged = merge_shares(folder, force=results.force, check=output_check(folder, skipped=no_verify))
     if not merged.shares:
         messages.notes(["Nothing to do: the output is complete, and its files have the recorded hashes."])
+    messages.notes(stayed_notes(merged.stayed))
     record = {"output": folder, "shares": merged.shares, "files": list(merged.files)}
     deliver_forms(results, messages.stdout(), json=lambda: json_text("merge", record), text=lambda screen: folder)

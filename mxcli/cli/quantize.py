@@ -15,7 +15,7 @@ from mxcli.cli.options import Captures, DryRun, SaveRecipe, SchemeOptions, Selec
 from mxcli.cli.outputs import Results, deliver_forms, deliver_report
 from mxcli.cli.recipes import requested_options, save_recipe
 from mxcli.cli.terminal import INTERRUPTED, Messages
-from mxcli.cli.writing import Writing, report_unfinished, resumed_notes, write_options
+from mxcli.cli.writing import Writing, outcome_notes, report_unfinished, write_options
 from mxcli.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def quantize(
     results.check_dry_run(writing.dry_run)
     requested = requested_options(context, scheme)
     options = requested.options(selection.selectors)
+    from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.plan.plan import is_stochastic
     from mxcli.flows.write.arrange import arrange
     from mxcli.flows.write.restore import open_floats
@@ -86,12 +87,14 @@ def quantize(
 
     checkpoint = open_floats(source, requantize=selection.requantize)
     requested.check_selectors(checkpoint)
-    plan = _plan(checkpoint, options, writing.captures, messages)
+    captured = None if writing.captures is None else open_checkpoint(writing.captures)
+    plan = _plan(checkpoint, options, captured, messages)
     check_seed(scheme.seed, is_drawn=is_stochastic([plan]))
     arrangement = arrange(checkpoint, plan, max_shard_bytes=writing.max_shard_bytes)
     for task in arrangement.tasks:
         messages.detail(f"{printable(task.planned.tensor.name)}: {task.planned.reason}")
-    work = _Work(source, checkpoint, plan, arrangement, writing)
+    inputs = (*([Path(scheme.recipe)] if scheme.recipe else ()), *(captured.files if captured else ()))
+    work = _Work(source, checkpoint, plan, arrangement, writing, inputs)
     if writing.dry_run:
         _deliver_plan(work, results, machine, messages)
         return
@@ -99,31 +102,31 @@ def quantize(
     _deliver(work, written, results, messages)
 
 
-def _plan(checkpoint: Checkpoint, options: Options, captures: str | None, messages: Messages) -> Plan:
+def _plan(checkpoint: Checkpoint, options: Options, captured: Checkpoint | None, messages: Messages) -> Plan:
     from mxcli.flows.plan.plan import make_plan
 
     plan = make_plan(checkpoint, options)
-    if captures is None:
+    if captured is None:
         return plan
     from mxcli.backends.cpu import Cpu
     from mxcli.files.captures import incomplete_notes
-    from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.write.input_scales import with_input_scales
 
-    captured = open_checkpoint(captures)
     messages.notes(incomplete_notes(captured.root))
     return with_input_scales(checkpoint, plan, captured, backend=Cpu())
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A source, its plan, the arrangement of the output and the options to write it."""
+    """A source, its plan, the arrangement of the output, the options to write it, and the files that are read besides
+    the source."""
 
     source: str
     checkpoint: Checkpoint
     plan: Plan
     arrangement: Arrangement
     writing: QuantizeOptions
+    inputs: tuple[Path, ...]
 
     def others(self, results: Results) -> tuple[Path, ...]:
         """Return the files to write that are not of the output."""
@@ -182,8 +185,10 @@ def _check_output(work: _Work, folder: Path | None, results: Results) -> None:
     from mxcli.files.preflight import check_draft, refuse_names_of
     from mxcli.files.progress import progress_path, read_progress, refuse_unfinished
     from mxcli.flows.write.pipeline import planned_draft
+    from mxcli.flows.write.records import planned_record
 
-    draft = planned_draft(work.checkpoint, work.arrangement.shards, work.arrangement.configs)
+    record = planned_record(work.checkpoint, work.plan, work.arrangement, ())
+    draft = planned_draft(work.checkpoint, work.arrangement.shards, work.arrangement.configs, record)
     if folder is None:
         check_draft(draft, None)
         return
@@ -191,7 +196,7 @@ def _check_output(work: _Work, folder: Path | None, results: Results) -> None:
     resume, share, force = work.writing.resume, work.writing.share, results.force
     if resume and is_complete(folder):
         return
-    check_output_folder(folder, work.checkpoint, draft.names, force=force, resume=resume)
+    check_output_folder(folder, work.checkpoint, draft.names, force=force, resume=resume, inputs=work.inputs)
     check_draft(draft, folder)
     if not (force or resume):
         refuse_unfinished(folder, share, read_progress(progress_path(folder, share)))
@@ -201,7 +206,10 @@ def _write(work: _Work, results: Results, machine: Machine, messages: Messages, 
     from mxcli.flows.write.quantize import quantize_checkpoint
 
     backend = open_backend(machine, messages, work.arrangement.need)
-    with write_options("quantize", work.writing, messages, force=results.force, others=work.others(results)) as manner:
+    others = work.others(results)
+    with write_options(
+        "quantize", work.writing, messages, force=results.force, others=others, inputs=work.inputs
+    ) as manner:
         return quantize_checkpoint(
             work.checkpoint,
             work.plan,
@@ -217,7 +225,7 @@ def _deliver(work: _Work, written: Written, results: Results, messages: Messages
     from mxcli.flows.write.quantize import report_from_stats
 
     report = report_from_stats(work.source, work.checkpoint, work.plan, written.arrangement, written.layers)
-    messages.notes((*report.notes, *resumed_notes(written.outcome)))
+    messages.notes((*report.notes, *outcome_notes(written.outcome)))
     screen = messages.stdout(wide=results.wide)
     if not written.outcome.complete:
         deliver_report(report, results, screen, verb="quantize")

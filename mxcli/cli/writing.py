@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from mxcli.files.progress import Share
     from mxcli.flows.write.pipeline import Outcome, WriteOptions
 
-_SHARE = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
+_SHARE = re.compile(r"([0-9]{1,30})/([0-9]{1,30})")
+_MOST_SHARES = 999_999
+_SHOWN = 5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -116,20 +118,28 @@ def share_of(text: str) -> Share:
             f"--shard-range '{printable(text)}' is not a share: give I/N with I from 1 to N, such as 1/4 to 4/4 on "
             "four machines."
         )
+    if share.of > _MOST_SHARES:
+        raise UsageError(f"--shard-range '{printable(text)}': N is too large: the most shares are {_MOST_SHARES:,}.")
     return share
 
 
 @contextmanager
 def write_options(
-    verb: str, writing: Writing, messages: Messages, *, force: bool, others: tuple[Path, ...] = ()
+    verb: str,
+    writing: Writing,
+    messages: Messages,
+    *,
+    force: bool,
+    others: tuple[Path, ...] = (),
+    inputs: tuple[Path, ...] = (),
 ) -> Iterator[WriteOptions]:
     """Yield the options of a write: with a progress display, and stopping at the end of a tensor after a signal.
-    `others` are files to write afterwards."""
+    `others` are files to write afterwards, `inputs` those that are read besides the source."""
     from mxcli.flows.write.pipeline import WriteOptions
 
     with progress(verb, messages) as show, stopping() as stop:
         check = output_check(writing.folder, skipped=writing.no_verify)
-        yield WriteOptions(force, writing.resume, writing.share, stop, show, check, others)
+        yield WriteOptions(force, writing.resume, writing.share, stop, show, check, others, inputs)
 
 
 def output_check(output: str, *, skipped: bool) -> Callable[[Path], None] | None:
@@ -193,8 +203,21 @@ def report_unfinished(outcome: Outcome, output: str) -> None:
     )
 
 
-def resumed_notes(outcome: Outcome) -> list[str]:
-    """Return a note on the work that an earlier run had finished."""
+def outcome_notes(outcome: Outcome) -> list[str]:
+    """Return notes on the work that an earlier run had finished, and on files of an earlier output that are kept."""
+    return [*_resumed_notes(outcome), *stayed_notes(outcome.stayed)]
+
+
+def stayed_notes(names: Sequence[str]) -> list[str]:
+    """Return a note on files of an earlier output that were changed since."""
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN:,} more" if names[_SHOWN:] else ""
+    shown = ", ".join(map(printable, names[:_SHOWN]))
+    return [f"Kept, since they are not as mxcli wrote them in the output before: {shown}{more}."]
+
+
+def _resumed_notes(outcome: Outcome) -> list[str]:
     from mxcli.output.numbers import byte_size
 
     if outcome.was_complete:

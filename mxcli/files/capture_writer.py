@@ -6,30 +6,39 @@ import errno
 import json
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from mxcli.atomic import name_new, sync_folder, whole_file
-from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable
-from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION, INCOMPLETE_SCHEMA, incomplete_path
+from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable, together
+from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION, INCOMPLETE, INCOMPLETE_SCHEMA, incomplete_path
+from mxcli.files.hashes import XXH3, hash_of
 from mxcli.files.output_folder import OutputFolder
 from mxcli.files.partials import Partials, json_bytes
-from mxcli.files.safetensors import read_safetensors
+from mxcli.files.plain import read_json_object
+from mxcli.files.safetensors import LENGTH_BYTES, MAX_HEADER_BYTES, METADATA, read_safetensors
 from mxcli.files.shard_file import ALIGNMENT, CHUNK_BYTES, partial_path
 from mxcli.files.tensors import LARGEST, Array, byte_count
 
 STEP_FILE = re.compile(r"step-(\d{6,})(?:-rank-(\d+))?\.safetensors")
 STEP_BYTES = 1 << 12
 """Bytes reserved for a step's own metadata."""
+HEADER_KEY = "mxcli.capture.header"
+"""The key of the metadata that has the hash of the header, made with zeros in its place."""
+_NO_HASH = "0" * 32
+_HASH_PLACE = f'"{HEADER_KEY}":"{_NO_HASH}"'.encode()
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedTensor:
     """A tensor of a layer as a file describes it: `tokens` are its rows, of `tokens_seen` that there were; None for a
-    weight."""
+    weight. `xxh3` is the content hash of its bytes."""
 
     layer: str
     role: str
@@ -37,6 +46,7 @@ class CapturedTensor:
     shape: tuple[int, ...]
     tokens: int | None = None
     tokens_seen: int | None = None
+    xxh3: str = _NO_HASH
 
     @property
     def name(self) -> str:
@@ -51,7 +61,15 @@ class CapturedTensor:
     def record(self, step: int, rank: int) -> dict[str, object]:
         """Return its record in the file's metadata."""
         counts = {"tokens": self.tokens, "tokens_seen": self.tokens_seen} if self.tokens is not None else {}
-        return {"role": self.role, "layer": self.layer, "step": step, "rank": rank, "axis": "row", **counts}
+        return {
+            "role": self.role,
+            "layer": self.layer,
+            "step": step,
+            "rank": rank,
+            "axis": "row",
+            **counts,
+            XXH3: self.xxh3,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +99,85 @@ def step_of(name: str) -> int:
 
 
 def capture_metadata(path: Path) -> dict[str, object]:
-    """Read the capture metadata of a file. Raises InputError for another kind of file, or a broken one."""
-    metadata = read_safetensors(path).metadata
+    """Read the capture metadata of a file, whatever became of its tensors. Raises InputError for another kind of file,
+    or a damaged header."""
     try:
-        parsed = json.loads(metadata[CAPTURE_KEY])
-    except (KeyError, ValueError, RecursionError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ValueError("not a regular file")
+        parsed = json.loads(json.loads(_header_of(path))[METADATA][CAPTURE_KEY])
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):
         parsed = None
-    if not isinstance(parsed, dict):
+    if not isinstance(parsed, dict) or parsed.get("version") != CAPTURE_VERSION:
         raise InputError(f"{printable(path)}: not a capture file; move it away.")
     return parsed
+
+
+def is_as_written(path: Path) -> bool:
+    """Return whether a capture file has the bytes that were written: its header and every tensor have their hashes."""
+    try:
+        contents, header = read_safetensors(path), _header_of(path)
+        records = json.loads(contents.metadata[CAPTURE_KEY])["tensors"]
+        check = contents.metadata[HEADER_KEY]
+        if hash_of(np.frombuffer(header.replace(check.encode(), _NO_HASH.encode(), 1), np.uint8)).xxh3 != check:
+            return False
+        with path.open("rb") as file:
+            for info in contents.tensors:
+                file.seek(info.offset)
+                if hash_of(np.fromfile(file, np.uint8, info.nbytes)).xxh3 != records[info.name][XXH3]:
+                    return False
+    except (InputError, OSError, KeyError, TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _header_of(path: Path) -> bytes:
+    """Return the header of a safetensors file, without its length; of another file whatever is there."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        return file.read(min(length, MAX_HEADER_BYTES))
+
+
+def refuse_other_files(folder: Path, names: Iterable[str]) -> None:
+    """Raise RefusedError for files among those to replace or remove that no recording wrote."""
+    problems = []
+    for name in names:
+        try:
+            capture_metadata(folder / name)
+        except InputError:
+            problems.append(f"{printable(folder / name)}: is not a capture file, and is left as it is; move it away.")
+    problems += [
+        f"{printable(folder / name)}: was not written by mxcli, and is left as it is; move it away."
+        for name in (os.listdir(folder) if folder.is_dir() else ())
+        if INCOMPLETE.fullmatch(name) and not _is_incomplete_mark(folder / name)
+    ]
+    if problems:
+        raise together(RefusedError, printable(folder), problems)
+
+
+def _is_incomplete_mark(path: Path) -> bool:
+    """Return whether `mark_incomplete` wrote a file."""
+    try:
+        return not path.is_symlink() and read_json_object(path).get("schema") == INCOMPLETE_SCHEMA
+    except InputError:
+        return False
 
 
 def mark_incomplete(folder: Path, name: StepName, reason: str) -> None:
     """Write next to the files of finished steps that recording stopped in that step; nothing if that fails too."""
     content = {"schema": INCOMPLETE_SCHEMA, "step": name.step, "rank": name.rank, "complete": False, "reason": reason}
     path = incomplete_path(folder, None if name.alone and not name.rank else name.rank)
+    if os.path.lexists(path) and not _is_incomplete_mark(path):
+        return
     with suppress(OSError), whole_file(path, replace=True) as file:
         file.write(json_bytes(content))
 
 
 def mark_complete(folder: Path, rank: int, *, alone: bool) -> None:
     """Remove what an earlier recording wrote in `mark_incomplete`."""
-    with suppress(OSError):
-        incomplete_path(folder, None if alone and not rank else rank).unlink(missing_ok=True)
+    path = incomplete_path(folder, None if alone and not rank else rank)
+    if _is_incomplete_mark(path):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def refuse_existing_steps(folder: Path, names: Iterable[StepName]) -> None:
@@ -152,6 +226,7 @@ class CaptureFile:
         """Append a tensor."""
         if data.nbytes != tensor.nbytes or not data.flags.c_contiguous:
             raise ValueError(f"{tensor.name}: {data.nbytes} bytes given, {tensor.nbytes} described")
+        tensor = replace(tensor, xxh3=hash_of(data).xxh3)
         flat = data.reshape(-1).view("u1")
         self._partials.needed_bytes = max(self._partials.needed_bytes, self._data_bytes + tensor.nbytes)
         with self._on_disk():
@@ -176,6 +251,8 @@ class CaptureFile:
                 f"{printable(self._path)}: the metadata of the step takes more than {STEP_BYTES:,} bytes; shorten it."
             )
         text = header[8:] + b" " * (self._header_bytes - len(header))
+        check = hash_of(np.frombuffer(text, np.uint8)).xxh3
+        text = text.replace(_HASH_PLACE, _HASH_PLACE.replace(_NO_HASH.encode(), check.encode()), 1)
         with self._on_disk():
             self._file.seek(0)
             self._file.write(struct.pack("<Q", len(text)) + text)
@@ -242,7 +319,7 @@ def _header(
         metadata = json.dumps(capture, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name}: its metadata must be JSON values: {error}.") from error
-    content: dict[str, object] = {"__metadata__": {"format": "pt", CAPTURE_KEY: metadata}}
+    content: dict[str, object] = {METADATA: {HEADER_KEY: _NO_HASH, "format": "pt", CAPTURE_KEY: metadata}}
     begin = 0
     for tensor in tensors:
         end = begin + tensor.nbytes if position is None else 0

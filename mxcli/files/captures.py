@@ -32,7 +32,8 @@ MODEL_KEY = "layers_of_model"
 AXES = (ROW,)
 INCOMPLETE_SCHEMA = "mxcli.capture.incomplete/1"
 """The schema of the file that says that a recording stopped before its last step."""
-_INCOMPLETE = re.compile(r"mxcli-incomplete(?:-rank-[0-9]+)?\.json")
+INCOMPLETE = re.compile(r"mxcli-incomplete(?:-rank-[0-9]+)?\.json")
+"""The names of such files."""
 
 Capture = Mapping[str, object]
 
@@ -116,7 +117,7 @@ def incomplete_path(folder: Path, rank: int | None) -> Path:
 
 def incomplete_notes(folder: Path) -> list[str]:
     """Return a note for every such file in a directory of captures: steps are missing in it."""
-    return [_incomplete_note(folder / name) for name in sorted(filter(_INCOMPLETE.fullmatch, os.listdir(folder)))]
+    return [_incomplete_note(folder / name) for name in sorted(filter(INCOMPLETE.fullmatch, os.listdir(folder)))]
 
 
 def _incomplete_note(path: Path) -> str:

@@ -57,7 +57,8 @@ class Checkpoint:
     capture record of each captured tensor, and `layers_of_model` the names of all linear layers of the model if the
     captures list them. `dialect` names the quantized layout, None for plain tensors; `restored_from` the layout whose
     codes are dequantized on reading, and `stored` is then the source as it is stored. `index` is the shard index
-    followed. `notes` are sentences about anything odd. `observers` are called with every tensor that is read of the
+    followed. `notes` are sentences about anything odd, `left_out` those about files that an output does not carry along.
+    `observers` are called with every tensor that is read of the
     stored source, and the index of its first dimension if only that is read.
     `identities` has what each weight file was when it was opened.
     """
@@ -79,6 +80,7 @@ class Checkpoint:
     identities: Mapping[Path, FileIdentity] = field(repr=False, compare=False)
     restored_from: str | None = None
     layers_of_model: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     stored: Checkpoint | None = field(default=None, repr=False, compare=False)
     observers: list[Callable[[TensorInfo, Array, int | None], None]] = field(
         default_factory=list, repr=False, compare=False
@@ -148,12 +150,12 @@ def _described(
     contents = found.contents
     notes += file_notes(contents)
     tied = {alias: stored for part in contents.values() for alias, stored in part.tied.items()}
-    carried: tuple[Path, ...] = ()
+    carried, left_out = tuple[Path, ...](), list[str]()
     if located.is_model:
         ties, tie_notes = tied_by_config(tensors, configs.model)
-        carried, side_notes = side_files(located.root, contents)
+        carried, left_out = side_files(located.root, contents)
         tied |= ties
-        notes += tie_notes + side_notes
+        notes += tie_notes
     if located.index:
         notes += index_notes(located.index, tensors)
     metadata = {path: part.metadata for path, part in contents.items() if located.kind == SAFETENSORS}
@@ -173,6 +175,7 @@ def _described(
         dialect=dialect,
         index=located.index.path if located.index else None,
         notes=tuple(notes),
+        left_out=tuple(left_out),
         decoders={path: part.decode for path, part in contents.items() if part.decode},
         identities=identities,
     )
@@ -186,7 +189,7 @@ def read(checkpoint: Checkpoint, info: TensorInfo, at: int | None = None) -> Arr
     observers, which have the hash of what was read, not for chmod or a new link alone.
     """
     known = checkpoint.identities[info.file]
-    known = known.of_content if checkpoint.observers else known
+    known = replace(known, is_hashed=True) if checkpoint.observers else known
     if info.offset == IN_MEMORY:
         with unchanged(info, known):
             whole = checkpoint.decoders[info.file](info)

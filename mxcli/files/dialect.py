@@ -101,7 +101,7 @@ def detect_dialect(
 
 
 _BY_SCALES = frozenset({"fp8-block", "mxfp8"})
-"""Dialects of files whose weights transformers passes through, with scales beside them, if its blocks divide none."""
+"""Dialects of files whose weights transformers passes through, with scales next to them, if its blocks divide none."""
 
 
 def _is_weight_scale(info: TensorInfo) -> bool:

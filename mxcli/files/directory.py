@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -44,9 +45,19 @@ def listing(root: Path) -> list[str]:
     try:
         with os.scandir(root) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
-            return sorted(entry.name for entry in visible if not entry.is_dir())
+            return sorted(entry.name for entry in visible if not _is_folder(entry))
     except OSError as error:
         raise InputError(f"{printable(root)}: cannot be listed: {printable(error)}.") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory, links followed; a link that leads back to itself is none."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
 
 
 def of_kind(kind: str, names: list[str]) -> list[str]:

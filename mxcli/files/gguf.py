@@ -67,7 +67,9 @@ def _type(name: str) -> Any:
     return gguf_package().GGMLQuantizationType[name]
 
 
-GGUF_NAMES = "Names of GGUF files, which are llama.cpp's, are not matched with those of other sources."
+GGUF_NAMES = (
+    "Names of GGUF files, which are llama.cpp's, are matched only with those of a plain checkpoint of Hugging Face."
+)
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 100_000_000

@@ -30,9 +30,8 @@ def named_as_gguf(source: Checkpoint) -> Checkpoint:
     try:
         outline = outline_of(source.config, (aliases | dict(source.tensors)).values())
     except (RefusedError, InputError) as error:
-        raise together(
-            RefusedError, f"{printable(source.where)}: cannot be compared with a GGUF file", error.reasons
-        ) from error
+        headline = f"{printable(source.where)}: cannot be compared with a GGUF file"
+        raise together(RefusedError, headline, [f"{headline}: {reason}" for reason in error.reasons]) from error
     found: dict[str, tuple[TensorInfo, Destination]] = {}
     for name, info in source.tensors.items():
         target = outline.targets[name]

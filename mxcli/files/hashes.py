@@ -7,7 +7,9 @@ is. Tensors longer than a chunk have a hash per chunk too, so that a change is l
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,12 +94,15 @@ def differing_bytes(recorded: ContentHash, found: ContentHash, nbytes: int) -> I
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's whole content, as `sha256sum` prints it. Raises InputError if it cannot be
-    read."""
+    read, or is a pipe or device, which may never end."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_FILE_BYTES))
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(f"{printable(path)}: cannot be read: not a file.")
         with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
+            has_bytes = os.fstat(file.fileno()).st_size > 0
+            while has_bytes and (count := file.readinto(buffer)):
                 digest.update(buffer[:count])
     except OSError as error:
         raise InputError(f"{printable(path)}: cannot be read: {printable(error)}.") from error

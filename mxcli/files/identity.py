@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,43 +17,43 @@ _SECOND = 10**9
 class FileIdentity:
     """Device, inode and size of a file, and when its content and anything of it changed last, in nanoseconds.
 
-    Tools that put the modification time back (`cp -p`, `rsync -t`, `tar`) cannot put back the other one, which chmod
-    and a new hard link set too; `changed` is None where hashes prove the content."""
+    Tools that put the modification time back (`cp -p`, `rsync -t`, `tar`) cannot put back the other one. `status` has
+    permissions, owner, group and number of names: what also sets that time, though the content stays. That does
+    not count as a change where hashes prove the content (`is_hashed`).
+    """
 
     device: int
     inode: int
     size: int
     modified: int
-    changed: int | None
+    changed: int
+    status: tuple[int, ...] = ()
+    is_hashed: bool = field(default=False, compare=False)
 
     @property
-    def of_content(self) -> FileIdentity:
-        """Return it without the time that changes though the content may not."""
-        return replace(self, changed=None)
-
-    @property
-    def record(self) -> list[int | None]:
+    def record(self) -> list[int]:
         """Return it as JSON has it."""
         return [self.device, self.inode, self.size, self.modified, self.changed]
 
     def change_to(self, now: FileIdentity) -> str | None:
         """Return what is different now, as the end of a sentence; None if nothing is."""
-        if now == self:
-            return None
         if (now.device, now.inode) != (self.device, self.inode):
             return f"replaced by another file, which was modified at {_time(now.modified)}"
         if now.size != self.size:
             return f"it had {self.size:,} bytes and now has {now.size:,}, modified at {_time(now.modified)}"
         if now.modified != self.modified:
             return f"modified at {_time(now.modified)}"
-        if self.changed is None or now.changed is None:
+        if now.changed == self.changed or (self.is_hashed and now.status != self.status):
             return None
         return f"changed at {_time(now.changed)}, though its time of modification is the same"
 
 
 def of_status(status: os.stat_result) -> FileIdentity:
     """Return the identity that a status shows."""
-    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    other = (status.st_mode, status.st_uid, status.st_gid, status.st_nlink)
+    return FileIdentity(
+        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status=other
+    )
 
 
 def identity(path: Path) -> FileIdentity:

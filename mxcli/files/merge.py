@@ -99,6 +99,11 @@ class Merging:
                 check(folder)
         self._partials.publish(whole, sha256, self._progress)
 
+    @property
+    def stayed(self) -> tuple[str, ...]:
+        """Return the files of the output before this one that were changed since, and so were not removed."""
+        return tuple(self._partials.stayed)
+
 
 def _shares_in(folder: Path) -> list[Share]:
     """Return all shares of the division found. Raises RefusedError if there is none, or several."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from mxcli.errors import InputError, printable, together
+from mxcli.files.identity import FileIdentity, changed, check_unchanged, identity, of_status
 from mxcli.files.plain import read_json_object
 
 CONFIG = "config.json"
 PRODUCER_CONFIG = "hf_quant_config.json"
 RECORD = "mxcli.json"
+_CHUNK_BYTES = 1 << 26
 CACHES = ("models--", "datasets--")
 """How the folders of a download cache begin, in which the files of a model are links to others of the same folder."""
 
@@ -142,10 +146,59 @@ def side_files(root: Path, used: Mapping[Path, object]) -> tuple[tuple[Path, ...
 
 
 def _stays(link: Path, root: Path) -> bool:
-    """Return whether a link leads into the source, or into the download cache that the source is part of."""
-    target, home = link.resolve(), root.resolve()
+    """Return whether a link leads nowhere else than into the source, or into the download cache that the source is part
+    of."""
+    try:
+        target, home = link.resolve(), root.resolve()
+    except (OSError, RuntimeError):  # by the version of Python: it leads back to itself
+        return True
     caches = (path for path in home.parents if path.name.startswith(CACHES))
     return any(target.is_relative_to(place) for place in (home, *caches))
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedFile:
+    """A file that an output carries along, as it was before the run: its path, the file that this led to, and what that
+    was."""
+
+    path: Path
+    target: Path
+    identity: FileIdentity
+
+    @classmethod
+    def of(cls, path: Path) -> CarriedFile:
+        """Return the file that a path leads to now. Raises InputError if that cannot be found."""
+        try:
+            target = path.resolve()
+            return cls(path, target, replace(identity(target), is_hashed=True))
+        except (OSError, RuntimeError) as error:
+            raise InputError(f"{printable(path)}: cannot be read: {printable(error)}.") from error
+
+    def open(self) -> BinaryIO:
+        """Open it, without waiting and without following a link that is new. Raises InputError, naming the file, unless
+        it is the file that it was, and OSError."""
+        if self.path.resolve() != self.target:
+            raise InputError(changed(self.path, f"it leads to {printable(self.path.resolve())} now"))
+        descriptor = os.open(self.target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError(changed(self.path, "it is not a regular file any more"))
+            check_unchanged(self.path, self.identity, of_status(status))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return open(descriptor, "rb")
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield its content. Raises InputError if it cannot be read, or changes meanwhile."""
+        try:
+            with self.open() as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    yield chunk
+                check_unchanged(self.path, self.identity, of_status(os.fstat(file.fileno())))
+        except (OSError, RuntimeError) as error:
+            raise InputError(f"{printable(self.path)}: cannot be read: {printable(error)}.") from error
 
 
 def permissions(files: Iterable[Path]) -> int:

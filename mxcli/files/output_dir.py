@@ -24,7 +24,9 @@ from mxcli.files.hashes import ContentHash, hash_of
 from mxcli.files.model_files import RECORD
 from mxcli.files.output_folder import OutputFolder
 from mxcli.files.partials import Partials
+from mxcli.files.preflight import log_bytes, needed_bytes
 from mxcli.files.progress import (
+    RESERVED_BYTES,
     UNCOMPARED,
     Draft,
     ProgressRecord,
@@ -33,6 +35,8 @@ from mxcli.files.progress import (
     header_hash,
     names_in,
     progress_path,
+    progress_records,
+    read_progress,
     refuse_other_runs,
     refuse_unfinished,
 )
@@ -78,11 +82,9 @@ class Output:
         resume: bool = False,
         force: bool = False,
     ) -> None:
-        copied = sum(path.stat().st_size for path in draft.copied.values())
         self._folder, self._draft, self._resume, self._force = folder.path, draft, resume, force
         self._watch = watch
-        needed = sum(shard.nbytes for shard in draft.written) + copied
-        self._partials = Partials(folder, draft.names, needed, replace=force, mode=draft.mode)
+        self._partials = Partials(folder, draft.names, needed_bytes(draft), replace=force, mode=draft.mode)
         self._earlier_record: JsonLine = {}
         self._kept: dict[str, dict[str, JsonLine]] = {}
         self._lines: list[JsonLine] = []
@@ -133,7 +135,15 @@ class Output:
         elif error is not None and not self._is_done:
             error.add_note(
                 f"Finished work is kept in {printable(self._folder)}; the same command with --resume continues it."
+                if self._partials.is_in_place
+                else f"{printable(self._folder)} is not the directory any more in which this run had begun: what it "
+                "finished is where that was moved, if it still exists."
             )
+
+    @property
+    def stayed(self) -> tuple[str, ...]:
+        """Return the files of the output before this one that were changed since, and so were not removed."""
+        return tuple(self._partials.stayed)
 
     @property
     def record(self) -> dict[str, object]:
@@ -182,14 +192,13 @@ class Output:
             self._sync()
 
     def end_shard(self) -> None:
-        """Sync the open shard to disk, log its tensors and close it, while its SHA-256 is computed."""
+        """Sync the open shard to disk and close it, while its SHA-256 is computed."""
         assert self._shard is not None
         shard, file = self._shard
         with self._partials.on_disk():
             file.pad()
             self._sha256[shard.name] = self._hasher.submit(self._partials.sha256, shard.name)
             file.sync()
-            self._log()
             file.close()
         self._shard = None
 
@@ -197,6 +206,7 @@ class Output:
         """Copy this share's files and mark the share complete; it keeps its partial names until all shares are
         merged."""
         self._sync()
+        self._check_place()
         written = {name: future.result() for name, future in self._sha256.items()}
         written |= {name: self._partials.copy(path, name) for name, path in self._draft.copied.items()}
         with self._partials.on_disk():
@@ -207,6 +217,8 @@ class Output:
         """Write everything else, give every file its final name, remove files of an earlier output that this one lacks,
         then add the record with all hashes. `check` looks at the output before that; what it raises ends the run."""
         self._sync()
+        self._check_place()
+        self._record.trim()
         sha256 = {name: self._partials.write_json(name, content) for name, content in self._draft.documents.items()}
         sha256 |= {name: self._partials.copy(path, name) for name, path in self._draft.copied.items()}
         sha256 |= {name: future.result() for name, future in self._sha256.items()}
@@ -247,7 +259,10 @@ class Output:
         self._partials.make_folders()
         with self._partials.on_disk():
             self._progress = ProgressRecord.open(progress_path(folder, self._draft.share))
+            self._record.reserved_bytes = min(RESERVED_BYTES, log_bytes(self._draft))
             refuse_other_runs(folder, self._draft.share, self._partials.discard_listed if self._force else None)
+            if not self._force:
+                self._refuse_other_shares()
         if self._force and not self._resume and not self._record.is_readable:
             self._begin(None)
             return
@@ -260,6 +275,27 @@ class Output:
             if not self._force:
                 refuse_unfinished(folder, self._draft.share, self._record.log)
             self._begin(earlier)
+
+    def _refuse_other_shares(self) -> None:
+        """Refuse to write a share beside those of another output or source. Raises RefusedError."""
+        shown, mine = printable(self._folder), json.loads(json.dumps(self._draft.header))
+        for path, other in progress_records(self._folder).items():
+            header = None if other in (None, self._draft.share) else read_progress(path).header
+            found = differences(header, mine) if header is not None else []
+            if found:
+                more = f" (and {len(found) - 1:,} more differences)" if found[1:] else ""
+                raise RefusedError(
+                    f"{shown}: holds share {other} of another output or source: {found[0]}{more}. Give the options and "
+                    "source of that share, or another -o/--output; --force writes this share all the same, and then "
+                    "the others must be written again."
+                )
+
+    def _check_place(self) -> None:
+        """Raise EnvironmentFailure if the directory is not the one in which the run began."""
+        if not self._partials.is_in_place:
+            raise EnvironmentFailure(
+                f"{printable(self._folder)}: was moved, removed or replaced while it was written; run again."
+            )
 
     def _resume_from(self, earlier: JsonLine) -> None:
         changes = differences(earlier, json.loads(json.dumps(self._draft.header)))
@@ -329,16 +365,12 @@ class Output:
 
     def _sync(self) -> None:
         """Sync finished tensors to disk, then log them."""
-        with self._partials.on_disk():
-            if self._waiting and self._shard is not None:
-                self._shard[1].sync()
-            self._log()
-
-    def _log(self) -> None:
-        """Log finished tensors, which are synced."""
         if self._waiting:
-            sync_folder(self._folder)
-            self._record.add(self._waiting)
+            with self._partials.on_disk():
+                if self._shard is not None:
+                    self._shard[1].sync()
+                sync_folder(self._folder)
+                self._record.add(self._waiting)
             self._lines += self._waiting
         self._waiting = []
         self._waiting_bytes, self._synced_at = 0, time.monotonic()

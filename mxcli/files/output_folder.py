@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.directory import INDEX_SUFFIX, KINDS, PARTIAL_SUFFIX
-from mxcli.files.model_files import RECORD
-from mxcli.files.progress import names_in, progress_records, read_progress
+from mxcli.files.directory import INDEX_SUFFIX, KINDS, PARTIAL_SUFFIX, SAFETENSORS, SHARD_NAME, SOLE
+from mxcli.files.model_files import CONFIG, PRODUCER_CONFIG, RECORD
+from mxcli.files.progress import header_hash, names_in, progress_records, read_progress
 from mxcli.files.progress_lines import EARLIER, NO_LOG, PUBLISHING, ProgressLog
 from mxcli.files.record import read_record
+from mxcli.files.safetensors import LENGTH_BYTES
+from mxcli.files.shard_file import partial_path
+
+Hashes = Mapping[str, frozenset[str]]
+"""The SHA-256s that the content of a file may have, by its name; none: it was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +28,34 @@ class OutputFolder:
     """A directory that may be written to, and the files in it that belong to an earlier output of ours."""
 
     path: Path
-    earlier: frozenset[str] = frozenset()
+    earlier: Hashes = field(default_factory=dict)
 
 
 def check_output_folder(
-    folder: Path, checkpoint: Checkpoint, names: Sequence[str], *, force: bool, resume: bool = False
+    folder: Path,
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    *,
+    force: bool,
+    resume: bool = False,
+    inputs: Iterable[Path] = (),
 ) -> OutputFolder:
     """Return the folder for an output of these files. Raises RefusedError with every reason against it.
 
     Leftovers of unfinished runs are allowed. With `resume`, so are files that an interrupted run already renamed.
+    `inputs` are the files that the run reads besides the source: none of them is ever replaced or removed.
     """
     problem = _inside_source(folder, checkpoint, names) or _in_cache(folder)
     if problem is None and os.path.lexists(folder) and not folder.is_dir():
         problem = f"{printable(folder)}: not a directory; an output is one."
     if problem:
         raise RefusedError(problem)
-    return check_free_folder(folder, names, force=force, resume=resume)
+    found = check_free_folder(folder, names, force=force, resume=resume)
+    read = dict.fromkeys([*checkpoint.files, *checkpoint.side_files, *inputs])
+    problems = list(_inputs_among(read, folder, {*names, *found.earlier, RECORD}))
+    if problems:
+        raise together(RefusedError, printable(folder), problems)
+    return found
 
 
 def check_free_folder(folder: Path, names: Sequence[str], *, force: bool, resume: bool = False) -> OutputFolder:
@@ -46,7 +65,7 @@ def check_free_folder(folder: Path, names: Sequence[str], *, force: bool, resume
     occupied = None if force or not folder.is_dir() else _occupied(folder, published if resume else ())
     if occupied:
         raise RefusedError(occupied)
-    earlier = _earlier(folder) | published | (before if force else frozenset())
+    earlier = _joined(_earlier(folder, names), published, before if force else {})
     obstacles = [*_obstacles(folder, names), *_other_weights(folder, {*names, *earlier})]
     if obstacles:
         raise together(RefusedError, printable(folder), obstacles)
@@ -67,6 +86,23 @@ def stays_inside(folder: Path, name: str) -> bool:
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
         return False
     return (folder / name).parent.resolve().is_relative_to(folder.resolve())
+
+
+def existing_parent(folder: Path) -> Path:
+    """Return the directory itself, or the nearest one above it that exists."""
+    path = folder.absolute()
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def free_inodes(folder: Path) -> int | None:
+    """Return how many files the file system of a directory, or where it would be, still takes; None if that is not
+    limited or not known."""
+    with suppress(OSError):
+        status = os.statvfs(existing_parent(folder))
+        return status.f_favail if status.f_files else None
+    return None
 
 
 def _inside_source(folder: Path, checkpoint: Checkpoint, names: Sequence[str]) -> str | None:
@@ -109,17 +145,28 @@ def _holds(path: Path) -> bool:
     return not path.name.endswith(PARTIAL_SUFFIX)
 
 
-def _half_published(folder: Path, *, force: bool) -> tuple[frozenset[str], frozenset[str]]:
+def _half_published(folder: Path, *, force: bool) -> tuple[Hashes, Hashes]:
     """Return the files of runs interrupted while renaming, and those of the outputs before them. With `force`, a log
     that mxcli did not write is as good as none."""
-    published, before = set[str](), set[str]()
+    published, before = list[Hashes](), list[Hashes]()
     for path in progress_records(folder):
         log = _log(path, force=force)
-        before.update(log.latest(EARLIER) or ())
+        before.append({name: frozenset(hashes) for name, hashes in (log.latest(EARLIER) or {}).items()})
         if log.header is not None and log.latest(PUBLISHING):
-            published.update((*names_in(log.header), RECORD))
-    inside = frozenset(name for name in published | before if stays_inside(folder, name))
-    return inside & published, inside & before
+            written = log.sha256_with(PUBLISHING)
+            names = (*names_in(log.header), RECORD)
+            published.append({name: frozenset({written[name]} if name in written else ()) for name in names})
+    of_runs, of_others = _joined(*published), _joined(*before)
+    return (
+        {name: hashes for name, hashes in of_runs.items() if stays_inside(folder, name)},
+        {name: hashes for name, hashes in of_others.items() if stays_inside(folder, name)},
+    )
+
+
+def _joined(*parts: Hashes) -> Hashes:
+    """Return the files of all parts, each with all of its hashes."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: frozenset().union(*(part.get(name, ()) for part in parts)) for name in names}
 
 
 def _log(path: Path, *, force: bool) -> ProgressLog:
@@ -135,12 +182,57 @@ def _same(one: Path, other: Path) -> bool:
     return one == other or (one.exists() and other.exists() and one.samefile(other))
 
 
-def _earlier(folder: Path) -> frozenset[str]:
-    """Return the files that the record of an earlier output lists; none without a record."""
+def _earlier(folder: Path, names: Sequence[str]) -> Hashes:
+    """Return the files that the record of an earlier output proves to be its own: those with a hash, but for weights
+    without the recorded header that an output of these names would leave; of a record without hashes, those with the
+    names that mxcli gives."""
     record = read_record(folder)
     if record is None or not record.files:
-        return frozenset()
-    return frozenset(name for name in record.files if stays_inside(folder, name)) | {RECORD}
+        return {}
+    own = {
+        name: frozenset({record.sha256[name]} if record.sha256 else ())
+        for name in record.files
+        if stays_inside(folder, name)
+        and (name in record.sha256 if record.sha256 else _OWN.fullmatch(name))
+        and (name in names or _has_header(folder / name, record.headers.get(name)))
+    }
+    return {**own, RECORD: frozenset()}
+
+
+_SOLE = "|".join(re.escape(name) for name in SOLE.values())
+_OWN = re.compile(rf"{SHARD_NAME.pattern}|({_SOLE})(\.index\.json)?|{re.escape(CONFIG)}|{re.escape(PRODUCER_CONFIG)}")
+
+
+def _has_header(path: Path, recorded: str | None) -> bool:
+    """Return whether a file has the recorded header, if there is one and it is a safetensors file."""
+    if recorded is None or KINDS.get(path.suffix) != SAFETENSORS or not path.is_file():
+        return True
+    with path.open("rb") as file:
+        start = file.read(LENGTH_BYTES)
+        length = min(int.from_bytes(start, "little"), os.fstat(file.fileno()).st_size)
+        return header_hash(start + file.read(length)) == recorded
+
+
+def _inputs_among(inputs: Iterable[Path], folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield the inputs that are files of an output, finished or not, by whatever names and links."""
+    written = [folder / name for name in names]
+    taken: dict[tuple[int, int], Path] = {}
+    for path in (*written, *map(partial_path, written), *progress_records(folder)):
+        for status in (os.stat, os.lstat):
+            with suppress(OSError, ValueError):
+                found = status(path)
+                taken.setdefault((found.st_dev, found.st_ino), path)
+    for path in inputs if taken else ():
+        for status in (os.stat, os.lstat):
+            with suppress(OSError, ValueError):
+                found = status(path)
+                if (found.st_dev, found.st_ino) in taken:
+                    where = taken[found.st_dev, found.st_ino]
+                    yield (
+                        f"{printable(path)}: is read by this run, and the output would replace or remove it as "
+                        f"{printable(where)}; give another -o/--output."
+                    )
+                    break
 
 
 def _obstacles(folder: Path, names: Sequence[str]) -> list[str]:

@@ -17,13 +17,14 @@ from typing import BinaryIO
 from mxcli.atomic import create_new, name_new, sync_folder
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedError, printable, together
 from mxcli.files.hashes import sha256_of
-from mxcli.files.model_files import RECORD, permissions
-from mxcli.files.output_folder import OutputFolder, folders_of, stays_inside
+from mxcli.files.model_files import RECORD, CarriedFile, permissions
+from mxcli.files.output_folder import OutputFolder, existing_parent, folders_of, free_inodes, stays_inside
 from mxcli.files.progress import ProgressRecord
 from mxcli.files.progress_lines import EARLIER, PUBLISHING, SHA256
-from mxcli.files.shard_file import CHUNK_BYTES, partial_path
+from mxcli.files.shard_file import partial_path
 
-SPARE_BYTES = 1 << 20
+FILE_BYTES = 1 << 12
+"""Bytes on disk of a file besides its content, at most."""
 BLOCK_BYTES = 512
 """The unit of st_blocks on every file system."""
 JSON_PART = 1 << 20
@@ -59,17 +60,32 @@ class Partials:
     ) -> None:
         self.folder = folder.path
         self.names = tuple(names)
-        self.needed_bytes = needed_bytes + SPARE_BYTES
-        self._earlier = folder.earlier
+        self.needed_bytes = needed_bytes
+        self._earlier = dict(folder.earlier)
         self._replace = replace
         self.mode = mode
         self._ours: set[str] = set()
         self._made: list[Path] = []
+        self._folder_status: os.stat_result | None = None
+        self.stayed: list[str] = []
+        """Files of the output before this one that were changed since, and so were not removed."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the directory is still the one that was found or made."""
+        try:
+            return self._folder_status is not None and os.path.samestat(self.folder.stat(), self._folder_status)
+        except OSError:
+            return False
 
     @property
     def publishing_line(self) -> dict[str, object]:
         """Return the progress line that lists the files of the output before this one."""
-        return {PUBLISHING: False, EARLIER: sorted(self._earlier), SHA256: {}}
+        return {
+            PUBLISHING: False,
+            EARLIER: {name: sorted(self._earlier[name]) for name in sorted(self._earlier)},
+            SHA256: {},
+        }
 
     def own(self, names: Iterable[str], listed: Collection[str]) -> None:
         """Take over partial files of an earlier run: those whose names its progress log lists.
@@ -97,6 +113,7 @@ class Partials:
                 for parent in reversed(missing):
                     parent.mkdir(exist_ok=True)  # another process may make it at the same time
                     self._made.append(parent)
+            self._folder_status = self.folder.stat()
 
     def check_space(self, partial: Iterable[str] = ()) -> None:
         """Raise EnvironmentFailure if the disk cannot hold the files, less what the `partial` ones occupy already."""
@@ -107,7 +124,7 @@ class Partials:
                     held += partial_path(self.folder / name).lstat().st_blocks * BLOCK_BYTES
             available = shutil.disk_usage(self.folder).free
         if available + held < self.needed_bytes:
-            raise self._full(available, self.needed_bytes - held)
+            raise self._full(available, self.needed_bytes - held, os.strerror(errno.ENOSPC))
 
     def create(self, name: str, mode: int | None = None) -> BinaryIO:
         """Create a file under the partial name; one of an earlier run is replaced, anything else is not. `mode` has
@@ -139,9 +156,10 @@ class Partials:
         """Write a JSON file and return its SHA-256."""
         return self._write_whole(name, json_parts(content))
 
-    def copy(self, source: Path, name: str) -> str:
-        """Copy content and permissions of a file, and return its SHA-256; a link is followed, not copied as a link."""
-        return self._write_whole(name, _chunks(source), permissions([source]))
+    def copy(self, source: CarriedFile, name: str) -> str:
+        """Copy content and permissions of a file, and return its SHA-256; a link is followed, not copied as a link.
+        Raises InputError if it is not the file that it was."""
+        return self._write_whole(name, source.chunks(), permissions([source.target]))
 
     def sha256(self, name: str) -> str:
         """Return the SHA-256 of a file under its partial name. Raises InputError if it cannot be read."""
@@ -189,7 +207,8 @@ class Partials:
         log = progress.log
         if not log.latest(PUBLISHING):
             return
-        self._earlier |= frozenset(log.latest(EARLIER))
+        for name, hashes in log.latest(EARLIER).items():
+            self._earlier[name] = self._earlier.get(name, frozenset()).union(hashes)
         written = log.sha256_with(PUBLISHING)
         for name in (*self.names, RECORD):
             final, partial = self.folder / name, partial_path(self.folder / name)
@@ -228,7 +247,8 @@ class Partials:
             pass
         except OSError as error:
             if error.errno in _FULL:
-                raise self._full(shutil.disk_usage(self.folder).free, self.needed_bytes) from error
+                available = shutil.disk_usage(existing_parent(self.folder)).free
+                raise self._full(available, self.needed_bytes, os.strerror(error.errno)) from error
             raise EnvironmentFailure(f"{printable(self.folder)}: cannot be written: {printable(error)}.") from error
 
     def _rename(self, sha256: Mapping[str, str], progress: Sequence[ProgressRecord]) -> None:
@@ -239,11 +259,21 @@ class Partials:
             (folder / RECORD).unlink(missing_ok=True)
         for name in self.names:
             self._give_name(name)
-        for name in self._earlier - {*self.names, RECORD}:
-            (folder / name).unlink(missing_ok=True)
+        for name in sorted(self._earlier.keys() - {*self.names, RECORD}):
+            self._remove_earlier(name)
         _sync_folders(folder, self.names)
         self._give_name(RECORD)
         _sync_folders(folder, (RECORD,))
+
+    def _remove_earlier(self, name: str) -> None:
+        """Remove a file of the output before this one, unless it was changed since."""
+        path, hashes = self.folder / name, self._earlier[name]
+        if not os.path.lexists(path):
+            return
+        if _is_plain_file(path) and (not hashes or sha256_of(path) in hashes):
+            path.unlink()
+        else:
+            self.stayed.append(name)
 
     def _give_name(self, name: str) -> None:
         """Give a file its final name. Raises RefusedError if a file has it that may not be replaced."""
@@ -273,7 +303,14 @@ class Partials:
             os.fsync(file.fileno())
         return digest.hexdigest()
 
-    def _full(self, available: int, needed: int) -> EnvironmentFailure:
+    def _full(self, available: int, needed: int, words: str) -> EnvironmentFailure:
+        """Return the error of a full disk: what is missing, or else in the words of the system."""
+        if free_inodes(self.folder) == 0:
+            words = "no free inodes, so that the file system takes no more files"
+        if available >= needed or free_inodes(self.folder) == 0:
+            return EnvironmentFailure(
+                f"{printable(self.folder)}: disk full: {words}; free some space, or give another -o/--output."
+            )
         return EnvironmentFailure(
             f"{printable(self.folder)}: disk full: the output needs {needed:,} bytes and {available:,} are available; "
             "free some space, or give another -o/--output."
@@ -296,12 +333,3 @@ def _is_plain_file(path: Path) -> bool:
 def _sync_folders(folder: Path, names: Sequence[str]) -> None:
     for each in folders_of(folder, names):
         sync_folder(each)
-
-
-def _chunks(source: Path) -> Iterator[bytes]:
-    try:
-        with source.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
-    except OSError as error:
-        raise InputError(f"{printable(source)}: cannot be read: {printable(error)}.") from error

@@ -119,12 +119,17 @@ def read_head(path: Path) -> tuple[bytes, int]:
         raise InputError(problem)
     try:
         with path.open("rb") as file:
-            head, size = file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(min(size, HEAD_BYTES))  # one of /proc has no size, and may wait for ever
     except OSError as error:
         raise InputError(f"{printable(path)}: cannot be read: {printable(error)}.") from error
     if size == 0:
         raise InputError(f"{printable(path)}: empty file (0 bytes); download or write it again.")
     return head, size
+
+
+_KINDS = {list: "list", str: "text", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
+"""What a JSON value is called."""
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -146,7 +151,7 @@ def read_json_object(path: Path) -> dict[str, object]:
         ]
         raise together(InputError, shown, problems)
     if not isinstance(parsed, dict):
-        raise InputError(f"{printable(path)}: the top of the JSON is {type(parsed).__name__}, not an object.")
+        raise InputError(f"{printable(path)}: the top of the JSON is {_KINDS[type(parsed)]}, not an object.")
     if nests_deeper(parsed, MAX_JSON_NESTING):
         raise InputError(f"{printable(path)}: its JSON nests more than {MAX_JSON_NESTING} deep.")
     return parsed

@@ -11,12 +11,17 @@ from pathlib import Path, PurePosixPath
 
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedError, UsageError, printable, together
 from mxcli.files.directory import PARTIAL_SUFFIX
-from mxcli.files.partials import BLOCK_BYTES, SPARE_BYTES
+from mxcli.files.hashes import CHUNK_BYTES
+from mxcli.files.model_files import RECORD
+from mxcli.files.output_folder import existing_parent, folders_of, free_inodes
+from mxcli.files.partials import BLOCK_BYTES, FILE_BYTES, json_bytes
 from mxcli.files.progress import Draft
 from mxcli.files.shard_file import partial_path
 
-RECORD_BYTES = 4096
-"""Bytes of the record and the progress log for a tensor, about."""
+RECORDED_BYTES, LOGGED_BYTES = 3400, 1900
+"""Bytes of the statistics of a quantized tensor, about: in the record, and in the progress log."""
+HASHED_BYTES, CHUNK_HASHED_BYTES = 170, 32
+"""Bytes of the hashes of a tensor besides its name, and of each of its chunks, in either of them, about."""
 
 
 def check_draft(draft: Draft, folder: Path | None) -> None:
@@ -51,31 +56,47 @@ def refuse_names_of(folder: Path, names: Iterable[str], others: Iterable[Path]) 
         raise together(RefusedError, printable(folder), problems)
 
 
-def existing_parent(folder: Path) -> Path:
-    """Return the directory itself, or the nearest one above it that exists."""
-    path = folder.absolute()
-    while not os.path.lexists(path) and path != path.parent:
-        path = path.parent
-    return path
-
-
 def needed_bytes(draft: Draft) -> int:
-    """Return about what a draft takes on disk."""
-    tensors = sum(len(shard.entries) for shard in draft.written)
-    copied = sum(path.stat().st_size for path in draft.copied.values())
-    documents = sum(len(json.dumps(content)) for content in draft.documents.values())
-    return sum(shard.nbytes for shard in draft.written) + copied + documents + tensors * RECORD_BYTES + SPARE_BYTES
+    """Return about what a draft takes on disk, with its record and progress log."""
+    copied = sum(each.identity.size for each in draft.copied.values())
+    written = sum(shard.nbytes for shard in draft.written) + copied + log_bytes(draft)
+    if draft.share is None:
+        documents = sum(len(json_bytes(content)) for content in (*draft.documents.values(), draft.record))
+        written += documents + _hashed_bytes(draft) + _quantized(draft) * RECORDED_BYTES
+    return written + FILE_BYTES * (len(draft.written) + len(draft.documents) + len(draft.copied) + 2)
+
+
+def log_bytes(draft: Draft) -> int:
+    """Return about what the progress log of a draft takes."""
+    whole = max(1, sum(shard.nbytes for shard in draft.shards))
+    part = sum(shard.nbytes for shard in draft.written) / whole
+    return len(json.dumps(draft.header)) + _hashed_bytes(draft) + int(_quantized(draft) * LOGGED_BYTES * part)
+
+
+def _hashed_bytes(draft: Draft) -> int:
+    """Return about what the hashes of the tensors take."""
+    entries = [entry for shard in draft.written for entry in shard.entries]
+    return sum(HASHED_BYTES + len(each.name) + each.nbytes // CHUNK_BYTES * CHUNK_HASHED_BYTES for each in entries)
+
+
+def _quantized(draft: Draft) -> int:
+    """Return the number of tensors that get statistics."""
+    tensors = draft.record.get("tensors")
+    known = tensors.values() if isinstance(tensors, Mapping) else ()
+    return sum(isinstance(each, Mapping) and each.get("decision") == "quantized" for each in known)
 
 
 def _unreadable(draft: Draft) -> Iterator[MxcliError]:
     """Yield the files to copy that cannot be read."""
-    for path in draft.copied.values():
+    for carried in draft.copied.values():
         try:
-            path.open("rb").close()
+            carried.open().close()
+        except InputError as error:
+            yield error
         except OSError as error:
             yield InputError(
-                f"{printable(path)}: cannot be read: {error.strerror}; an output needs it: change its permissions, or "
-                "move it away."
+                f"{printable(carried.path)}: cannot be read: {error.strerror}; an output needs it: change its "
+                "permissions, or move it away."
             )
 
 
@@ -149,6 +170,15 @@ def _unwritable(folder: Path) -> Iterator[MxcliError]:
 
 def _too_large(draft: Draft, folder: Path) -> Iterator[MxcliError]:
     """Yield what is missing if the disk cannot hold the draft."""
+    written = (*(shard.name for shard in draft.written), *draft.documents, *draft.copied)
+    new = [path for path in folders_of(folder, written) if not os.path.lexists(path)]
+    new += [path for name in (*written, RECORD) if not os.path.lexists(path := partial_path(folder / name))]
+    inodes = free_inodes(folder)
+    if inodes is not None and inodes < len(new):
+        yield EnvironmentFailure(
+            f"{printable(folder)}: no free inodes: the output needs {len(new):,} files and folders, and the file "
+            f"system takes {inodes:,} more; remove some, or give another -o/--output."
+        )
     needed, held, available = needed_bytes(draft), _held(folder, draft.names), needed_bytes(draft)
     with suppress(OSError):
         available = shutil.disk_usage(existing_parent(folder)).free

@@ -17,13 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError, printable
 from mxcli.files.directory import PARTIAL_SUFFIX
 from mxcli.files.hashes import hash_of
+from mxcli.files.model_files import CarriedFile
 from mxcli.files.progress_lines import (
     CARRIED,
     DOCUMENTS,
@@ -45,8 +46,9 @@ from mxcli.files.shard_file import Shard
 PROGRESS = "mxcli.progress"
 _NAME = re.compile(rf"{re.escape(PROGRESS)}(?:-(\d{{1,9}})-of-(\d{{1,9}}))?{re.escape(PARTIAL_SUFFIX)}")
 _ATTEMPTS = 5
+MOST_BYTES = 1 << 30
 RESERVED_BYTES = 1 << 18
-"""Bytes reserved for the next lines, of a few kilobytes each."""
+"""The most bytes reserved for the next lines, of a few kilobytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,18 @@ def read_progress(path: Path) -> ProgressLog:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return NO_LOG
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return NO_LOG
     with open(descriptor, "rb") as file:
-        return parse_log(path, file.read()) if stat.S_ISREG(os.fstat(descriptor).st_mode) else NO_LOG
+        return _parsed(path, file)
+
+
+def _parsed(path: Path, file: IO[bytes]) -> ProgressLog:
+    size = os.fstat(file.fileno()).st_size
+    if size > MOST_BYTES:
+        raise InputError(f"{printable(path)}: {size:,} bytes; a progress log has at most {MOST_BYTES:,}; move it away.")
+    return parse_log(path, file.read())
 
 
 class ProgressRecord:
@@ -92,6 +104,7 @@ class ProgressRecord:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
+        self.reserved_bytes = RESERVED_BYTES
         self._descriptor = descriptor
         os.lseek(descriptor, 0, os.SEEK_END)
 
@@ -100,7 +113,7 @@ class ProgressRecord:
         """Return its content when it was first looked at. Raises InputError for one that mxcli did not write."""
         with open(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
-            found = parse_log(self.path, file.read())
+            found = _parsed(self.path, file)
         os.lseek(self._descriptor, 0, os.SEEK_END)
         return found
 
@@ -159,10 +172,14 @@ class ProgressRecord:
     def close(self) -> None:
         """Release the lock."""
         try:
-            with suppress(OSError):
-                os.ftruncate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR))
+            self.trim()
         finally:
             os.close(self._descriptor)
+
+    def trim(self) -> None:
+        """Give the reserved bytes back."""
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR))
 
     def _go_to(self, end: int) -> None:
         os.ftruncate(self._descriptor, end)
@@ -174,7 +191,7 @@ class ProgressRecord:
             text = text[os.write(self._descriptor, text) :]
         with suppress(OSError):
             # A full disk must still take the lines of the tensors written before.
-            os.posix_fallocate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR), RESERVED_BYTES)
+            os.posix_fallocate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR), self.reserved_bytes)
 
 
 def refuse_other_runs(folder: Path, share: Share | None, discard: Callable[[Collection[str]], None] | None) -> None:
@@ -259,7 +276,7 @@ class Draft:
 
     shards: tuple[Shard, ...]
     documents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    carried: Mapping[str, Path] = field(default_factory=dict)
+    carried: Mapping[str, CarriedFile] = field(default_factory=dict)
     record: Mapping[str, object] = field(default_factory=dict)
     sampled: Mapping[str, str] = field(default_factory=dict)
     share: Share | None = None
@@ -277,7 +294,7 @@ class Draft:
         return tuple(shard for shard in self.shards if self.share is None or shard.name in self.own_shards)
 
     @property
-    def copied(self) -> Mapping[str, Path]:
+    def copied(self) -> Mapping[str, CarriedFile]:
         """Return the files to copy; with several shares, the first copies them."""
         return self.carried if self.share is None or self.share.number == 1 else {}
 

@@ -179,6 +179,14 @@ def _is_files(value: object) -> bool:
     return named and is_hashes(value, SHA256_TEXT)
 
 
+def _is_earlier(value: object) -> bool:
+    named = isinstance(value, dict) and _is_names([name for name in value if name != RECORD])
+    return named and all(
+        isinstance(each, list) and is_hashes(dict(enumerate(each)), SHA256_TEXT)
+        for each in value.values()  # type: ignore[attr-defined]
+    )
+
+
 def _is_identities(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(each, list) and len(each) == 5 and all(type(number) is int for number in each)
@@ -216,7 +224,7 @@ _VALUES: Mapping[str, Callable[[object], bool]] = {
     STORED: _is_stored,
     SOURCE: is_hashes,
     PUBLISHING: lambda value: isinstance(value, bool),
-    EARLIER: lambda value: isinstance(value, list) and _is_names([name for name in value if name != RECORD]),
+    EARLIER: _is_earlier,
     COMPLETE: lambda value: isinstance(value, bool),
     SHA256: _is_files,
     IDENTITY: _is_identities,

@@ -15,6 +15,7 @@ from mxcli.files.directory import PARTIAL_SUFFIX
 from mxcli.files.hashes import ContentHash, recorded_hash
 from mxcli.files.model_files import RECORD
 from mxcli.files.plain import read_json_object
+from mxcli.files.record_schema import TENSORS, schema_faults
 
 FILES, SHA256, STORED, HEADERS, SOURCE_HASHES, VERIFIED = (
     "files",
@@ -24,7 +25,6 @@ FILES, SHA256, STORED, HEADERS, SOURCE_HASHES, VERIFIED = (
     "source_hashes",
     "verified",
 )
-TENSORS = "tensors"
 COMPLETED = (FILES, SHA256, STORED, HEADERS, SOURCE_HASHES, VERIFIED)
 """Keys that are added once everything is written."""
 SHA256_TEXT, _XXH3_TEXT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
@@ -50,7 +50,7 @@ class OutputRecord:
 
 def record_content(folder: Path) -> Mapping[str, Any] | None:
     """Return the JSON of the record in a folder, which is parsed once, to be read only; None without one. Raises
-    InputError for a file that is no JSON object."""
+    InputError for a file that is not a JSON object."""
     path = folder / RECORD
     if not path.is_file():
         return None
@@ -125,7 +125,7 @@ def stated_record(content: Mapping[str, Any]) -> OutputRecord:
         stored=stored,
         headers=hashes(HEADERS, _XXH3_TEXT, of_files=True),
         source_hashes=hashes(SOURCE_HASHES, _XXH3_TEXT, of_files=False),
-        faults=faults,
+        faults={**dict(schema_faults(content)), **faults},
     )
 
 

@@ -25,6 +25,9 @@ from mxcli.errors import UsageError, closest, did_you_mean, printable, together
 from mxcli.files.roles import ACTIVATION, ALIASES, GRADIENT, SELECTABLE, WEIGHT, role_row, tags_of
 from mxcli.files.tensors import DTYPES, TensorInfo
 
+MOST_CHARACTERS = 4096
+"""The longest selector: the time to compile a glob grows with the square of its length."""
+
 
 def glob_regex(glob: str) -> re.Pattern[str]:
     """Return the regex for a glob, matching from the start: whole names, or whole module paths.
@@ -171,6 +174,8 @@ def _compiled(rules: Sequence[Rule]) -> list[Matcher]:
 
 def matcher(selector: str) -> Matcher:
     """Return the test of one selector. Raises ValueError stating what is wrong with it."""
+    if len(selector) > MOST_CHARACTERS:
+        raise ValueError(f"{len(selector):,} characters; a selector has at most {MOST_CHARACTERS:,}.")
     if selector.startswith(ROLE_MARK):
         role = selector.removeprefix(ROLE_MARK)
         if role not in SELECTABLE:

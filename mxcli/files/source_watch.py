@@ -29,7 +29,7 @@ END_BYTES, SAMPLE_BYTES = 1 << 16, 1 << 12
 """Bytes at both ends of a file, and in each of three places of a tensor, that stand for the rest."""
 SETTLED_NS = 100_000_000
 """The time after a change from which on the next one has another time stamp, on every file system."""
-UNKNOWN: list[int | None] = [0, 0, 0, 0, 0]
+UNKNOWN = [0, 0, 0, 0, 0]
 """The identity of a file that was written to just before it was opened: no file has it."""
 
 
@@ -38,14 +38,14 @@ class SourceWatch:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._source = checkpoint.stored or checkpoint
-        content = {file: each.of_content for file, each in self._source.identities.items()}
-        self._unseen = replace(self._source, observers=[], identities=content)
+        hashed = {file: replace(each, is_hashed=True) for file, each in self._source.identities.items()}
+        self._unseen = replace(self._source, observers=[], identities=hashed)
         self._began = time.time_ns()
         self.hashes: dict[str, str] = {}
         self._of_job: dict[str, str] = {}
 
     @property
-    def identities(self) -> dict[str, list[int | None]]:
+    def identities(self) -> dict[str, list[int]]:
         """Return the identity of each file by its name in the source."""
         return {
             self._name_of(file): UNKNOWN if self._is_new(each) else each.record
@@ -119,7 +119,7 @@ class SourceWatch:
         return file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
 
     def _is_new(self, identity: FileIdentity) -> bool:
-        return max(identity.modified, identity.changed or 0) + SETTLED_NS > self._began
+        return max(identity.modified, identity.changed) + SETTLED_NS > self._began
 
 
 def fingerprint_of(file: Path) -> dict[str, object]:

@@ -301,7 +301,7 @@ MANTISSA_SCALE_RULES: dict[str, MantissaScaleRule] = {
             BlockScaleFormula.BF16_A_OVER_D_TIMES_ENCODE,
             ElementScaleFormula.OVER_QUOTIENT,
             "compressed-tensors as it runs on bfloat16 weights: the tensor scale and A/6 are rounded to bfloat16",
-            "encode = bf16(2688/T); S = e4m3(bf16(A/6) * encode); x / (S / encode)",
+            "encode = bf16(bf16(1/T)*2688); S = e4m3(bf16(A/6) * encode); x / (S / encode)",
             "compressed-tensors 0.20 through llm-compressor 0.14, bfloat16 checkpoints",
             zero_code=0x20,
             clear_zero_input=True,

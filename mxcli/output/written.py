@@ -30,7 +30,7 @@ def written_line(report: Report, checkpoint: Checkpoint, arrangement: Arrangemen
     """Return a line on a complete output."""
     return (
         f"written to {printable(folder)}: {counted(len(output_files(checkpoint, arrangement)), 'file')}, "
-        f"layout {arrangement.layout.name}, {output_size(report, arrangement)}"
+        f"layout {arrangement.layout.name}, weights {output_size(report, arrangement)}"
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError
 from mxcli.files.capture_writer import CapturedTensor, CaptureFile, StepName, capture_metadata, step_files
@@ -45,6 +46,7 @@ def test_what_was_added_is_read(tmp_path: Path) -> None:
         "axis": "row",
         "tokens": 2,
         "tokens_seen": 9,
+        "xxh3_128": xxhash.xxh3_128_hexdigest(np.arange(6, dtype=np.float32).tobytes()),
     }
 
 

@@ -270,8 +270,8 @@ def test_model_safetensors_is_the_model(model: Writer) -> None:
     assert checkpoint.files == (root / "model.safetensors",)
     assert checkpoint.notes == (
         "copy.safetensors is next to model.safetensors, which is the model; not read.",
-        "Not carried to an output, other weights: copy.safetensors, pytorch_model.bin.",
     )
+    assert checkpoint.left_out == ("Not carried to an output, other weights: copy.safetensors, pytorch_model.bin.",)
     assert open_checkpoint(root / "copy.safetensors").files == (root / "copy.safetensors",)
 
 
@@ -361,6 +361,8 @@ def test_side_files(model: Writer) -> None:
     assert [path.relative_to(root).as_posix() for path in checkpoint.side_files] == carried
     assert checkpoint.notes == (
         "model.safetensors.index.json.partial is left by an unfinished run; not read.",
+    )
+    assert checkpoint.left_out == (
         "Not carried to an output, an old quantization config: hf_quant_config.json.",
         "Not carried to an output, other weights: pytorch_model.bin, original/consolidated.00.pth.",
     )
@@ -371,7 +373,10 @@ def test_side_files_that_are_pipes_are_not_carried(model: Writer) -> None:
     os.mkfifo(root / "pipe.json")
     checkpoint = open_checkpoint(root)
     assert checkpoint.side_files == ()
-    assert checkpoint.notes == ("Not carried to an output, not a regular file: pipe.json.",)
+    assert (checkpoint.notes, checkpoint.left_out) == (
+        (),
+        ("Not carried to an output, not a regular file: pipe.json.",),
+    )
 
 
 def test_broken_config_is_an_error_for_a_model_and_a_note_for_a_lone_file(model: Writer) -> None:

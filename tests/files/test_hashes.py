@@ -1,7 +1,10 @@
 """Content hashes: known answers, the place of a change, and records that state none."""
 
 import hashlib
+import os
+import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +75,39 @@ def test_sha256_agrees_with_sha256sum(tmp_path: Path) -> None:
     assert listed.split()[0] == sha256_of(tmp_path / "file") == hashlib.sha256(LONG.tobytes() * 12).hexdigest()
     with pytest.raises(InputError, match="absent: cannot be read"):
         sha256_of(tmp_path / "absent")
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        _socket,
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to("/dev/null"),
+        lambda path: path.symlink_to(path),
+    ],
+    ids=["pipe", "socket", "folder", "endless device", "empty device", "link to itself"],
+)
+def test_what_is_no_file_has_no_sha256(
+    tmp_path: Path, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe waits for its writer, and a device never ends."""
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    make(Path("odd"))
+    with pytest.raises(InputError, match=r"^odd: cannot be read: "):
+        sha256_of(Path("odd"))
+
+
+def test_a_file_without_a_size_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to("/proc/kmsg")
+    (tmp_path / "empty").write_bytes(b"")
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert sha256_of(tmp_path / "empty") == empty
+    if os.access(tmp_path / "log", os.R_OK):
+        assert sha256_of(tmp_path / "log") == empty

@@ -15,6 +15,7 @@ from raw_checkpoint import safetensors_bytes, zeros
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint
 from mxcli.files.layouts import Entry
+from mxcli.files.model_files import CarriedFile
 from mxcli.files.output_dir import Output
 from mxcli.files.output_folder import OutputFolder, check_output_folder
 from mxcli.files.partials import json_bytes
@@ -99,7 +100,7 @@ def names_in(folder: Path) -> set[str]:
 def test_an_output_appears_under_its_names_only_when_published(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("x")
     folder, shard = tmp_path / "deep" / "out", Shard("s.safetensors", (BYTES,))
-    draft = Draft((shard,), {"config.json": {"a": 1}}, {"sub/x.txt": tmp_path / "x.txt"}, {"version": "1"})
+    draft = Draft((shard,), {"config.json": {"a": 1}}, {"sub/x.txt": CarriedFile.of(tmp_path / "x.txt")}, {"version": "1"})
     with Output(OutputFolder(folder), draft) as output:
         output.begin_shard(shard)
         output.write("b", np.zeros(3, np.uint8))
@@ -451,12 +452,39 @@ def test_links_and_folders_in_the_way_are_refused(tmp_path: Path, source: Checkp
     ]
 
 
+EARLIER = {
+    "schema": "mxcli.quantized/1",
+    "version": "0.1.0",
+    "command": ["quantize"],
+    "options": {"format": "nvfp4"},
+    "input": {"model.safetensors": {"bytes": 9}},
+    "requantized_from": None,
+    "layout": "mxcli",
+    "notes": [],
+    "tensors": {"w": {"decision": "kept", "dtype": "BF16", "shape": [2]}},
+}
+"""A record without files."""
+
+
 def test_files_an_earlier_output_lists_are_known_only_if_they_are_in_it(tmp_path: Path, source: Checkpoint) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "elsewhere").symlink_to(tmp_path)
-    (out / "mxcli.json").write_text(json.dumps({"files": ["old.safetensors", "elsewhere/x"]}))
-    assert check_output_folder(out, source, NAMES, force=True).earlier == {"old.safetensors", "mxcli.json"}
+    listed = ["model-00001-of-00002.safetensors", "config.json", "old.safetensors", "README.md", "elsewhere/model.gguf"]
+    (out / "mxcli.json").write_text(json.dumps({**EARLIER, "files": listed}))
+    assert check_output_folder(out, source, NAMES, force=True).earlier == {
+        "model-00001-of-00002.safetensors": frozenset(),
+        "config.json": frozenset(),
+        "mxcli.json": frozenset(),
+    }
+    hashes = {"README.md": "a" * 64, "elsewhere/x": "b" * 64}
+    stated = {"stored": {"README.md": {}}, "headers": {"a": "c" * 32}, "source_hashes": {"w": "d" * 32}}
+    proven = {"sha256": hashes, **stated, "verified": True}
+    (out / "mxcli.json").write_text(json.dumps({**EARLIER, **proven, "files": [*listed, *hashes]}))
+    assert check_output_folder(out, source, NAMES, force=True).earlier == {
+        "README.md": frozenset({"a" * 64}),
+        "mxcli.json": frozenset(),
+    }
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ DONE: dict[str, Any] = {
     "stored": {"a": {"xxh3_128": HASH}, "../b": {"xxh3_128": HASH, "chunks_xxh3_64": ["0" * 16]}},
     "source": {"a": HASH},
 }
-PUBLISHING = {"publishing": True, "earlier": ["old", "mxcli.json"], "sha256": {"s": SHA256, "mxcli.json": SHA256}}
+PUBLISHING = {"publishing": True, "earlier": {"old": [SHA256], "mxcli.json": []}, "sha256": {"s": SHA256, "mxcli.json": SHA256}}
 COMPLETE = {"complete": True, "sha256": {"s": SHA256}}
 IDENTITY = {"identity": {"model.safetensors": [1, 2, 3, 4, 5]}}
 LINES = (DONE, PUBLISHING, COMPLETE, IDENTITY)
@@ -89,7 +89,7 @@ def hostile() -> list[tuple[int, Any]]:
             (2, {**DONE, "shard": name}),
         ]
         if name != "mxcli.json":
-            found += [(2, {**PUBLISHING, "earlier": [name]}), (2, {**PUBLISHING, "sha256": {key: SHA256}})]
+            found += [(2, {**PUBLISHING, "earlier": {key: [SHA256]}}), (2, {**PUBLISHING, "sha256": {key: SHA256}})]
     for line, number in ((HEADER, 1), *((each, 2) for each in LINES)):
         for key, right in line.items():
             found += [(number, {**line, key: wrong}) for wrong in WRONG if type(wrong) is not type(right)]
@@ -104,6 +104,7 @@ def hostile() -> list[tuple[int, Any]]:
         (1, {**HEADER, "own": ["other"]}),
         (1, {**HEADER, "sampled": {"a": "x"}}),
         (2, {**DONE, "shard": "other"}),
+        *((2, {**PUBLISHING, "earlier": {"a": each}}) for each in (SHA256, [7], ["x"], [None], {}, None)),
         (2, {**DONE, "entries": []}),
         (2, {**DONE, "entries": ["a"]}),
         (2, {**DONE, "stored": {"a": {"xxh3_128": "x"}, "../b": {"xxh3_128": HASH}}}),

@@ -250,9 +250,14 @@ def test_an_identity(tmp_path: Path) -> None:
     assert known.record == [status.st_dev, status.st_ino, 5, 1_700_000_000_000_000_001, status.st_ctime_ns]
     assert known.change_to(known) is None
     assert replace(known, modified=0).change_to(known) == "modified at 2023-11-14 22:13:20.000000001 UTC"
-    assert known.change_to(replace(known, changed=0)) is not None
-    assert known.of_content.change_to(replace(known, changed=0)) is None
-    assert known.of_content.change_to(replace(known, size=6)) is not None
+    hashed, chmod = replace(known, is_hashed=True), replace(known, changed=0, status=(0o100444, 0, 0, 1))
+    assert (
+        known.change_to(chmod)
+        == "changed at 1970-01-01 00:00:00.000000000 UTC, though its time of modification is the same"
+    )
+    assert hashed.change_to(chmod) is None
+    assert hashed.change_to(replace(known, changed=0)) == known.change_to(chmod)
+    assert hashed.change_to(replace(chmod, size=6)) is not None
     assert known.change_to(replace(known, modified=10**30)) == f"modified at {10**21:,} seconds after 1970"
 
 

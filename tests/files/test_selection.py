@@ -253,3 +253,14 @@ def test_hostile_globs_do_not_hang() -> None:
     tensors = {"a" * 5000: _info("a" * 5000, (4, 4))}
     with pytest.raises(UsageError):
         select(tensors, [include("*a*a*a*a*a*a*a*a*b")])
+
+
+@pytest.mark.parametrize("selector", ["[" * 100_000, "re:" + "(" * 100_000, "a" * 4097, "@" + "x" * 5000])
+def test_selectors_of_many_characters_are_refused(selector: str) -> None:
+    with pytest.raises(UsageError, match=rf"{len(selector):,} characters; a selector has at most 4,096\.$"):
+        select({"a.weight": _info("a.weight", (4, 4))}, [include(selector)])
+
+
+def test_the_longest_selector() -> None:
+    name = "a" * 4096
+    assert select({name: _info(name, (4, 4))}, [include(name)]).decisions[name].taken

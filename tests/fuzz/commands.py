@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from random import Random
 
 BLOCKS = (
-    "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e2m1", "mxint8", "nvfp4", "nvfp4_2d", "fp8_e4m3", "fp8_e4m3_channel",
-    "fp8_e4m3_1x128", "fp8_e4m3_128x128", "fp8_e5m2", "e3m2:e8m0:1x16", "e2m1:e4m3:1x16:fp32", "nvfp4", "mxfp8_e4m3", "mxfp4",
+    "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4_e2m1", "mxint8", "nvfp4", "nvfp4_2d", "fp8_e4m3",
+    "fp8_e4m3_channel",
+    "fp8_e4m3_1x128", "fp8_e4m3_128x128", "fp8_e5m2", "e3m2:e8m0:1x16", "e2m1:e4m3:1x16:fp32", "nvfp4", "mxfp8_e4m3",
+    "mxfp4",
 )  # fmt: skip
 LAYOUTS = ("compressed-tensors", "modelopt", "fp8", "gpt-oss", "quark", "torchao", "torchao-plain", "gguf", "mxcli")
 DIALECTS = (
-    "mxcli", "ocp", "te", "paper", "torchao", "modelopt", "modelopt-bf16", "compressed-tensors", "compressed-tensors-bf16", "vllm",
+    "mxcli", "ocp", "te", "paper", "torchao", "modelopt", "modelopt-bf16", "compressed-tensors",
+    "compressed-tensors-bf16", "vllm",
     "quark", "microxcaling", "gguf",
 )  # fmt: skip
 SCALES = ("floor", "ceil", "rceil", "even", "nearest", "best", "te", "paper", "ct", "amax", "vllm")
@@ -27,7 +30,8 @@ TABLE: Options = {"--top": ("0", "1", "99"), "--wide": ()}
 MESSAGES: Options = {"--quiet": (), "--no-color": ()}
 OUTPUT: Options = {"--json": (), "--json={to}/x.json": ()}
 RULES: Options = {
-    "--scale-rounding": SCALES, "--rounding": ROUNDINGS, "--as": DIALECTS, "--nonfinite": ("error", "saturate", "nan-block"),
+    "--scale-rounding": SCALES, "--rounding": ROUNDINGS, "--as": DIALECTS, "--nonfinite": ("error", "saturate",
+    "nan-block"),
     "--on-indivisible": ("error", "pad", "keep"), "--seed": ("0", "7", "18446744073709551615"),
 }  # fmt: skip
 ONE: Options = {"--format": BLOCKS}
@@ -36,7 +40,13 @@ SELECTION: Options = {"--include": SELECTORS, "--exclude": SELECTORS, "--requant
 AXIS: Options = {"--axis": ("row", "column", "both")}
 CSV: Options = {"--csv": ("-", "{to}/x.csv"), "--markdown": ("-", "{to}/x.md")}
 MEASURE: Options = {"--sample": ("0.01", "0.5"), "--fail-on": LIMITS, "--sort": METRICS}
-WRITE: Options = {"--max-shard-size": ("6K", "1G", "1"), "--shard-range": ("1/2", "2/2"), "--no-verify": (), "--resume": (), "--force": ()}
+WRITE: Options = {
+    "--max-shard-size": ("6K", "1G", "1"),
+    "--shard-range": ("1/2", "2/2"),
+    "--no-verify": (),
+    "--resume": (),
+    "--force": (),
+}
 STUDY = {**MESSAGES, **TABLE, **OUTPUT, **MACHINE, **RULES, **SELECTION, **CSV, "--verbose": ()}
 
 
@@ -64,7 +74,18 @@ class Command:
 
 _SHOW = {**TABLE, **OUTPUT, "--no-color": ()}
 _REPORT = {**STUDY, **MEASURE, **AXIS, **ONE, **TRANSFORM, "--jsonl": (), "--per-block": ("{to}/b.safetensors",)}
-_QUANTIZE = {**MESSAGES, **OUTPUT, **MACHINE, **RULES, **SELECTION, **AXIS, **TRANSFORM, **WRITE, "--layout": LAYOUTS, "--fuse": ("q+k", "a+b")}
+_QUANTIZE = {
+    **MESSAGES,
+    **OUTPUT,
+    **MACHINE,
+    **RULES,
+    **SELECTION,
+    **AXIS,
+    **TRANSFORM,
+    **WRITE,
+    "--layout": LAYOUTS,
+    "--fuse": ("q+k", "a+b"),
+}
 _COMPARE = {
     **STUDY, **MEASURE, **AXIS, "--by": ("layer", "role", "kind"), "--scale-roundings": ("floor,rceil", "te,ct"),
     "--roundings": ("nearest-even,stochastic",), "--hadamards": ("none,16",),
@@ -104,7 +125,9 @@ COMMANDS = (
     Command("quantize {in} --format mxfp8_e4m3 -o {out}", 5, _QUANTIZE, _PLAIN),
     Command("quantize {in} --format nvfp4 -o {out} --nonfinite saturate --on-indivisible pad", 4, _QUANTIZE, _PLAIN),
     Command("quantize {file} --format nvfp4 -o {out} --layout mxcli", 2, _QUANTIZE, _FILES),
-    Command("dequantize {in} -o {out}", 2, {**OUTPUT, **MACHINE, **WRITE, "--dtype": ("bf16", "f16", "f32", "f64")}, _PLAIN),
+    Command(
+        "dequantize {in} -o {out}", 2, {**OUTPUT, **MACHINE, **WRITE, "--dtype": ("bf16", "f16", "f32", "f64")}, _PLAIN
+    ),
     Command("merge {in}", 1, {**OUTPUT, "--no-verify": (), "--force": ()}, _PLAIN),
     Command("training {in}", 1, _TRAINING, _PLAIN),
     Command("training {valid-model} --captures {file}", 1, {"--recipes": ("nvfp4",)}, _FILES),
@@ -121,13 +144,23 @@ COMMANDS = (
     Command("compare {in} --requantize --formats mxfp4", 4, _COMPARE, _QUANTIZED),
     Command("quantize {in} --requantize --format mxfp8_e4m3 -o {out}", 4, _QUANTIZE, _QUANTIZED),
     Command("quantize {in} --format mxfp8_e4m3 -o {out} --dry-run", 4, _QUANTIZE, _QUANTIZED),
-    Command("quantize {valid-model} --format nvfp4 -o {in} --resume", 20, {"--force": (), "--no-verify": ()}, ("record", "quantized")),
+    Command(
+        "quantize {valid-model} --format nvfp4 -o {in} --resume",
+        20,
+        {"--force": (), "--no-verify": ()},
+        ("record", "quantized"),
+    ),
     Command("merge {in}", 20, {}, _QUANTIZED),
     Command("training {in}", 30, _TRAINING, _CAPTURED),
     Command("training {valid-model} --captures {in}", 10, {"--recipes": ("nvfp4",)}, _CAPTURED),
     Command("products {in} {in}", 30, {**STUDY, **ONE}, _CAPTURED),
     Command("products {valid-model} {in}", 10, {**STUDY, **ONE}, _CAPTURED),
-    Command("quantize {valid-model} --format nvfp4 --captures {file} --include *.down_proj.weight -o {out}", 5, _QUANTIZE, _CAPTURED),
+    Command(
+        "quantize {valid-model} --format nvfp4 --captures {file} --include *.down_proj.weight -o {out}",
+        5,
+        _QUANTIZE,
+        _CAPTURED,
+    ),
     Command("recommend {valid-model} --formats nvfp4,mxfp8 --bits 6 --captures {file}", 5, _RECOMMEND, _CAPTURED),
     Command("report {valid-model} --recipe {file} --dry-run", 200, _REPORT, _RECIPE),
     Command("quantize {in} --recipe {in}/recipe.toml -o {out} --dry-run", 120, _QUANTIZE, _RECIPE),

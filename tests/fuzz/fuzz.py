@@ -33,17 +33,17 @@ from pathlib import Path
 from random import Random
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.dont_write_bytecode = True
-os.environ |= {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "100"}
 
 from commands import COMMANDS, RARE, Command
-from guard import MOST_CHARACTERS, Guard, Watched, held, interrupt, watched
+from guard import MOST_CHARACTERS, Guard, Watchdog, Watched, held, interrupt, watched
 from readers import read_everything
 from seeds import KINDS, Kind
 from trees import Tree, change_late, listed
 
 from mxcli.cli.app import run
 
+sys.dont_write_bytecode = True
+os.environ |= {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "100"}
 CODES = frozenset({0, 2, 3, 4, 5, 6})
 LEVELS = VERBS, READERS = "verbs", "readers"
 RARE_SHARE = 1 / 400
@@ -63,7 +63,8 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
     sorts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
-    seconds_by_level: Counter[str] = field(default_factory=Counter)
+    seconds_by_level: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0.0))
+    cpu_seconds: float = 0.0
     samples: list[tuple[int, int, int]] = field(default_factory=list)
 
     def cases(self, level: str = "") -> int:
@@ -84,8 +85,17 @@ class Outcome:
 class Fuzzer:
     """Valid inputs in a scratch folder, and the cases that damage them."""
 
-    def __init__(self, scratch: Path, seed: int, kinds: Sequence[str], levels: Sequence[str], verbs: Sequence[str], keep: Path) -> None:
-        self.scratch, self.seed, self.kinds, self.levels, self.verbs, self.keep = scratch, seed, kinds, levels, verbs, keep
+    def __init__(
+        self, scratch: Path, seed: int, kinds: Sequence[str], levels: Sequence[str], verbs: Sequence[str], keep: Path
+    ) -> None:
+        self.scratch, self.seed, self.kinds, self.levels, self.verbs, self.keep = (
+            scratch,
+            seed,
+            kinds,
+            levels,
+            verbs,
+            keep,
+        )
         self.outcome, self.guard = Outcome(), Guard()
         self.out, self.to, self.temporary = (scratch / name for name in ("out", "to", "temporary"))
         for name in ("out", "to", "temporary", "working", "valid", "in"):
@@ -100,7 +110,10 @@ class Fuzzer:
             shutil.copytree(scratch / "valid" / name, scratch / "in" / name)
             self.trees[name] = Tree(scratch / "in" / name)
         self.wanted = {
-            name: [path.relative_to(scratch / "valid" / name).as_posix() for path in KINDS[name].files(scratch / "valid" / name)]
+            name: [
+                path.relative_to(scratch / "valid" / name).as_posix()
+                for path in KINDS[name].files(scratch / "valid" / name)
+            ]
             for name in kinds
         }
         self.running = os.open(keep / f"running-{seed}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -124,7 +137,10 @@ class Fuzzer:
         file = tree.folder / tree.damage(self.wanted[kind.name], random)
         if tree.late is not None:
             late = tree.late
-            self.guard.countdown, self.guard.late = random.choice((3, 10, 30, 100, 300)), lambda: change_late(late, random)
+            self.guard.countdown, self.guard.late = (
+                random.choice((3, 10, 30, 100, 300)),
+                lambda: change_late(late, random),
+            )
         began = time.monotonic()
         if command is None:
             self.guard.allowed = (str(self.temporary),)
@@ -154,13 +170,14 @@ class Fuzzer:
         valid = self.scratch / "valid"
         places = {
             "{in}": folder, "{file}": file, "{out}": self.out / "made", "{to}": self.to, "{valid}": valid / kind.name,
-            "{source}": valid / "recipe", "{valid-model}": valid / "recipe", "{captures}": valid / "capture" / "captures.safetensors",
+            "{source}": valid / "recipe", "{valid-model}": valid / "recipe",
+            "{captures}": valid / "capture" / "captures.safetensors",
             "{text}": valid / "recipe" / "recipe.toml",
         }  # fmt: skip
         made = command.made(random)
         for name, place in places.items():
             made = [word.replace(name, str(place)) for word in made]
-        allowed = [str(self.temporary), str(self.to)]
+        allowed = [str(self.temporary), str(self.to), os.environ["MPLCONFIGDIR"]]
         if "--dry-run" not in made and "-o" in made:
             allowed.append(str(Path(made[made.index("-o") + 1])))
         if made[0] == "merge":
@@ -240,13 +257,17 @@ class Fuzzer:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
+        watchdog = Watchdog()
+        watchdog.start()
         began, number, sampled = time.monotonic(), only or 0, 0
+        used = time.process_time()
         while time.monotonic() - began < seconds:
             for name in self.kinds:
                 if number % KINDS[name].every and only is None:
                     continue
                 os.pwrite(self.running, f"{name} {number} ".encode().ljust(60), 0)
                 self.case(KINDS[name], number)
+                watchdog.cases += 1
             number += 1
             if only is not None:
                 break
@@ -254,6 +275,7 @@ class Fuzzer:
                 sampled = number * len(self.kinds)
                 self.outcome.samples.append(held())
         self.outcome.seconds = time.monotonic() - began
+        self.outcome.cpu_seconds = time.process_time() - used
         os.unlink(self.keep / f"running-{self.seed}")
         return self.outcome
 
@@ -261,14 +283,19 @@ class Fuzzer:
 def _pipes(folder: str, names: list[str]) -> set[str]:
     """What cannot be copied."""
     paths = {name: Path(folder, name) for name in names}
-    return {name for name, path in paths.items() if not (path.is_symlink() or path.is_dir() or path.is_file()) or path.lstat().st_size > 1 << 28}
+    return {
+        name
+        for name, path in paths.items()
+        if not (path.is_symlink() or path.is_dir() or path.is_file()) or path.lstat().st_size > 1 << 28
+    }
 
 
 def _load() -> None:
     """Import what takes seconds to import, and write its caches, before any case."""
     with contextlib.suppress(ImportError):
-        from matplotlib import pyplot
+        from matplotlib import font_manager, pyplot
 
+        font_manager.fontManager.get_font_names()
         pyplot.close(pyplot.figure())
     with contextlib.suppress(ImportError):
         import transformers
@@ -278,14 +305,22 @@ def _load() -> None:
 
 
 def fuzz(
-    seconds: float, seed: int, kinds: Sequence[str], levels: Sequence[str], verbs: Sequence[str], keep: Path, only: int | None = None
+    seconds: float,
+    seed: int,
+    kinds: Sequence[str],
+    levels: Sequence[str],
+    verbs: Sequence[str],
+    keep: Path,
+    only: int | None = None,
 ) -> Outcome:
     """Run cases in a new scratch folder, in memory where there is such a file system."""
     faulthandler.enable()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     keep.mkdir(parents=True, exist_ok=True)
     here, memory = Path.cwd(), Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="mxcli-fuzz-", dir=memory if os.access(memory, os.W_OK) else None) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix="mxcli-fuzz-", dir=memory if os.access(memory, os.W_OK) else None
+    ) as scratch:
         os.environ["MPLCONFIGDIR"] = str(Path(scratch, "matplotlib"))
         try:
             return Fuzzer(Path(scratch), seed, kinds, levels, verbs, keep).fuzz(seconds, only)
@@ -301,22 +336,43 @@ def _printed(outcomes: Sequence[Outcome], kinds: Sequence[str]) -> int:
         for name in kinds:
             codes: Counter[str] = Counter()
             for outcome in outcomes:
-                codes.update({str(code): count for (of, kind, code), count in outcome.codes.items() if (of, kind) == (level, name)})
-            print(f"{level} {name}: {sum(codes.values())} cases: " + ", ".join(f"{count} x {code}" for code, count in sorted(codes.items())))
+                codes.update(
+                    {
+                        str(code): count
+                        for (of, kind, code), count in outcome.codes.items()
+                        if (of, kind) == (level, name)
+                    }
+                )
+            print(
+                f"{level} {name}: {sum(codes.values())} cases: "
+                + ", ".join(f"{count} x {code}" for code, count in sorted(codes.items()))
+            )
     verbs: Counter[str] = Counter()
     for outcome in outcomes:
         verbs.update(outcome.verbs)
         failed += sum(outcome.sorts.values()) + len(outcome.growth())
-        print("\n".join([*outcome.growth(), *(f"{count} failures at {sort}" for sort, count in outcome.sorts.most_common())]))
+        print(
+            "\n".join(
+                [*outcome.growth(), *(f"{count} failures at {sort}" for sort, count in outcome.sorts.most_common())]
+            )
+        )
         if outcome.samples:
-            shown = [f"{memory / 2**20:.0f} MB, {files} files, {threads} threads" for memory, files, threads in outcome.samples[:: max(1, len(outcome.samples) // 5)]]
+            shown = [
+                f"{memory / 2**20:.0f} MB, {files} files, {threads} threads"
+                for memory, files, threads in outcome.samples[:: max(1, len(outcome.samples) // 5)]
+            ]
             print(f"held: {'; '.join(shown)}; at the end {outcome.samples[-1][0] / 2**20:.0f} MB")
     print(", ".join(f"{count} x {verb}" for verb, count in verbs.most_common()))
     for level in LEVELS:
-        count, spent = sum(each.cases(level) for each in outcomes), sum(each.seconds_by_level[level] for each in outcomes)
+        count, spent = (
+            sum(each.cases(level) for each in outcomes),
+            sum(each.seconds_by_level[level] for each in outcomes),
+        )
         print(f"{count} cases through {level}, {count / max(spent, 1e-9):.0f} a second of their own")
     count, longest = sum(each.cases() for each in outcomes), max(each.seconds for each in outcomes)
-    print(f"{count} cases, {count / max(longest, 1e-9):.1f} a second, {failed} failed")
+    used = sum(each.cpu_seconds for each in outcomes)
+    rates = f"{count / max(longest, 1e-9):.1f} a second, {count / max(used, 1e-9):.1f} a second of a core"
+    print(f"{count} cases, {rates}, {failed} failed")
     return failed
 
 
@@ -332,7 +388,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with a further seed")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir(), "mxcli-fuzz-failures"))
     asked = parser.parse_args()
-    kinds, levels, verbs = asked.kind.split(","), asked.level.split(","), [verb for verb in asked.verbs.split(",") if verb]
+    kinds, levels, verbs = (
+        asked.kind.split(","),
+        asked.level.split(","),
+        [verb for verb in asked.verbs.split(",") if verb],
+    )
     if unknown := set(kinds) - set(KINDS) | set(levels) - set(LEVELS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     same = (kinds, levels, verbs, asked.keep.resolve(), asked.case)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from random import Random
-from typing import Any
 
 WIDE = (0, 1, 2, 3, 5, 31, 255, 2**16, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
-TEXTS = (b"", b"a", b"general.architecture", b"general.alignment", b"../x", b"/x", b"a\0b", b"\xff\xfe", b"\xed\xa0\x80", b"x" * 70_000,
-         b"\x1b[2J", b"token_embd.weight", b"blk.0.attn_q.weight", b"blk.99999999999.attn_q.weight", b"blk.0.attn_q.scale")  # fmt: skip
+TEXTS = (b"", b"a", b"general.architecture", b"general.alignment", b"../x", b"/x", b"a\0b", b"\xff\xfe",
+b"\xed\xa0\x80", b"x" * 70_000,
+         b"\x1b[2J", b"token_embd.weight", b"blk.0.attn_q.weight", b"blk.99999999999.attn_q.weight",
+         b"blk.0.attn_q.scale")  # fmt: skip
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 TEXT, ARRAY = 8, 9
 
@@ -33,8 +34,10 @@ def damaged(content: bytes, random: Random) -> bytes:
         if kind == ARRAY:
             of = random.choice((TEXT, 4, 6, ARRAY)) if depth < 3 else 4
             count = random.choice((0, 1, 3))
-            return number("array type", of, "I") + number("array count", count, "Q") + b"".join(
-                value(of, depth + 1) for _ in range(count)
+            return (
+                number("array type", of, "I")
+                + number("array count", count, "Q")
+                + b"".join(value(of, depth + 1) for _ in range(count))
             )
         return random.randbytes(SIZES.get(kind, 4))
 
@@ -45,18 +48,30 @@ def damaged(content: bytes, random: Random) -> bytes:
         kind = random.choice((*SIZES, TEXT, ARRAY))
         settings.append(text("key", b"a.%d" % at) + number("kind", kind, "I") + value(kind))
     if "deep" in wrong:
-        settings.append(text("key", b"deep") + struct.pack("<I", ARRAY) + struct.pack("<IQ", ARRAY, 1) * random.choice((50, 5000, 90_000)))
+        settings.append(
+            text("key", b"deep")
+            + struct.pack("<I", ARRAY)
+            + struct.pack("<IQ", ARRAY, 1) * random.choice((50, 5000, 90_000))
+        )
     entries, at = [], 0
     for place in range(random.randrange(1, 5)):
         sizes = random.choice(((32, 32), (32,), (64, 2), (256, 1), (32, 2, 2)))
-        kind: Any = random.choice((0, 1, 30, 8, 2, 39, 40, 12, 14, 28, 24))
+        stored: int = random.choice((0, 1, 30, 8, 2, 39, 40, 12, 14, 28, 24))
         if "kind of tensor" in wrong:
-            kind = random.randrange(60)
+            stored = random.randrange(60)
         shape = b"".join(number("size", each, "Q") for each in sizes)
         name = text("name", b"blk.0.ffn_%d.weight" % place if "repeated" not in wrong else b"a.weight")
-        entries.append(name + number("dimensions", len(sizes), "I") + shape + number("type", kind, "I") + number("offset", at, "Q"))
+        entries.append(
+            name
+            + number("dimensions", len(sizes), "I")
+            + shape
+            + number("type", stored, "I")
+            + number("offset", at, "Q")
+        )
         at += 4096
-    head = (b"GGUF" if "magic" not in wrong else random.choice((b"FUGG", b"GGML", b"gguf"))) + number("version", random.choice((2, 3)), "I")
+    head = (b"GGUF" if "magic" not in wrong else random.choice((b"FUGG", b"GGML", b"gguf"))) + number(
+        "version", random.choice((2, 3)), "I"
+    )
     head += number("tensors", len(entries), "Q") + number("settings", len(settings), "Q")
     made = head + b"".join(settings) + b"".join(entries)
     made += bytes(-len(made) % max(1, min(alignment, 4096)))
@@ -65,6 +80,8 @@ def damaged(content: bytes, random: Random) -> bytes:
 
 
 _FIELDS = (
-    "key", "key length", "text", "text length", "architecture", "array type", "array count", "kind", "alignment", "deep", "size",
-    "name", "name length", "dimensions", "type", "offset", "magic", "version", "tensors", "settings", "kind of tensor", "repeated",
+    "key", "key length", "text", "text length", "architecture", "array type", "array count", "kind", "alignment",
+    "deep", "size",
+    "name", "name length", "dimensions", "type", "offset", "magic", "version", "tensors", "settings",
+    "kind of tensor", "repeated",
 )  # fmt: skip

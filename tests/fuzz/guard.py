@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import os
 import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -29,8 +31,8 @@ _CHANGES = frozenset(
 
 @dataclass
 class Guard:
-    """The watch over what this process starts and writes: `allowed` are the folders in which a case may write, `late` is
-    called once after as many events as `countdown` says."""
+    """The watch over what this process starts and writes: `allowed` are the folders in which a case may write, `late`
+    is called once after as many events as `countdown` says."""
 
     allowed: tuple[str, ...] = ()
     active: bool = False
@@ -48,7 +50,9 @@ class Guard:
             if isinstance(arguments[2], int) and arguments[2] & _WRITES:
                 self._look(event, arguments[0])
         elif event in _CHANGES:
-            paths = arguments[1:2] if event in ("os.link", "os.symlink") else arguments[: 2 if event == "os.rename" else 1]
+            paths = (
+                arguments[1:2] if event in ("os.link", "os.symlink") else arguments[: 2 if event == "os.rename" else 1]
+            )
             if event in ("os.truncate", "shutil.rmtree", "shutil.move") or arguments[-1] == -1:
                 for path in paths:  # a path below an open folder was looked at when that was opened
                     self._look(event, path)
@@ -72,7 +76,7 @@ class Guard:
 
 @dataclass
 class Watched:
-    """What came of a case: its exit code or other outcome, what it printed on stderr, and what it must not have done."""
+    """What came of a case: its exit code or other outcome, its stderr, and what it must not have done."""
 
     code: int | str = ""
     text: str = ""
@@ -111,8 +115,30 @@ def watched(work: Callable[[], int | str], guard: Guard) -> Watched:
         outcome.found.append(f"took {seconds:.1f} s")
     if grown > MOST_BYTES:
         outcome.found.append(f"took {grown:,} bytes of memory")
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # the peak starts again at what there is now
     outcome.found += [f"did {each}" for each in guard.seen]
     return outcome
+
+
+class Watchdog(threading.Thread):
+    """A thread that ends the process, with the stacks of all threads, if a case hangs where no signal interrupts it."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.cases = 0
+
+    def run(self) -> None:
+        """Look at the number of cases now and then."""
+        seen, since = 0, time.monotonic()
+        while True:
+            time.sleep(5)
+            if seen != self.cases:
+                seen, since = self.cases, time.monotonic()
+            elif time.monotonic() - since > 12 * MOST_SECONDS:
+                print("a case hangs; the file running-SEED names it", file=sys.__stderr__)
+                faulthandler.dump_traceback(2)
+                os._exit(1)
 
 
 def peak_bytes() -> int:

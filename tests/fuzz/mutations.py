@@ -23,7 +23,16 @@ NUMBERS = (
     10**400,
 )  # fmt: skip
 DEEP = json.loads("[" * 300 + "]" * 300)
-PATTERNS = ("re:(a+)+$", "re:(.*.*.*.*.*)*x", "re:[", "re:.*", "re:(?P<a>.)(?P=a)", "re:(\\w+\\.?)+!", "*" * 40 + "x", "@norm")
+PATTERNS = (
+    "re:(a+)+$",
+    "re:(.*.*.*.*.*)*x",
+    "re:[",
+    "re:.*",
+    "re:(?P<a>.)(?P=a)",
+    "re:(\\w+\\.?)+!",
+    "*" * 40 + "x",
+    "@norm",
+)
 VALUES: tuple[Any, ...] = (
     None, True, False, "", "a", "\x1b[31m\n", "../../evil", "/etc/passwd", "\ud800", "a\0b", "x" * 70_000, [], {}, [[]],
     [None], {"a": 1}, [1, 2], 1.5, 1e308, -0.0, 5e-324, float("nan"), float("inf"), DEEP, {"": {"": [{}]}},
@@ -44,8 +53,10 @@ LITERALS = (
     b"True", b"None", b"[", b"(", b"()", b"-1", b"9" * 40, b"9" * 5000, b"'a'", b"{}", b"(True, 8)", b"1e9", b"8L",
     b"\xff", b"nan", b"-inf", b"1979-05-27T07:32:00Z", b'"""', b"[[[[[[[[", b"0x10", b'"\\uD800"', b'"../x"', b"0.0",
 )  # fmt: skip
-TEXTS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\0", b"//", b" " * 100_000, b"NaN", b"-Infinity", b"1e999", b"\xe2\x82", b",", b"}{",
-         b'"\\ud800"', b"9" * 5000, b"-", b"\r", b"'", b"\x80", b"[" * 100_000, b'{"a":' * 50_000, b"\xc0\xaf", b"1_0", b"0x1")  # fmt: skip
+TEXTS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\0", b"//", b" " * 100_000, b"NaN", b"-Infinity", b"1e999", b"\xe2\x82",
+b",", b"}{",
+         b'"\\ud800"', b"9" * 5000, b"-", b"\r", b"'", b"\x80", b"[" * 100_000, b'{"a":' * 50_000, b"\xc0\xaf",
+         b"1_0", b"0x1")  # fmt: skip
 CODE = b"cos\nsystem\n(S'touch executed'\ntR."
 WIDTHS = "BHIQ"
 
@@ -144,8 +155,10 @@ def _setting(content: bytes, random: Random) -> bytes:
     lines = content.split(b"\n")
     at = random.randrange(len(lines) + 1)
     key = random.choice(
-        (b"format", b"scale_rounding", b"rounding", b"keep", b"select", b"include", b"exclude", b"layout", b"seed", b"as",
-         b"hadamard", b"hadamard_seed", b"fuse", b"nonfinite", b"on_indivisible", b"axis", b"[override]", b"[[override]]",
+        (b"format", b"scale_rounding", b"rounding", b"keep", b"select", b"include", b"exclude", b"layout", b"seed",
+         b"as",
+         b"hadamard", b"hadamard_seed", b"fuse", b"nonfinite", b"on_indivisible", b"axis", b"[override]",
+         b"[[override]]",
          b"[[override.override]]", b"override.select", b"a.b.c", random.choice(words()).encode())
     )  # fmt: skip
     value = random.choice(
@@ -191,11 +204,14 @@ def _offsets(content: bytes, random: Random) -> bytes:
         begin, end = first["data_offsets"]
         move = random.choice((1, -1, 4, -4, 1 << 20, -(1 << 20), 2**62, -(2**63)))
         first["data_offsets"] = random.choice(
-            (second["data_offsets"], [end, begin], [begin + move, end + move], [begin, end + move], [begin, begin], [end],
+            (second["data_offsets"], [end, begin], [begin + move, end + move], [begin, end + move], [begin, begin],
+             [end],
              [begin, end, end], [str(begin), end], [float(begin), end], [True, end], [0, len(data)], None)
         )  # fmt: skip
         if random.random() < 0.3:
-            first["shape"] = random.choice(([2**62, 4], [2**32, 2**32], [0, 2**63], [1] * 5000, [-1, 32], [1.0], [True], [0]))
+            first["shape"] = random.choice(
+                ([2**62, 4], [2**32, 2**32], [0, 2**63], [1] * 5000, [-1, 32], [1.0], [True], [0])
+            )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return _bytes(content, random)
     if random.random() < 0.2:
@@ -215,8 +231,19 @@ def _retyped(content: bytes, random: Random) -> bytes:
         dtype, bits = random.choice(TYPES)
         size = nbytes * 8 // bits
         wide = max(size // rows, 1) if rows else 1
-        shapes = ([rows, wide], [wide, rows], [size], [1, rows, wide], [rows, wide, 1], [size, 1], [2, rows // 2, wide], [])
-        entry |= {"dtype": dtype, "shape": random.choice(shapes)} if random.random() < 0.8 else {"shape": [columns, rows]}
+        shapes: tuple[list[int], ...] = (
+            [rows, wide],
+            [wide, rows],
+            [size],
+            [1, rows, wide],
+            [rows, wide, 1],
+            [size, 1],
+            [2, rows // 2, wide],
+            [],
+        )
+        entry |= (
+            {"dtype": dtype, "shape": random.choice(shapes)} if random.random() < 0.8 else {"shape": [columns, rows]}
+        )
         header[name if random.random() < 0.6 else random.choice(NAMES)] = entry
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return _bytes(content, random)
@@ -298,7 +325,15 @@ def _changed(parsed: Any, random: Random) -> Any:
         owner, other = random.choice(places)
         parent[key] = old if isinstance(owner[other], dict | list) else owner[other]
     elif isinstance(old, int | float) and not isinstance(old, bool):
-        near = (old + 1, old - 1, -old, old * 2, str(old), random.choice(NUMBERS), old + 0.5 if abs(old) < 2**60 else 0.5)
+        near = (
+            old + 1,
+            old - 1,
+            -old,
+            old * 2,
+            str(old),
+            random.choice(NUMBERS),
+            old + 0.5 if abs(old) < 2**60 else 0.5,
+        )
         parent[key] = random.choice(near)
     elif isinstance(old, str):
         parent[key] = random.choice(

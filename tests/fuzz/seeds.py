@@ -220,7 +220,9 @@ def progress(folder: Path) -> None:
 
 def causal(folder: Path) -> None:
     """A model that transformers loads."""
-    ones = {f"model.layers.0.{name}_layernorm.weight": np.ones(COLUMNS, np.float32) for name in ("input", "post_attention")}
+    ones = {
+        f"model.layers.0.{name}_layernorm.weight": np.ones(COLUMNS, np.float32) for name in ("input", "post_attention")
+    }
     words = {name: floats(256, COLUMNS) for name in ("lm_head.weight", "model.embed_tokens.weight")}
     (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 256}))
     (folder / "model.safetensors").write_bytes(safetensors_bytes({"format": "pt"}, tensors() | ones | words))

@@ -13,15 +13,42 @@ from random import Random
 
 from mutations import damaged
 
-SUFFIXES = (".safetensors", ".gguf", ".npz", ".npy", ".pt", ".bin", ".json", ".safetensors.index.json", ".partial", ".toml", "")
+SUFFIXES = (
+    ".safetensors",
+    ".gguf",
+    ".npz",
+    ".npy",
+    ".pt",
+    ".bin",
+    ".json",
+    ".safetensors.index.json",
+    ".partial",
+    ".toml",
+    "",
+)
 OTHERS = (
     "config.json", "hf_quant_config.json", "mxcli.json", "model.safetensors.index.json", "mxcli.progress.partial",
-    "model-00002-of-00003.safetensors", "model-00001-of-00001.safetensors", "pytorch_model.bin", "a.gguf", "consolidated.safetensors",
-    "tokenizer.json", "tokenizer_config.json", "generation_config.json", "mxcli.progress-1-of-2.partial", "step_00000_rank_0.safetensors",
-    "recipe.yaml", "model.safetensors.partial", "adapter_config.json", "preprocessor_config.json", "modeling_x.py", "mxcli.json.partial",
-    "mxcli.progress-00000000001-of-2.partial", "mxcli.progress-9-of-2.partial", "x" * 250 + ".json", "a\nb.safetensors", "\udcff.npy",
+    "model-00002-of-00003.safetensors", "model-00001-of-00001.safetensors", "pytorch_model.bin", "a.gguf",
+    "consolidated.safetensors",
+    "tokenizer.json", "tokenizer_config.json", "generation_config.json", "mxcli.progress-1-of-2.partial",
+    "step_00000_rank_0.safetensors",
+    "recipe.yaml", "model.safetensors.partial", "adapter_config.json", "preprocessor_config.json", "modeling_x.py",
+    "mxcli.json.partial",
+    "mxcli.progress-00000000001-of-2.partial", "mxcli.progress-9-of-2.partial", "x" * 250 + ".json",
+    "a\nb.safetensors", "\udcff.npy",
 )  # fmt: skip
-TARGETS = ("/dev/zero", "/dev/null", "/etc/passwd", ".", "..", "/nonexistent", "self", "/proc/self/mem", "/dev/tty", "/proc/kmsg")
+TARGETS = (
+    "/dev/zero",
+    "/dev/null",
+    "/etc/passwd",
+    ".",
+    "..",
+    "/nonexistent",
+    "self",
+    "/proc/self/mem",
+    "/dev/tty",
+    "/proc/kmsg",
+)
 MOST_BYTES = 3 << 30
 
 State = dict[str, tuple[int, int, int, int]]
@@ -34,7 +61,11 @@ def listed(folder: str, prefix: str = "") -> State:
         for entry in entries:
             status = entry.stat(follow_symlinks=False)
             is_folder = entry.is_dir(follow_symlinks=False)
-            found[prefix + entry.name] = (status.st_mode, *((0, 0) if is_folder else (status.st_size, status.st_mtime_ns)), status.st_ino)
+            found[prefix + entry.name] = (
+                status.st_mode,
+                *((0, 0) if is_folder else (status.st_size, status.st_mtime_ns)),
+                status.st_ino,
+            )
             if is_folder:
                 found |= listed(entry.path, f"{prefix}{entry.name}/")
     return found
@@ -45,7 +76,9 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        self.files = {
+            path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        }
         self.folders = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()}
         self.state = listed(str(folder))
         self.damaged_files: set[str] = set()

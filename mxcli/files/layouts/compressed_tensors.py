@@ -18,6 +18,7 @@ from mxcli.files.layouts.compressed_tensors_config import (
     scheme_of,
     transforms_of,
 )
+from mxcli.files.layouts.known_settings import COMPRESSED_TENSORS_SETTINGS
 from mxcli.files.layouts.layout import (
     WEIGHT,
     Content,
@@ -25,6 +26,8 @@ from mxcli.files.layouts.layout import (
     InputScale,
     Layout,
     OnDisk,
+    Unread,
+    UnreadFormat,
     Weight,
     check_fit,
     found_weights,
@@ -42,6 +45,7 @@ from mxcli.numerics.scheme import Rules, Scheme, resolve
 VERSION = "0.20.0"
 MIXED = "mixed-precision"
 SCALE = ".weight_scale"
+ORDER = "_g_idx"
 
 
 def _refusal(weight: Weight) -> str | None:
@@ -109,6 +113,11 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 
 
 def _weights(disk: OnDisk) -> list[Weight]:
+    sparsity = disk.settings.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
+        raise Unread(
+            f"config.json: its sparsity_config states {printable(sparsity['format'])}, which mxcli does not read."
+        )
     groups = config_groups(disk.settings, is_ours=_is_ours(disk))
     return found_weights(disk, SCALE, lambda module: _weight(module, scheme_of(module, groups), disk))
 
@@ -120,6 +129,8 @@ def _weight(module: str, scheme: ConfigScheme, disk: OnDisk) -> Weight:
     codes = name + ("_packed" if fmt.element.stored_bits < 8 else "")
     if codes not in disk.tensors:
         raise ValueError(f"has a weight_scale, but {printable(codes)} is missing ({scheme.format})")
+    if name + ORDER in disk.tensors:
+        raise UnreadFormat(f"its blocks are those of the order of columns in {printable(name + ORDER)}")
     packed = disk.tensors[codes].shape
     shape = (*packed[:-1], packed[-1] * 8 // fmt.element.stored_bits) if packed else ()
     dtype = disk.tensors[name + "_scale"].dtype
@@ -275,6 +286,7 @@ COMPRESSED_TENSORS = Layout(
     ignored=_ignored,
     hazards=_hazards,
     transforms=transforms_of,
+    known_settings=COMPRESSED_TENSORS_SETTINGS,
     model_scales=True,
     input_scales=tuple(row.block_format for row in CONFIG_SCHEMES.values() if row.calibrated is not None),
 )

@@ -22,6 +22,7 @@ from itertools import chain
 
 from mxcli.errors import InputError, RefusedError, printable
 from mxcli.files.dialect import FP8 as FP8_DTYPES
+from mxcli.files.layouts.known_settings import FP8_SETTINGS
 from mxcli.files.layouts.layout import WEIGHT, Content, Entry, Layout, OnDisk, Weight, matrix_refusal, weights_of
 from mxcli.files.layouts.loaders import Hazard, Ignored, by_path, is_usual_layer, listed
 from mxcli.files.layouts.parts import CODES, SCALES
@@ -139,7 +140,7 @@ def _weight(name: str, stated: Block | None, disk: OnDisk) -> Weight:
         raise ValueError(f"is {codes.dtype}, but its scale {printable(name + SCALE_INV)} is missing")
     if codes.dtype in PASSED_THROUGH:
         raise ValueError(
-            f"is {codes.dtype} {list(codes.shape)} beside a scale, not quantized: the scale was never computed, and "
+            f"is {codes.dtype} {list(codes.shape)} with a scale, not quantized: the scale was never computed, and "
             "loaders apply it"
         )
     if codes.dtype not in ELEMENTS or len(codes.shape) < 2:
@@ -264,4 +265,5 @@ FP8 = Layout(
     remarks=_remarks,
     ignored=_ignored,
     hazards=_hazards,
+    known_settings=FP8_SETTINGS,
 )

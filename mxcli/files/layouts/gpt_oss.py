@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from mxcli.files.layouts.known_settings import GPT_OSS_SETTINGS
 from mxcli.files.layouts.layout import Content, Entry, Layout, OnDisk, Weight, check_fit, weights_of
 from mxcli.files.layouts.loaders import Ignored, by_path, listed
 from mxcli.files.layouts.parts import CODES, SCALES
@@ -109,4 +110,5 @@ GPT_OSS = Layout(
     remarks=_remarks,
     ignored=_ignored,
     whole_stacks=True,
+    known_settings=GPT_OSS_SETTINGS,
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from mxcli.errors import InputError, printable, together
 from mxcli.files.directory import SAFETENSORS
+from mxcli.files.layouts.known_settings import KnownSetting
 from mxcli.files.layouts.loaders import Hazard, Ignored
 from mxcli.files.layouts.parts import Part
 from mxcli.files.tensors import Array, TensorInfo, byte_count
@@ -42,7 +43,7 @@ class UnreadFormat(ValueError):  # noqa: N818 - named after the format
 @dataclass(frozen=True, slots=True)
 class Transforms:
     """Transforms of a model that its configuration states. Values as stored are those of the model unless there is a
-    `refusal`, which says what loaders apply in addition; `note` tells of transforms that weights already contain.
+    `refusal`, which says what loaders apply in addition; `note` reports transforms that weights already contain.
     `tensors` hold the transforms themselves."""
 
     refusal: str | None = None
@@ -162,7 +163,7 @@ class Layout:
     finds the weights again and raises InputError if tensors and configuration do not fit; `foreign(disk)` finds those
     in other codes. `kind` is the kind of weight file it is written in. `ignored(disk)` is the list of modules that
     loaders leave plain (None: there is no list), `hazards` what they silently get wrong, `transforms` what they apply
-    to weights or activations besides scales.
+    to weights or activations besides scales. `known_settings` are those of its configuration whose values loaders know.
 
     `dialects` are the names that files in this layout are recognized by; with `needs_config` they cannot be read
     without a configuration. With `model_scales` loaders convert binary32 scales to the model's dtype; with `rotations`
@@ -190,6 +191,7 @@ class Layout:
     ignored: Callable[[OnDisk], Ignored | None] = lambda disk: None
     hazards: Callable[[OnDisk, Sequence[Weight]], list[Hazard]] = lambda disk, weights: []
     transforms: Callable[[OnDisk], Transforms] = lambda disk: Transforms()
+    known_settings: Sequence[KnownSetting] = ()
     fused_by: str = ""
     model_scales: bool = False
     rotations: bool = False

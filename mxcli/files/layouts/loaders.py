@@ -64,7 +64,7 @@ def names_of(module: str) -> tuple[str, ...]:
 
 
 def is_usual_layer(module: str) -> bool:
-    """Return whether a module is no output head and no router: loaders never expect those quantized unless told."""
+    """Return whether a module is neither output head nor router, which loaders do not expect quantized."""
     return module.rpartition(".")[2] not in _NEVER_TARGETED
 
 

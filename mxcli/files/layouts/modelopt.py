@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mxcli.errors import printable
+from mxcli.files.layouts.known_settings import MODELOPT_SETTINGS
 from mxcli.files.layouts.layout import (
     WEIGHT,
     Content,
@@ -39,13 +40,6 @@ PRE_SCALE = ".pre_quant_scale"
 EXCLUDED = "exclude_modules"
 SQUEEZED = "squeezed"
 """A variant that is read only: the scale of a weight of a single block, without dimensions."""
-OTHER_ALGORITHMS = frozenset(
-    {
-        *("W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ", "W4A8_NVFP4_FP8", "W4A8_MXFP4_INT8"),
-        *("W8A8_SQ_PER_CHANNEL", "W8A8_SQ_PER_TENSOR", "W8A16", "W4A16", "INT8_SQ", "INT8_WO", "NVFP4_SVD"),
-    }
-)
-"""Algorithms of ModelOpt whose formats are not among ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +88,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         ),
     )
 }
+
+
+_OUR_ALGORITHMS = frozenset(
+    {MIXED, "W4A8_MXFP4_FP8", *(name.upper() for row in ALGORITHMS.values() for name in (row.name, row.calibrated))}
+)
+"""Algorithms, in capitals, whose weights are in our formats."""
 
 
 def _refusal(weight: Weight) -> str | None:
@@ -199,7 +199,7 @@ def _weight(module: str, disk: OnDisk) -> Weight:
                 raise ValueError(f"{list(codes.shape)} is not a shape of {algorithm.name}: {fault}")
             check_fit(_contents(weight), disk.tensors, algorithm.name)
             return weight
-    if stated in OTHER_ALGORITHMS:
+    if stated and stated not in _OUR_ALGORITHMS:
         raise UnreadFormat(f"its quant_algo is {stated}, which mxcli does not read")
     known = ", ".join(algorithm.name for algorithm in ALGORITHMS.values())
     raise ValueError(
@@ -277,7 +277,51 @@ def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
                     certain=False,
                 )
             )
-    return found + _missing_input_scales(disk, weights)
+    return found + _disagreements(disk) + _missing_input_scales(disk, weights)
+
+
+def _disagreements(disk: OnDisk) -> list[Hazard]:
+    """Return a hazard if both documents do not state the same algorithms: loaders read the one or the other. Versions
+    of ModelOpt before 0.35 write one document only."""
+    quantization = disk.producer_config.get("quantization")
+    if not isinstance(quantization, Mapping):
+        return []
+    ours, theirs = _stated_algorithms(disk.settings), _stated_algorithms(quantization)
+    differing = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if not differing or (not disk.settings and _version(disk) < _BOTH_DOCUMENTS):
+        return []
+    first = differing[0]
+    stated = f"{printable(ours.get(first))} and {printable(theirs.get(first))}" if disk.settings else "none and some"
+    return [
+        Hazard(
+            f"config.json and {PRODUCER_CONFIG}",
+            f"{printable(first)} is {stated}",
+            "the same quantization in both: loaders read the one or the other",
+            "Restore the documents written with these weights.",
+        )
+    ]
+
+
+_BOTH_DOCUMENTS = (0, 35)
+
+
+def _stated_algorithms(stated: Mapping[str, object]) -> dict[str, str]:
+    """Return the algorithms that a document states, in capitals: that of all layers as quant_algo, and of single
+    ones."""
+    layers = stated.get("quantized_layers")
+    found: Mapping[str, object] = {"quant_algo": stated, **(layers if isinstance(layers, Mapping) else {})}
+    return {
+        name: str(each["quant_algo"]).upper()
+        for name, each in found.items()
+        if isinstance(each, Mapping) and each.get("quant_algo") is not None
+    }
+
+
+def _version(disk: OnDisk) -> tuple[int, ...]:
+    """Return the version of ModelOpt that wrote the files; () if they do not state it."""
+    producer = disk.producer_config.get("producer")
+    text = str(producer.get("version")) if isinstance(producer, Mapping) else ""
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
 def _missing_input_scales(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
@@ -317,6 +361,7 @@ MODELOPT = Layout(
     ignored=_ignored,
     hazards=_hazards,
     transforms=_transforms,
+    known_settings=MODELOPT_SETTINGS,
     input_scales=tuple(row.block_format for row in ALGORITHMS.values() if row.calibrated),
     needs_input_scales=tuple(row.block_format for row in ALGORITHMS.values() if row.calibrated == row.name),
 )

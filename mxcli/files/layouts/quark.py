@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from mxcli.errors import printable, together
+from mxcli.files.layouts.known_settings import QUARK_SETTINGS
 from mxcli.files.layouts.layout import (
     WEIGHT,
     Config,
@@ -277,5 +278,6 @@ QUARK = Layout(
     remarks=_remarks,
     ignored=_ignored,
     transforms=_transforms,
+    known_settings=QUARK_SETTINGS,
     model_scales=True,
 )

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from mxcli.errors import printable
+from mxcli.files.layouts.known_settings import TORCHAO_SETTINGS
 from mxcli.files.layouts.layout import (
     DTYPES,
     Content,
@@ -246,6 +247,7 @@ def _layout(name: str, order: str, meaning: str, dialects: tuple[str, ...]) -> L
         remarks=_remarks,
         ignored=_ignored,
         fused_by="vLLM",
+        known_settings=TORCHAO_SETTINGS,
     )
 
 

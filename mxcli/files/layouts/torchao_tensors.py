@@ -21,6 +21,8 @@ OTHER_TENSORS = frozenset(
         *("AffineQuantizedTensor", "IntxUnpackedToInt8Tensor", "Int8Tensor", "UIntxBitPackedTensor"),
         *("Int4Tensor", "Int4PreshuffledTensor", "Int4MarlinSparseTensor", "Int4OpaqueTensor", "Int4PlainInt32Tensor"),
         *("Int4TilePackedTo4dTensor", "IntxOpaqueTensor", "CodebookQuantizedTensor", "Sparse2x4CUTLASSFloat8Tensor"),
+        *("CodebookQuantizedPackedTensor", "Float8OpaqueTensor", "Int8LutTensor", "NF4Tensor", "UintxTensor"),
+        *("Float8Sparse2x4_1DData1DMetadataTensor", "Float8Sparse2x4_2DData2DMetadataTensor", "BlockSparseTensor"),
     }
 )
 """Other classes of torchao, whose formats are not among ours."""

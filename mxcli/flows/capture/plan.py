@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError, printable
-from mxcli.files.capture_writer import CapturedTensor, StepName, capture_metadata, step_files, step_of
+from mxcli.files.capture_writer import (
+    CapturedTensor,
+    StepName,
+    capture_metadata,
+    is_as_written,
+    refuse_other_files,
+    step_files,
+    step_of,
+)
 from mxcli.files.captures import CAPTURED_ROLES
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.output_folder import check_output_folder
@@ -36,12 +44,15 @@ class EarlierStep:
     nbytes: int
 
 
-def earlier_steps(folder: Path, run: Mapping[str, object], *, force: bool) -> dict[int, EarlierStep]:
-    """Return the steps whose files an earlier part of this run wrote; a resumed run keeps them.
+def earlier_steps(
+    folder: Path, run: Mapping[str, object], *, force: bool
+) -> tuple[dict[int, EarlierStep], dict[int, str]]:
+    """Return the steps whose files an earlier part of this run wrote, which a resumed run keeps, and the files of those
+    that are not as it wrote them.
 
     Raises RefusedError if another run wrote one, of any step; with `force` such files are skipped.
     """
-    found: dict[int, EarlierStep] = {}
+    found, damaged = dict[int, EarlierStep](), dict[int, str]()
     for name in step_files(folder):
         path = folder / name
         step = single_rank_step(name)
@@ -53,10 +64,13 @@ def earlier_steps(folder: Path, run: Mapping[str, object], *, force: bool) -> di
                 continue
             raise
         assert step is not None
+        if not is_as_written(path):
+            damaged[step] = name
+            continue
         loss = metadata.get("loss")
         value = loss.get("value") if isinstance(loss, dict) else None
         found[step] = EarlierStep(value if isinstance(value, float) else None, path.stat().st_size)
-    return found
+    return found, damaged
 
 
 def single_rank_step(name: str) -> int | None:
@@ -82,6 +96,13 @@ def other_files_note(folder: Path, existing: Sequence[str]) -> str | None:
     if not others:
         return None
     return f"{printable(folder)} holds captures of other commands, which stay: {listed(others)}."
+
+
+def _damage_note(folder: Path, names: Sequence[str]) -> str | None:
+    """Return a note on files that are not as they were written."""
+    if not names:
+        return None
+    return f"Not as they were written, and written again: {listed([str(folder / name) for name in names])}."
 
 
 def _check_run(path: Path, before: object, run: Mapping[str, object]) -> None:
@@ -135,20 +156,22 @@ class CaptureRequest:
 
 @dataclass(frozen=True, slots=True)
 class CaptureFolder:
-    """The directory for captures, its limits, and whether files in it may be replaced or continued."""
+    """The directory for captures, its limits, whether files in it may be replaced or continued, and the files that the
+    run reads besides the model."""
 
     folder: Path
     force: bool = False
     resume: bool = False
     max_disk: int | None = None
     max_memory: int | None = None
+    inputs: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CapturePlan:
     """A run before the weights are loaded: its layers, the tensors of a step's file and their size at most, an
-    estimate of the other memory, the `earlier` steps that a resumed run keeps, and `surplus` files of earlier runs that
-    are removed at the end. `written` is what counts as written."""
+    estimate of the other memory, the `earlier` steps that a resumed run keeps, those that are `damaged` and written
+    again, and `surplus` files of earlier runs that are removed at the end. `written` is what counts as written."""
 
     source: str
     model: ModelOutline
@@ -163,6 +186,7 @@ class CapturePlan:
     other_bytes: int
     run: dict[str, object]
     earlier: dict[int, EarlierStep]
+    damaged: frozenset[int]
     surplus: tuple[str, ...]
     written: WrittenSteps
     notes: tuple[str, ...]
@@ -187,7 +211,11 @@ def plan_capture(
     in use, or that other options wrote; EnvironmentFailure if it needs more memory than is allowed.
     """
     existing = step_files(output.folder)
-    check_output_folder(output.folder, checkpoint, existing, force=output.force or output.resume)
+    replacing = output.force or output.resume
+    check_output_folder(output.folder, checkpoint, existing, force=replacing, inputs=output.inputs)
+    files = dict(sorted((step, name) for name in existing if (step := single_rank_step(name)) is not None))
+    if replacing:
+        refuse_other_files(output.folder, files.values())
     model = model_outline(checkpoint, request.dtype)
     every = linear_layers(model.empty)
     layers = chosen_layers(every, request.layers)
@@ -196,9 +224,8 @@ def plan_capture(
     tensors = expected(layers, request.recorded, rows)
     encode, note = encoder(model)
     run = _run_record(checkpoint, model, text, request, windows, is_bytes=note is not None)
-    found = earlier_steps(output.folder, run, force=output.force) if output.resume else {}
+    found, damaged = earlier_steps(output.folder, run, force=output.force) if output.resume else ({}, {})
     earlier = {step: each for step, each in sorted(found.items()) if step < request.steps}
-    files = dict(sorted((step, name) for name in existing if (step := single_rank_step(name)) is not None))
     recorded = {step: name for step, name in files.items() if step < request.steps}
     written = written_steps(output.folder, recorded, earlier)
     size = _certain_size(layers, tensors)
@@ -210,6 +237,7 @@ def plan_capture(
         _lost_updates_note(request, model),
         _experts_note(layers, request),
         other_files_note(output.folder, existing),
+        _damage_note(output.folder, [name for step, name in sorted(damaged.items()) if step < request.steps]),
     )
     return CapturePlan(
         source=source,
@@ -225,6 +253,7 @@ def plan_capture(
         other_bytes=other_bytes,
         run=run,
         earlier=earlier,
+        damaged=frozenset(damaged),
         surplus=tuple(name for step, name in files.items() if output.force and step not in recorded),
         written=written,
         notes=tuple(each for each in notes if each),

@@ -52,8 +52,8 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class CaptureTarget:
-    """The output of a recorder: a directory, file names for a rank (`alone`: there is no other), and limits, to which
-    the `written` steps count."""
+    """The output of a recorder: a directory, file names for a rank (`alone`: there is no other), limits, to which the
+    `written` steps count, and the steps whose files are replaced (all with `force`)."""
 
     folder: Path
     rank: int = 0
@@ -62,6 +62,11 @@ class CaptureTarget:
     written: WrittenSteps = field(default_factory=WrittenSteps)
     force: bool = False
     about: Mapping[str, object] = field(default_factory=dict)
+    replaced: frozenset[int] = frozenset()
+
+    def may_replace(self, step: int) -> bool:
+        """Return whether a file of a step may be replaced."""
+        return self.force or step in self.replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +229,7 @@ class Recorder:
         check_size(self._growth.after(layer, seen, waiting), target.limits, target.folder, self._written_steps(begun))
         if self._file is None:
             name = StepName(self.number, target.rank, target.alone)
-            if not target.force:
+            if not target.may_replace(self.number):
                 refuse_existing_steps(target.folder, [name])
             self._file = CaptureFile(target.folder, name, expected(self._layers, self._request.roles, 0), target.about)
         if WEIGHT in self._request.roles and layer.name not in self._weights_written:
@@ -256,7 +261,7 @@ class Recorder:
                     tokens.append((len(rows), call.seen))
                     self._add(file, layer, role, rows, call.seen)
         self._note_oddities()
-        size = file.finish(about, force=self._target.force)
+        size = file.finish(about, force=self._target.may_replace(self.number))
         kept, seen = (max(counts, default=0) for counts in zip(*tokens, strict=True)) if tokens else (0, 0)
         called = sum(call.seen > 0 for call in self._calls.values())
         return StepFile(file.path, self.number, size, called, kept, seen)

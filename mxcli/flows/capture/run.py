@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from mxcli.files.capture_writer import refuse_other_files
 from mxcli.files.captures import MODEL_KEY
 from mxcli.flows.capture.budget import Limits
 from mxcli.flows.capture.capture import recording
@@ -75,6 +76,7 @@ def capture_model(
         notes, stopped = [*load_notes, *recorder.oddities], recorder.stopped
     is_complete = len(losses) == steps
     if is_complete:
+        refuse_other_files(plan.output.folder, plan.surplus)
         for name in plan.surplus:
             (plan.output.folder / name).unlink(missing_ok=True)
     in_order = dict(sorted(losses.items()))
@@ -91,6 +93,7 @@ def _recording(model: Any, plan: CapturePlan) -> AbstractContextManager[Recorder
         limits=Limits(plan.windows.steps, output.max_disk, rows_memory),
         written=plan.written,
         force=output.force,
+        replaced=plan.damaged,
         about={
             "model": plan.model.folder.resolve().name,
             "gradient_scale": 1.0,

@@ -54,6 +54,8 @@ SELECT, KEEP = "select", "keep"
 TOP_KEYS = (*VALUES, *NUMBERS, INCLUDE, EXCLUDE, SELECTION, OVERRIDE)
 OVERRIDE_KEYS = (SELECT, KEEP, *RULE_KEYS)
 
+MAX_BYTES = 1 << 26
+
 Named = Mapping[str, Any]
 """Values by the fields of Options; None is not named."""
 
@@ -73,7 +75,9 @@ class RecipeFile:
 def read_recipe(path: str | Path) -> RecipeFile:
     """Return the recipe in a file. Raises UsageError naming everything in it that means nothing, with its line, and
     InputError for a file that cannot be read."""
-    read_head(Path(path))
+    _, size = read_head(Path(path))
+    if size > MAX_BYTES:
+        raise InputError(f"{printable(path)}: {size:,} bytes; a recipe has at most {MAX_BYTES:,}.")
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -85,7 +89,7 @@ def parse_recipe(text: str, where: str) -> RecipeFile:
     """Return the recipe in a text that is called `where`; raises like `read_recipe`."""
     try:
         content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # tomllib lets through that Python takes no number of 4,301 digits
         raise UsageError(f"{printable(where)}: not valid TOML: {printable(error)}.") from error
     return _Reading(content, toml_lines(text), where).recipe()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from bisect import bisect_left
 
 Path = tuple[str | int, ...]
 """Keys and places in arrays from the top of the file: `("override", 1, "select", 0)`."""
@@ -37,6 +38,7 @@ class _Scan:
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text.replace("\r\n", "\n"), 0
+        self.ends = [found.start() for found in re.finditer("\n", self.text)]
         self.lines: dict[Path, int] = {}
         self.tables: dict[Path, int] = {}
 
@@ -98,7 +100,7 @@ class _Scan:
         return tuple(next(iter(tomllib.loads(f"{part} = 0"))) for part in parts)
 
     def note(self, path: Path, start: int) -> None:
-        self.lines.setdefault(path, self.text.count("\n", 0, start) + 1)
+        self.lines.setdefault(path, bisect_left(self.ends, start) + 1)
 
     def ended(self) -> bool:
         """Return whether nothing but space and comments is left, which is passed over."""

@@ -99,7 +99,7 @@ def check_alone(
     if profiles or not subject.weights:
         findings.run(SIBLING_CHECKS, Profiled(subject, profiles))
     else:
-        findings.skip(SIBLING_CHECKS, "every weight has a recorded hash")
+        findings.skip(SIBLING_CHECKS, "every weight is proven by the record or the source")
     _check_plain(subject, findings)
     findings.run(MODEL_CHECKS, Model(subject))
     foreign = _check_foreign(subject, findings)

@@ -30,7 +30,7 @@ from mxcli.flows.write.restore import StoredWeight, values_of
 
 @dataclass(frozen=True, slots=True)
 class AgainstSource:
-    """A checkpoint with the originals of its tensors, and the plain tensors that are no copies of theirs.
+    """A checkpoint with the originals of its tensors, and the plain tensors that are not copies of theirs.
     `other_tensors` are those of the source that are not what the record says was read."""
 
     subject: Subject
@@ -158,7 +158,7 @@ def _damaged(against: AgainstSource) -> Iterator[Finding]:
 def _other_source(against: AgainstSource) -> Iterator[Finding]:
     names = against.other_tensors
     if names:
-        others = f", nor are {len(names) - 1:,} others" if len(names) > 1 else ""
+        others = f", and {len(names) - 1:,} more have not" if len(names) > 1 else ""
         yield Finding(
             printable(against.originals.checkpoint.where),
             f"SOURCE is not what this was made from: tensor '{printable(names[0])}' does not have the hash in {RECORD}"

@@ -53,7 +53,7 @@ def _missing_entries(subject: Subject, *, strict: bool) -> Iterator[Finding]:
 
 
 def _chooses_or_stacks(subject: Subject, module: str) -> bool:
-    """Return whether a module is a router or a stack of experts, which is no linear layer in transformers."""
+    """Return whether a module is a router or a stack of experts, which is not a linear layer in transformers."""
     tensors = subject.checkpoint.tensors if subject.view is None else subject.view.tensors
     own = [info for name, info in tensors.items() if name.rpartition(".")[0] == module]
     return any(info.role == "router" or len(info.shape) == 3 for info in own)

@@ -138,9 +138,11 @@ def _documents(subject: Subject) -> Iterator[Finding]:
         if path.name in (CONFIG, RECORD) or path.name in subject.record.sha256 or not path.is_file():
             continue
         try:
-            if path.stat().st_size <= _LARGEST_DOCUMENT:
+            if 0 < path.stat().st_size <= _LARGEST_DOCUMENT:
                 json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
+            else:
+                read_head(path)
+        except (InputError, OSError, ValueError, RecursionError) as error:
             yield Finding(path.name, f"cannot be read: {printable(error)}", "a whole JSON document", "Copy it again.")
 
 

@@ -188,7 +188,7 @@ def _differing(recorded: Recorded) -> Iterator[Finding]:
 
 def _place(info: TensorInfo, begin: int, end: int) -> str:
     """Return a range of a tensor's bytes with the rows, matrices or blocks that they hold."""
-    text = f"bytes {begin:,} to {end:,} of {info.nbytes:,}"
+    text = f"bytes {begin:,} to {end - 1:,} of {info.nbytes:,}"
     rows = math.prod(info.shape[:-1])
     if len(info.shape) < 2 or not rows:
         return text
@@ -246,6 +246,8 @@ def _decided(recorded: Recorded) -> Iterator[Finding]:
                 fault, need = f"missing; {RECORD} says {decision}", "every tensor of the source"
         elif decision == "quantized" and name not in subject.weights and name not in subject.misfits:
             fault, need = f"{info.dtype} {list(info.shape)}, plain", f"codes: {RECORD} says quantized"
+        elif decision == "kept" and name in subject.weights:
+            fault, need = f"{subject.weights[name].weight.format.name} codes", f"a plain tensor: {RECORD} says kept"
         elif isinstance(shape, list) and list(info.shape) != shape:
             fault, need = f"has shape {list(info.shape)}", f"{printable(shape)}, as {RECORD} says"
         elif decision == "kept" and checkpoint.kind == SAFETENSORS and info.dtype != record.get("dtype"):

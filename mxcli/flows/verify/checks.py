@@ -15,11 +15,12 @@ from mxcli.flows.verify.check_parameters import PARAMETER_CHECKS
 from mxcli.flows.verify.check_plain import PLAIN_CHECKS
 from mxcli.flows.verify.check_record import RECORD_CHECKS
 from mxcli.flows.verify.check_rules import RULE_CHECKS
+from mxcli.flows.verify.check_settings import SETTINGS_CHECKS
 from mxcli.flows.verify.check_siblings import LAYER_CHECKS, PLAIN_SIBLING_CHECKS, SIBLING_CHECKS
 from mxcli.flows.verify.check_statistics import STATISTICS_CHECKS
 from mxcli.flows.verify.check_values import WEIGHT_CHECKS
 
-CHECKPOINT_CHECKS = (*FILE_CHECKS, *RULE_CHECKS, *LIST_CHECKS, *CONFIG_CHECKS, *DEVICE_CHECKS)
+CHECKPOINT_CHECKS = (*FILE_CHECKS, *RULE_CHECKS, *LIST_CHECKS, *CONFIG_CHECKS, *SETTINGS_CHECKS, *DEVICE_CHECKS)
 CHECKS: tuple[Check[Any], ...] = (
     *CHECKPOINT_CHECKS,
     *RECORD_CHECKS,

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mxcli.backends.backend import Backend
-from mxcli.errors import InputError
 from mxcli.files.checkpoint import Checkpoint, read
-from mxcli.files.hashes import ContentHash
 from mxcli.files.layouts import quantized_from
-from mxcli.files.model_files import RECORD
-from mxcli.files.progress import header_hash
-from mxcli.files.record import read_record
-from mxcli.files.safetensors import LENGTH_BYTES
 from mxcli.files.selection import Rule, select
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.measure.inspect import Total, totals_by
@@ -31,8 +24,9 @@ from mxcli.flows.verify.diff_blocks import (
     no_difference,
 )
 from mxcli.flows.verify.errors import Distance, distance, same_bytes
+from mxcli.flows.verify.sides import Side
 from mxcli.flows.write.pipeline import Progress
-from mxcli.flows.write.restore import PlainView, StoredWeight, plain_view, values_of
+from mxcli.flows.write.restore import StoredWeight, values_of
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.hadamard import Hadamard
 
@@ -41,42 +35,6 @@ CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor scale"
 SHAPE, FORMAT, DTYPE, VALUES = "shape", "format", "dtype", "values"
 AXIS, TRANSFORM = "axis", "transform"
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A side of the comparison: its name, its checkpoint, the plain view of a quantized one (None: plain), and the
-    hashes of stored tensors that its record has and that can still be so."""
-
-    name: str
-    checkpoint: Checkpoint
-    view: PlainView | None
-    recorded: Mapping[str, ContentHash] = field(default_factory=dict)
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Plain tensors by name."""
-        return self.checkpoint.tensors if self.view is None else self.view.tensors
-
-    @property
-    def layout(self) -> str | None:
-        """Name of its layout; None if it is plain."""
-        return None if self.view is None else self.view.layout.name
-
-    def stored(self, name: str) -> StoredWeight | None:
-        """Return the quantized weight of that name."""
-        return None if self.view is None else self.view.weights.get(name)
-
-    def read(self, info: TensorInfo) -> Array:
-        """Return a tensor that is not a quantized weight."""
-        return read(self.checkpoint, info) if self.view is None else self.view.read(info)
-
-    def kind(self, name: str) -> str | None:
-        """Return the format of a tensor, or its dtype if it is plain; None if it is missing."""
-        if name not in self.tensors:
-            return None
-        stored = self.stored(name)
-        return self.tensors[name].dtype if stored is None else stored.weight.format.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,40 +100,6 @@ class Diff:
     def counts(self) -> Mapping[str, int]:
         """Tensors by what differs; a tensor may be counted several times."""
         return Counter(word for each in self.tensors for word in (each.differs or (EQUAL,)))
-
-
-def side_of(name: str, checkpoint: Checkpoint, *, full: bool = False) -> Side:
-    """Return a checkpoint to compare, plain or quantized; raises like `plain_view`. With `full` its record is not
-    used."""
-    view = None if checkpoint.dialect is None else plain_view(checkpoint, "F32")
-    return Side(name, checkpoint, view, {} if full else _recorded(checkpoint))
-
-
-def _recorded(checkpoint: Checkpoint) -> dict[str, ContentHash]:
-    """Return the recorded hashes of the tensors in safetensors files with the recorded header that were not written to
-    after the record; empty without a record."""
-    try:
-        record = read_record(checkpoint.root)
-    except InputError:
-        record = None
-    found: dict[str, ContentHash] = {}
-    for file in checkpoint.files if record is not None else ():
-        header = record.headers.get(file.name) if record is not None else None
-        if record is not None and header is not None and header == _header_hash(file, checkpoint.root / RECORD):
-            found |= record.stored.get(file.name, {})
-    return found
-
-
-def _header_hash(file: Path, record: Path) -> str | None:
-    """Return the hash of a file's header; None if the file was written to after its record, or cannot be read."""
-    try:
-        if file.stat().st_mtime_ns > record.stat().st_mtime_ns:
-            return None
-        with file.open("rb") as opened:
-            start = opened.read(LENGTH_BYTES)
-            return header_hash(start + opened.read(min(int.from_bytes(start, "little"), file.stat().st_size)))
-    except OSError:
-        return None
 
 
 def memory_to_diff(a: Side, b: Side) -> Need:

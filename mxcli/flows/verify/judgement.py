@@ -86,11 +86,11 @@ def judged_weights(
     sane = Counter(each.traced.stored.weight.format.name for each in examined.values() if each.is_nearest)
     exact = Counter(each.stored.weight.format.name for each in traced.values() if each.provenance.exact)
     total = Counter(each.stored.weight.format.name for each in traced.values())
-    smoothed = any(each.rescaled_columns for each in examined.values())
+    rescaled = sum(1 for each in examined.values() if each.rescaled_columns)
     for doubtful in examined.values():
         fmt = doubtful.traced.stored.weight.format.name
         known = replace(siblings[fmt], nearest=2 * (sane[fmt] + exact[fmt]) > total[fmt])
-        judged = _verdict(doubtful, known, smoothed=smoothed, rotated=is_rotated(subject))
+        judged = _verdict(doubtful, known, rescaled=rescaled, rotated=is_rotated(subject))
         if judged is not None:
             yield judged
 
@@ -130,7 +130,8 @@ _SHOWN = 8
 @dataclass(frozen=True, slots=True)
 class _Examined:
     """A doubtful weight: its mismatch with the rule, its error by places (None: transformed weights have none), whether
-    its tensor scale follows from the source, and what exchanging codes or rescaling channels explains."""
+    its tensor scale follows from the source (`same`: it is that of the rule), and what exchanging codes or rescaling
+    channels explains."""
 
     traced: Traced
     scheme: Scheme
@@ -138,6 +139,7 @@ class _Examined:
     excess: Excess | None
     rule_noise: float
     tensor_scale: bool
+    same: bool
     swapped: Distance | None
     rescaled_columns: bool
     rescaled_rows: bool
@@ -176,7 +178,7 @@ def _examine(checkpoint: Checkpoint, each: Traced, known: _Siblings, amaxes: Ama
     tensor_scale = same or _is_near(q, rule)
     mismatch = _mismatch(checkpoint, stored, q, rule)
     places = None if q.scheme.hadamard is not None else excess(x, dtype, q, rule)
-    return _Examined(each, scheme, mismatch, places, noise, tensor_scale, swapped, columns, rows)
+    return _Examined(each, scheme, mismatch, places, noise, tensor_scale, same, swapped, columns, rows)
 
 
 def is_rotated(subject: Subject) -> bool:
@@ -184,7 +186,7 @@ def is_rotated(subject: Subject) -> bool:
     return bool(subject.disk.settings.get("transform_config"))
 
 
-def _verdict(each: _Examined, known: _Siblings, *, smoothed: bool, rotated: bool) -> Judged | None:
+def _verdict(each: _Examined, known: _Siblings, *, rescaled: int, rotated: bool) -> Judged | None:
     name, provenance = each.traced.stored.weight.name, each.traced.provenance
     if each.swapped is not None and each.swapped.noise < SWAPPED_GAIN * each.traced.distance.noise:
         return Judged(
@@ -202,7 +204,8 @@ def _verdict(each: _Examined, known: _Siblings, *, smoothed: bool, rotated: bool
     if provenance.named:
         found = Finding(each.mismatch.where, each.mismatch.found + error, f"{bytes_of} is named for it", _REPAIR)
         return Judged(OTHER_BYTES, found)
-    if each.rescaled_columns or (each.rescaled_rows and smoothed):
+    # Where the rule makes most weights of the source as it is, one rescaled weight alone is damage.
+    if (each.rescaled_columns or each.rescaled_rows) and rescaled > (known.scheme is not None):
         which = "column" if each.rescaled_columns else "row"
         value = f"not comparable: one factor for each {which} leaves the error of rounding"
         return Judged(RESCALED, Finding(name, value, "no comparison: give the rescaled model as SOURCE to have one"))
@@ -238,8 +241,9 @@ def _has_off(each: _Examined) -> bool:
 
 
 def _has_stepped(each: _Examined) -> bool:
-    """Return whether a few scales are not those of the rule, as nearly all are."""
-    return each.excess is not None and each.excess.stepped > 0 and each.excess.mostly_rule
+    """Return whether a few scales are not those of the rule, as nearly all are; under another tensor scale, which
+    producers round differently, some are."""
+    return each.same and each.excess is not None and each.excess.stepped > 0 and each.excess.mostly_rule
 
 
 def _unexplained(each: _Examined, known: _Siblings) -> str:

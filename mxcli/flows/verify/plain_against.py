@@ -28,7 +28,7 @@ _NEARLY_ALL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class PlainDifference:
-    """A plain tensor that is no copy of its original: how it differs, and why it must be a copy (empty: a producer may
+    """A plain tensor that is not a copy of its original: how it differs, and why it must be a copy (empty: a producer may
     have changed it)."""
 
     name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +26,7 @@ from mxcli.files.output_folder import stays_inside
 from mxcli.files.partials import json_bytes
 from mxcli.files.progress import header_hash
 from mxcli.files.record import OutputRecord, as_written, read_record
+from mxcli.files.record_schema import EARLIER_QUANTIZED, QUANTIZED
 from mxcli.files.selection import Rule
 from mxcli.files.shard_file import Shard
 from mxcli.files.tensors import Array
@@ -34,7 +35,6 @@ from mxcli.flows.plan.plan import Options, Plan, make_plan
 from mxcli.flows.write.arrange import Arrangement, arrange
 from mxcli.flows.write.pipeline import WriteJob
 from mxcli.flows.write.quantize import write_jobs
-from mxcli.flows.write.records import QUANTIZED
 from mxcli.flows.write.restore import open_floats
 from mxcli.flows.write.sharding import INDEX, index_of
 from mxcli.numerics.hadamard import Hadamard
@@ -106,7 +106,7 @@ def _record(folder: Path) -> OutputRecord:
             f"{printable(folder)}: has no {RECORD}, and only an output of mxcli can be repaired: nothing else says "
             "which bytes it had. Quantize its source again."
         )
-    if record.content.get("schema") != QUANTIZED:
+    if record.content.get("schema") not in (QUANTIZED, EARLIER_QUANTIZED):
         raise RefusedError(
             f"{printable(folder)}: its {RECORD} is {printable(record.content.get('schema'))}; only {QUANTIZED} can be "
             "repaired. Make the output again."
@@ -213,12 +213,11 @@ def _candidates(name: str, arrangement: Arrangement, entries: Sequence[Entry]) -
 def _damage(folder: Path, shard: Shard, record: OutputRecord, jobs: Sequence[WriteJob]) -> _Damaged:
     """Return the tensors of a shard that are not as recorded."""
     stored = record.stored[shard.name]
-    names = []
-    try:
-        with (folder / shard.name).open("rb") as file:
-            names = [each.name for each in shard.entries if hash_of(_bytes(file, shard, each)) != stored[each.name]]
-    except OSError:
-        names = [each.name for each in shard.entries]
+    path, names = folder / shard.name, [each.name for each in shard.entries]
+    with suppress(OSError):
+        if path.is_file():  # a pipe would wait
+            with path.open("rb") as file:
+                names = [each.name for each in shard.entries if hash_of(_bytes(file, shard, each)) != stored[each.name]]
     needed = set(names)
     return _Damaged(shard, tuple(names), tuple(job for job in jobs if not needed.isdisjoint(job.entries)))
 

@@ -13,6 +13,7 @@ from mxcli.files.layouts import Layout, OnDisk, Weight
 from mxcli.files.layouts.layout import Misfits, Transforms, Unread, module_of
 from mxcli.files.layouts.loaders import Ignored
 from mxcli.files.layouts.loaders import unread as unread_entries
+from mxcli.files.tensors import DTYPES
 from mxcli.flows.verify.record import Record, read_record
 from mxcli.flows.write.arrange import ignored_modules
 from mxcli.flows.write.restore import PlainView, StoredWeight, on_disk, reading_layout, view_of_weights
@@ -121,10 +122,16 @@ def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Su
             where, _, fault = reason.partition(": ")
             misfits[where] = f"{misfits[where]} {fault}" if where in misfits else fault
     try:
-        view = view_of_weights(checkpoint, layout, found)
+        view = view_of_weights(checkpoint, layout, found, recorded=_recorded_dtypes(read_record(checkpoint.root)))
     except Unread as error:
         return Subject(checkpoint, layout, None, {}, tensor_parallel, error.reasons[0])
     return Subject(checkpoint, layout, view, misfits, tensor_parallel, unread)
+
+
+def _recorded_dtypes(record: Record) -> dict[str, str]:
+    """Return the dtypes that a record states; what is wrong with others is for the check of the record."""
+    stated = {name: each.get("dtype") for name, each in record.tensors.items()}
+    return {name: dtype for name, dtype in stated.items() if isinstance(dtype, str) and dtype in DTYPES}
 
 
 def _module(weight: Weight) -> str:

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mxcli.backends.backend import Backend
 from mxcli.errors import UsageError, printable
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.directory import GGUF
+from mxcli.files.directory import GGUF, INDEX_SUFFIX, KINDS, listing
 from mxcli.files.gguf import GGUF_NAMES
 from mxcli.files.model_files import RECORD
 from mxcli.files.source_watch import watching
@@ -33,8 +34,8 @@ from mxcli.flows.verify.check_fused import FUSED_CHECKS, Summarized
 from mxcli.flows.verify.check_record import Hashing, threads
 from mxcli.flows.verify.check_rules import RULE_CHECKS, stated_schemes
 from mxcli.flows.verify.check_statistics import STATISTICS_CHECKS, Measured
-from mxcli.flows.verify.check_values import WEIGHT_CHECKS
 from mxcli.flows.verify.checks import CHECKPOINT_CHECKS, CHECKS
+from mxcli.flows.verify.doubts import CERTAIN_CHECKS, Doubts, settle
 from mxcli.flows.verify.errors import Distance
 from mxcli.flows.verify.judgement import Traced, judged_weights
 from mxcli.flows.verify.originals import Original, Originals, originals_of
@@ -132,10 +133,8 @@ def checked_originals(source: Checkpoint, subject: Subject) -> Originals | None:
 
 
 def _naming_hint(source: Checkpoint, checkpoint: Checkpoint) -> str:
-    """Return a hint if only one of both is GGUF, whose tensor names differ."""
-    if (source.kind == GGUF) == (checkpoint.kind == GGUF):
-        return ""
-    return f" {GGUF_NAMES}"
+    """Return a hint if only the source is GGUF: names are matched the other way round."""
+    return f" {GGUF_NAMES}" if source.kind == GGUF and checkpoint.kind != GGUF else ""
 
 
 def verify_subject(
@@ -153,11 +152,12 @@ def verify_subject(
     findings = Findings()
     with Hashing(subject) as hashing, _watching(subject, originals) as hashes:
         findings.run(CHECKPOINT_CHECKS, subject)
-        tracer, weights = Tracer(backend, _producer(subject), stated=stated_schemes(subject)), []
+        tracer, weights, doubts = Tracer(backend, _producer(subject), stated=stated_schemes(subject)), [], []
         amaxes = Amaxes(backend, originals, subject)
         total, done = sum(stored.nbytes for stored in subject.weights.values()), 0
         for stored, summary in summaries_of(subject):
-            findings.run(WEIGHT_CHECKS, summary)
+            findings.run(CERTAIN_CHECKS, summary)
+            doubts.append(Doubts.of(summary))
             findings.run(STATISTICS_CHECKS, Measured.of(summary, subject.recorded_tensors))
             weights.append(_verified(subject, stored, summary, tracer, amaxes, originals))
             done += stored.nbytes
@@ -165,7 +165,9 @@ def verify_subject(
                 on_progress(done, total, stored.weight.name)
         compared = None if originals is None else AgainstSource.of(subject, originals, hashes)
         recorded = hashing.result()
-    summaries = {each.name: each.summary for each in weights}
+    exact = {each.name for each in weights if each.provenance is not None and each.provenance.exact}
+    settle(doubts, recorded.proven, exact, findings)
+    summaries = {each.name: _unproven(each.summary, each.name in exact) for each in weights}
     coverage = check_alone(subject, recorded, summaries, findings, deep=deep)
     weights = _most_frequent(subject, weights, tracer, amaxes, originals)
     findings.run(FUSED_CHECKS, Summarized(subject, {each.name: each.summary for each in weights}))
@@ -244,6 +246,11 @@ def _verified(
     )
 
 
+def _unproven(summary: TensorSummary, is_exact: bool) -> TensorSummary:
+    """Return the summary of a weight, without the profile if its bytes are those that its rule makes of the source."""
+    return replace(summary, profile=None) if is_exact else summary
+
+
 def _original(stored: StoredWeight, originals: Originals | None) -> Original | None:
     """Return the original of a weight, if it has a comparable shape and dtype."""
     original = None if originals is None else originals.by_name.get(stored.weight.name)
@@ -309,8 +316,11 @@ def _named(*names: str) -> list[Check[Any]]:
     return [check for check in CHECKS if check.name in names]
 
 
+_SHOWN = 5
+
+
 def _notes(subject: Subject, originals: Originals | None) -> tuple[str, ...]:
-    notes = list(subject.checkpoint.notes)
+    notes = [*subject.checkpoint.notes, *_beside(subject)]
     transforms = subject.transforms
     if transforms.refusal is not None:
         notes.append(f"mxcli dequantize refuses this checkpoint: {transforms.refusal}.")
@@ -318,6 +328,17 @@ def _notes(subject: Subject, originals: Originals | None) -> tuple[str, ...]:
     if originals is not None and originals.checkpoint.restored_from is not None:
         notes.append("The source is quantized itself: errors are measured against its dequantized values.")
     return tuple(notes)
+
+
+def _beside(subject: Subject) -> Iterator[str]:
+    """Yield a note on weights next to a recorded output that are not part of it."""
+    record, root = subject.record, subject.checkpoint.root
+    weights = [name for name in listing(root) if Path(name).suffix in KINDS or name.endswith(INDEX_SUFFIX)]
+    others = [name for name in weights if name not in record.files] if record.files else []
+    if others:
+        more = f" and {len(others) - _SHOWN:,} more" if others[_SHOWN:] else ""
+        listed = ", ".join(map(printable, others[:_SHOWN]))
+        yield f"Not part of the output that {RECORD} records, and not checked: {listed}{more}."
 
 
 def _working_bytes(name: str, stored: StoredWeight, originals: Originals | None) -> int:

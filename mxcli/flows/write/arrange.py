@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,16 @@ from mxcli.files.gguf import ALIGNMENT
 from mxcli.files.gguf_metadata import gguf_header, require_int
 from mxcli.files.gguf_model import outline_of
 from mxcli.files.gguf_tokenizer import vocabulary_of
-from mxcli.files.layouts import COLUMN, MXCLI, PREFERRED, QUANTIZATION_CONFIG, Entry, Layout, Weight, find_layout
+from mxcli.files.layouts import (
+    COLUMN,
+    MXCLI,
+    PREFERRED,
+    QUANTIZATION_CONFIG,
+    Entry,
+    Layout,
+    Weight,
+    find_layout,
+)
 from mxcli.files.layouts.gguf import file_type
 from mxcli.files.model_files import CONFIG
 from mxcli.files.outline import Destination, OutputOutline, unchanged_outline
@@ -23,28 +32,42 @@ from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.plan.reasons import nothing_to_quantize
+from mxcli.flows.write.misread import refuse_caught, refuse_stale
 from mxcli.flows.write.sharding import Unit, shards_of
 from mxcli.flows.write.split import Piece, pieces_of, stack_module
 
 NEVER_LINEAR = frozenset({"norm", "embedding", "bias", "buffer", "scale", "codes", "lora"})
 """Roles outside linear layers: loaders do not look for their codes."""
+STACKED = frozenset({"weight", "mtp"})
+"""Roles of stacks of linear layers, which are parameters of the module that holds them."""
 
 
 def ignored_modules(kept: Iterable[TensorInfo], tied: Mapping[str, str], quantized: Iterable[str]) -> tuple[str, ...]:
     """Return full paths of modules that stay plain, sorted: routers, output heads (tied ones included), and all others
     that may be linear layers.
 
-    `quantized` are names of quantized weights; a stack of experts stands for the module that holds it.
+    `quantized` are names of quantized weights; a stack of experts stands for the module that holds it, unless that
+    holds a quantized weight too.
     """
     modules = {alias.removesuffix(".weight") for alias in tied if alias.endswith(".weight")}
+    stacks: set[str] = set()
     for info in kept:
         if info.role in NEVER_LINEAR or len(info.shape) < 2:
             continue
         if info.name.endswith(".weight"):
             modules.add(info.name.removesuffix(".weight"))
-        elif len(info.shape) > 2 and "." in info.name:
-            modules.add(info.name.rpartition(".")[0])
-    return tuple(sorted(modules - {name.removesuffix(".weight") for name in quantized}))
+        elif len(info.shape) > 2 and "." in info.name and info.role in STACKED:
+            stacks.add(info.name.rpartition(".")[0])
+    others = {name.removesuffix(".weight") for name in quantized}
+    parents = {parent for name in others for parent in _parents(name)} if stacks else set()
+    return tuple(sorted((modules | (stacks - parents)) - others - {""}))
+
+
+def _parents(module: str) -> Iterator[str]:
+    """Yield the modules that contain a module."""
+    while "." in module:
+        module = module.rpartition(".")[0]
+        yield module
 
 
 Units = Mapping[Path, Sequence[Unit]]
@@ -208,7 +231,9 @@ def arrange(
         CONFIG: {**(checkpoint.config or {}), **({QUANTIZATION_CONFIG: settings} if settings else {})},
         **chosen.extra_configs(weights, ignored),
     }
+    refuse_caught(checkpoint, chosen, configs, weights)
     shards = _described(container.shards(checkpoint, outline, units, weights, max_shard_bytes), tasks, chosen)
+    refuse_stale(checkpoint, kept, weights)
     remarks = (*chosen.remarks(weights), *outline.remarks)
     notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(layout or plan.options.layout)), *remarks)
     return Arrangement(chosen, tasks, shards, configs, ignored, notes, outline.constants)

@@ -14,6 +14,7 @@ from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import Entry
 from mxcli.files.model_files import CONFIG
 from mxcli.files.reading import as_floats
+from mxcli.files.record_schema import DEQUANTIZED
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.memory import Need, need_of
@@ -71,7 +72,7 @@ def dequantize_checkpoint(
     notes = tuple(omission_notes(view))
     not_finite: dict[str, int] = {}
     record: dict[str, object] = {
-        "schema": "mxcli.dequantized/1",
+        "schema": DEQUANTIZED,
         "version": own_version(),
         "command": list(command),
         "input": fingerprint(checkpoint),

@@ -13,7 +13,7 @@ from typing import Any
 from mxcli.errors import InputError, RefusedError
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.complete import check_complete, is_complete
-from mxcli.files.model_files import CONFIG, RECORD, permissions
+from mxcli.files.model_files import CONFIG, RECORD, CarriedFile, permissions
 from mxcli.files.output_dir import Check, Output
 from mxcli.files.output_folder import check_output_folder
 from mxcli.files.preflight import check_draft, refuse_names_of
@@ -65,7 +65,8 @@ class WriteOptions:
 
     `force` replaces an output, `resume` continues an interrupted run, a `share` restricts the run to its part. The run
     ends before the next tensor if `stop` returns True. `check` looks at a whole output before it has its final names.
-    `others` are files that are written afterwards and must not replace one of the output.
+    `others` are files that are written afterwards and must not replace one of the output; `inputs` those that the run
+    reads besides the source, which the output must not replace.
     """
 
     force: bool = False
@@ -75,13 +76,14 @@ class WriteOptions:
     on_progress: Progress = lambda done, total, name: None
     check: Check | None = None
     others: tuple[Path, ...] = ()
+    inputs: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The progress of a run: whether it is complete, and the bytes of the source that are `done` by this run, `kept`
     from an earlier one, and `left`; `has_progress` if there is something to resume, `was_complete` if nothing was left
-    to do."""
+    to do. `stayed` are files of the output before this one that were changed since, and so were not removed."""
 
     complete: bool
     done: int
@@ -89,6 +91,7 @@ class Outcome:
     left: int
     has_progress: bool = False
     was_complete: bool = False
+    stayed: tuple[str, ...] = ()
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, options: WriteOptions) -> Outcome:
@@ -106,7 +109,9 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, options: 
             with suppress(RefusedError, InputError) if options.force else nullcontext():
                 check_complete(folder, draft, watch)
                 return Outcome(True, 0, sum(job.nbytes for job in work.jobs), 0, was_complete=True)
-        target = check_output_folder(folder, checkpoint, draft.names, force=options.force, resume=options.resume)
+        target = check_output_folder(
+            folder, checkpoint, draft.names, force=options.force, resume=options.resume, inputs=options.inputs
+        )
         check_draft(draft, folder)
         with Output(target, draft, watch, resume=options.resume, force=options.force) as output:
             outcome = _write_shards(output, draft.written, work.jobs, watch, options)
@@ -116,27 +121,29 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, options: 
                 output.publish(work.finish(output.record), options.check)
             elif outcome.complete:
                 output.complete()
-    return replace(outcome, has_progress=output.has_progress)
+    return replace(outcome, has_progress=output.has_progress, stayed=output.stayed)
 
 
 def draft_of(checkpoint: Checkpoint, work: Work, watch: SourceWatch, share: Share | None = None) -> Draft:
     """Return the draft of an output, or of a share of it."""
     return replace(
-        planned_draft(checkpoint, work.shards, work.configs),
-        record=work.record,
+        planned_draft(checkpoint, work.shards, work.configs, work.record),
         sampled=watch.samples() if share else {},
         share=share,
         own_shards=frozenset(shards_of_share(work.shards, work.jobs, share) if share else ()),
     )
 
 
-def planned_draft(checkpoint: Checkpoint, shards: Sequence[Shard], configs: Mapping[str, Record]) -> Draft:
-    """Return the draft of a whole output without its record."""
+def planned_draft(
+    checkpoint: Checkpoint, shards: Sequence[Shard], configs: Mapping[str, Record], record: Record | None = None
+) -> Draft:
+    """Return the draft of a whole output, as far as it is known before its source is watched."""
     index = {INDEX: index_of(shards)} if is_indexed(shards) else {}
     return Draft(
         shards=tuple(shards),
         documents={**index, **configs},
-        carried={path.relative_to(checkpoint.root).as_posix(): path for path in checkpoint.side_files},
+        carried={path.relative_to(checkpoint.root).as_posix(): CarriedFile.of(path) for path in checkpoint.side_files},
+        record=record or {},
         mode=permissions([*checkpoint.files, *([checkpoint.root / CONFIG] if checkpoint.config else [])]),
     )
 

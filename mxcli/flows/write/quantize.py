@@ -76,7 +76,8 @@ def report_from_stats(
     source: str, checkpoint: Checkpoint, plan: Plan, arrangement: Arrangement, layers: TensorStats = ()
 ) -> Report:
     """Return the report on a plan as arranged, with the statistics gathered while writing."""
-    tally = Tally(source, checkpoint, replace(plan, tensors=arrangement.tensors, notes=arrangement.notes))
+    noted = replace(checkpoint, notes=(*checkpoint.notes, *checkpoint.left_out))
+    tally = Tally(source, noted, replace(plan, tensors=arrangement.tensors, notes=arrangement.notes))
     for planned, stats in layers:
         if stats is not None:
             tally.add(planned, stats)

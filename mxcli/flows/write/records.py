@@ -15,6 +15,7 @@ from mxcli.files.layouts import COLUMN
 from mxcli.files.merge import Merging
 from mxcli.files.output_dir import Check
 from mxcli.files.record import as_written
+from mxcli.files.record_schema import EARLIER_QUANTIZED, QUANTIZED
 from mxcli.files.source_watch import fingerprint_of
 from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.overrides import Override
@@ -33,7 +34,6 @@ def fingerprint(checkpoint: Checkpoint) -> dict[str, object]:
     return {file.name: fingerprint_of(file) for file in checkpoint.files}
 
 
-QUANTIZED = "mxcli.quantized/1"
 _LAST = ("seed", "hadamard")
 """Rules that the record of options lists last."""
 
@@ -155,7 +155,8 @@ def gathered(memos: Iterable[Any]) -> dict[str, Stats]:
 
 
 FINISHING: Mapping[str, Callable[[dict[str, Any], Sequence[str]], dict[str, object]]] = {
-    QUANTIZED: lambda record, memos: with_statistics(record, gathered(map(json.loads, memos))),
+    schema: lambda record, memos: with_statistics(record, gathered(map(json.loads, memos)))
+    for schema in (QUANTIZED, EARLIER_QUANTIZED)
 }
 """Functions that complete the record of a kind of output from the per-tensor statistics
 logged by each run; others are complete."""
@@ -163,11 +164,13 @@ logged by each run; others are complete."""
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The result of a merge: the directory, the number of shares (0: it was complete already), and its files."""
+    """The result of a merge: the directory, the number of shares (0: it was complete already), its files, and those of
+    the output before it that were changed since, and so were not removed."""
 
     folder: Path
     shares: int
     files: tuple[str, ...]
+    stayed: tuple[str, ...] = ()
 
 
 def merge_shares(folder: str | Path, *, force: bool = False, check: Check | None = None) -> Merged:
@@ -185,4 +188,4 @@ def merge_shares(folder: str | Path, *, force: bool = False, check: Check | None
             finish = FINISHING.get(merging.record["schema"])
             record = merging.record if finish is None else finish(merging.record, merging.memos)
         merging.publish(record, check)
-        return Merged(merging.folder, len(merging.shares), tuple(merging.files))
+        return Merged(merging.folder, len(merging.shares), tuple(merging.files), merging.stayed)

@@ -25,10 +25,9 @@ from mxcli.files.layouts import (
     layout_of_dialect,
     quantized_from,
 )
-from mxcli.files.model_files import RECORD
-from mxcli.files.record import TENSORS, record_content
+from mxcli.files.record import read_record
 from mxcli.files.roles import role_of
-from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo, byte_count
+from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
 
 ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale", "._weight_act_per_tensor_scale")
 
@@ -101,6 +100,7 @@ class PlainView:
             stored = self.weights.get(info.name)
             return self.read(info) if stored is None else values_of(self.source, stored, backend)
 
+        note = self.layout.transforms(on_disk(self.source)).note
         files = {info.file for info in self.tensors.values() if info.offset == IN_MEMORY}
         decoders: dict[Path, Callable[[TensorInfo], Array]] = dict.fromkeys(files, decode)
         return replace(
@@ -109,6 +109,7 @@ class PlainView:
             metadata={file: self._plain_metadata(entries) for file, entries in self.source.metadata.items()},
             config=None if self.source.config is None else without_quantization(self.source.config),
             dialect=None,
+            notes=self.source.notes if note is None else (*self.source.notes, note),
             decoders={**self.source.decoders, **decoders},
             restored_from=self.layout.name,
             stored=self.source,
@@ -172,10 +173,15 @@ def _without_partner(info: TensorInfo) -> str:
 
 
 def view_of_weights(
-    checkpoint: Checkpoint, layout: Layout, found: Iterable[Weight], dtype: str | None = None
+    checkpoint: Checkpoint,
+    layout: Layout,
+    found: Iterable[Weight],
+    dtype: str | None = None,
+    recorded: Mapping[str, str] | None = None,
 ) -> PlainView:
-    """Return the plain view of a source with these weights and all other tensors unchanged."""
-    recorded = _recorded_dtypes(checkpoint.root)
+    """Return the plain view of a source with these weights and all other tensors unchanged; `recorded` are dtypes by
+    name (None: those of its record)."""
+    recorded = _recorded_dtypes(checkpoint.root) if recorded is None else recorded
     weights = {}
     for weight in found:
         plain = replace(weight, dtype=dtype or recorded.get(weight.name, weight.dtype))
@@ -231,19 +237,10 @@ def reading_layout(checkpoint: Checkpoint) -> Layout:
 
 
 def _recorded_dtypes(folder: Path) -> dict[str, str]:
-    """Return the dtype of each plain tensor in the record of an output of mxcli. Raises InputError for a record with
-    dtypes that are none."""
-    record, tensors = folder / RECORD, (record_content(folder) or {}).get(TENSORS, {})
-    if not isinstance(tensors, Mapping):
-        raise InputError(f"{printable(record)}: 'tensors' is a {type(tensors).__name__}, not an object; move it away.")
-    dtypes = {name: entry.get("dtype") for name, entry in tensors.items() if isinstance(entry, Mapping)}
-    for name, dtype in dtypes.items():
-        if dtype is not None and not (isinstance(dtype, str) and dtype in DTYPES):
-            raise InputError(
-                f"{printable(record)}: tensor '{printable(name)}' has dtype {printable(dtype)}, which is none of "
-                f"{', '.join(DTYPES)}; move the file away."
-            )
-    return {name: dtype for name, dtype in dtypes.items() if isinstance(dtype, str)}
+    """Return the dtype of each plain tensor in the record of an output of mxcli. Raises InputError for a record that
+    mxcli did not write."""
+    record = read_record(folder)
+    return {} if record is None else {name: str(each["dtype"]) for name, each in record.tensors.items()}
 
 
 def _tensors(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -99,8 +100,16 @@ def test_two_layers_by_hand(tmp_path: Path) -> None:
         "axis": "row",
         "tokens": 2,
         "tokens_seen": 2,
+        "xxh3_128": xxhash.xxh3_128_hexdigest(np.array([-4, -8], np.float32).tobytes()),
     }
-    assert record["tensors"]["0.weight"] == {"role": "weight", "layer": "0", "step": 0, "rank": 0, "axis": "row"}
+    assert record["tensors"]["0.weight"] == {
+        "role": "weight",
+        "layer": "0",
+        "step": 0,
+        "rank": 0,
+        "axis": "row",
+        "xxh3_128": xxhash.xxh3_128_hexdigest(np.array([1, 2, 3, 4], np.float32).tobytes()),
+    }
 
 
 def test_captures_are_a_source(tmp_path: Path) -> None:

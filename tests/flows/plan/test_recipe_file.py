@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,28 @@ def test_files_that_are_not_recipes(tmp_path: Path) -> None:
         read_recipe(tmp_path / "r.toml")
     with pytest.raises(InputError, match="no such file"):
         read_recipe(tmp_path / "none.toml")
+    (tmp_path / "r.toml").write_text('format = "mxfp4"\n')
+    os.truncate(tmp_path / "r.toml", 100 << 30)
+    with pytest.raises(InputError, match=r"107,374,182,400 bytes; a recipe has at most 67,108,864\.$"):
+        read_recipe(tmp_path / "r.toml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"seed = {'9' * 5000}",
+        f"seed = [1, {'9' * 5000}]",
+        f"a.b = {{c = -{'1' * 4301}}}",
+        "a = " + "[" * 100_000,
+        "a = " + "{a = " * 50_000,
+        "format = 1979-05-27T07:32:00Z0",
+        "\0",
+    ],
+    ids=["digits", "digits in a list", "digits in a table", "lists", "tables", "time", "NUL"],
+)
+def test_what_no_parser_takes_is_not_valid(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^r\.toml: not valid TOML: "):
+        parse_recipe(text, "r.toml")
 
 
 def test_selectors_that_take_nothing_are_reported_with_their_lines(checkpoint: Checkpoint) -> None:

@@ -77,3 +77,15 @@ def test_the_nearest_line_stands_for_what_has_none() -> None:
     lines = toml_lines("a = 1\n\n[[b]]\nc = 2\n")
     assert line_of(("b", 0, "missing"), lines) == 3
     assert line_of((), lines) == line_of(("other",), lines) == 1
+
+
+def test_lines_of_many_values_take_no_time() -> None:
+    """As many as the layers of a large model; each once took the lines before it to be counted again."""
+    text = (
+        "exclude = [\n"
+        + "".join(f'    "model.layers.{at}.mlp.experts.{at}.down_proj.weight",\n' for at in range(40_000))
+        + "]\n"
+    )
+    lines = toml_lines(text)
+    assert lines[("exclude", 0)] == 2
+    assert lines[("exclude", 39_999)] == 40_001

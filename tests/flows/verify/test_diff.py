@@ -14,7 +14,8 @@ from mxcli.errors import UsageError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options
-from mxcli.flows.verify.diff import Diff, Difference, diff_sides, side_of
+from mxcli.flows.verify.diff import Diff, Difference, diff_sides
+from mxcli.flows.verify.sides import side_of
 from mxcli.flows.write.dequantize import dequantize_checkpoint
 from mxcli.numerics.hadamard import hadamard_of
 from mxcli.numerics.scheme import Rules

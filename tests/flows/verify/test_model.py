@@ -236,8 +236,12 @@ def test_scales_that_no_rule_gives_are_found(tmp_path: Path, bare: Path) -> None
 
 def test_shards_and_documents_are_looked_for(tmp_path: Path, bare: Path) -> None:
     folder = shutil.copytree(bare, tmp_path / "q")
-    (folder / "tokenizer.json").write_text('{"a": [1, 2')
-    assert found(verified(folder)) == {"document": ["tokenizer.json"]}
+    for content in ('{"a": [1, 2', "", "9" * 5000):
+        (folder / "tokenizer.json").write_text(content)
+        assert found(verified(folder)) == {"document": ["tokenizer.json"]}
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/proc/kmsg")  # waits for its reader
+    assert set(found(verified(folder))) <= {"document"}
     (folder / "tokenizer.json").unlink()
     (folder / SHARD).rename(folder / "model-00001-of-00002.safetensors")
     write_model(tmp_path / "two", {"lm_head2.weight": noise(32, 64)})

@@ -14,7 +14,7 @@ from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError, RefusedError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.plan.plan import Options
-from mxcli.flows.verify.diff import side_of
+from mxcli.flows.verify.sides import side_of
 from mxcli.flows.write.dequantize import dequantize_checkpoint
 from mxcli.flows.write.restore import open_floats
 
@@ -155,6 +155,7 @@ def test_other_tensors_of_torchao_are_not_faults_of_the_file(tmp_path: Path, typ
     [
         ("W8A8_SQ_PER_CHANNEL", ("I8", 1, 64), ("F32", 1)),
         ("W4A16_AWQ", ("U8", 2, 64), ("F32", 1)),
+        ("W5A16_NEW", ("U8", 2, 64), ("F32", 1)),
         ("W4A8_NVFP4_FP8", ("U8", 1, 32), ("F8_E4M3", 2)),
     ],
 )
@@ -176,6 +177,34 @@ def test_other_algorithms_of_modelopt_are_not_faults_of_the_file(
     assert (result.coverage.is_empty, result.coverage.unchecked) == (True, 7)
     assert result.coverage.unread is not None
     assert f"quant_algo is {algorithm}, which mxcli does not read" in result.coverage.unread
+
+
+@pytest.mark.parametrize("stated", ["sparse-24-bitmask", "sparse-bitmask"])
+def test_other_compressions_of_compressed_tensors_are_not_faults_of_the_file(
+    tmp_path: Path, made: Callable[..., Path], stated: str
+) -> None:
+    def sparse(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("proj.weight")]:
+            tensors[f"{name}_bitmask"] = tensors.pop(name)
+
+    original = made("fp8_e4m3_channel", "compressed-tensors")
+    folder = changed(original, tmp_path / "q", sparse, sparsity_config={"format": stated})
+    result = verified(folder)
+    assert (found(result), result.coverage.is_empty) == ({}, True)
+    assert result.coverage.unread == f"config.json: its sparsity_config states {stated}, which mxcli does not read."
+    dense = changed(original, tmp_path / "d", untouched, sparsity_config={"format": "dense"})
+    assert verified(dense).coverage.by_values == 7
+
+
+def test_an_order_of_columns_is_not_dropped(tmp_path: Path, made: Callable[..., Path]) -> None:
+    def ordered(tensors: Tensors) -> None:
+        tensors["model.layers.0.mlp.down_proj.weight_g_idx"] = ("I32", np.arange(128, dtype=np.int32))
+
+    folder = changed(made("nvfp4", "compressed-tensors"), tmp_path / "q", ordered)
+    result = verified(folder)
+    assert (found(result), result.coverage.by_values, result.coverage.unchecked) == ({}, 6, 1)
+    with pytest.raises(InputError, match=r"order of columns in .*_g_idx"):
+        dequantize_checkpoint(open_checkpoint(folder), tmp_path / "d", backend=Cpu())
 
 
 def test_what_is_read_is_checked_beside_what_is_not(tmp_path: Path, made: Callable[..., Path]) -> None:
@@ -373,8 +402,9 @@ def test_statistics_of_the_record_are_compared_without_hashes(tmp_path: Path, la
     name = "model.layers.0.mlp.up_proj.weight"
     original = quantized(source(tmp_path / "m"), tmp_path / "o", Options("mxfp8", layout=layout))
     record = json.loads((original / "mxcli.json").read_text())
-    for key in ("stored", "sha256", "headers"):
+    for key in ("stored", "sha256", "headers", "source_hashes", "verified"):
         del record[key]
+    record["schema"] = "mxcli.quantized/1"
     for key, check in (("amax", "its largest value is"), ("scale_exponent_histogram", "scales from 2^")):
         folder = changed(original, tmp_path / key, untouched)
         stated = json.loads(json.dumps(record))

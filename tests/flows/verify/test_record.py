@@ -10,7 +10,6 @@ import pytest
 from planted import GATE, SHARD, UP, found, quantized, source, values, verified
 from tiny_models import LLAMA, llama, noise, read_header
 
-from mxcli.errors import InputError
 from mxcli.flows.plan.plan import Options
 
 CODES = f"{UP}_packed"
@@ -54,12 +53,12 @@ def test_every_byte_of_an_output_is_proven(output: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "byte", "value"),
     [
-        (CODES, 70, "bytes 0 to 4,096 of 4,096 (rows 0 to 127) not as recorded"),
-        (f"{UP}_scale", 3, "bytes 0 to 512 of 512 (rows 0 to 127) not as recorded"),
-        (f"{GATE}_global_scale", 0, "bytes 0 to 4 of 4 not as recorded"),
-        (NORM, 5, "bytes 0 to 128 of 128 not as recorded"),
-        ("model.embed_tokens.weight", 4095, "bytes 0 to 4,096 of 4,096 (rows 0 to 31) not as recorded"),
-        ("lm_head.weight", 9, "bytes 0 to 4,096 of 4,096 (rows 0 to 31) not as recorded"),
+        (CODES, 70, "bytes 0 to 4,095 of 4,096 (rows 0 to 127) not as recorded"),
+        (f"{UP}_scale", 3, "bytes 0 to 511 of 512 (rows 0 to 127) not as recorded"),
+        (f"{GATE}_global_scale", 0, "bytes 0 to 3 of 4 not as recorded"),
+        (NORM, 5, "bytes 0 to 127 of 128 not as recorded"),
+        ("model.embed_tokens.weight", 4095, "bytes 0 to 4,095 of 4,096 (rows 0 to 31) not as recorded"),
+        ("lm_head.weight", 9, "bytes 0 to 4,095 of 4,096 (rows 0 to 31) not as recorded"),
     ],
 )
 def test_a_flipped_bit_is_found_with_its_place(tmp_path: Path, output: Path, name: str, byte: int, value: str) -> None:
@@ -122,23 +121,40 @@ def test_a_record_that_contradicts_itself_or_the_files_is_found(
 
 @pytest.mark.parametrize("value", [None, 7, [], "x", {"a": 3}, {"../../x": "0" * 64}, {"a\0": {}}, [3], {"": {"": 1}}])
 @pytest.mark.parametrize("key", ["stored", "sha256", "headers", "tensors", "files", "source_hashes", "options"])
-def test_a_record_of_any_form_is_survived(tmp_path: Path, output: Path, key: str, value: object) -> None:
-    folder = changed_record(output, tmp_path / "q", lambda record: record.update({key: value}))
-    if key == "tensors" and not isinstance(value, dict):
-        # Dtypes of the plain tensors are read from there.
-        with pytest.raises(InputError, match=r"'tensors' is a .*, not an object"):
-            verified(folder)
-        return
-    result = verified(folder)
-    faults = {"stored", "sha256", "headers"} & {key}
-    empty = value in ([], {}) if key == "files" else False
-    if faults or (key in ("tensors", "files") and not empty):
-        assert not result.is_sound
+def test_a_record_of_any_form_is_a_problem_with_its_key(tmp_path: Path, output: Path, key: str, value: object) -> None:
+    result = verified(changed_record(output, tmp_path / "q", lambda record: record.update({key: value})))
+    assert any(f"'{key}'" in each for each in values(result, "record"))
+    assert not result.is_sound
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["schema", "version", "command", "options", "input", "layout", "notes", "tensors", "files", "sha256", "stored"]
+    + ["headers", "source_hashes", "verified", "requantized_from"],
+)
+def test_a_record_without_a_key_is_a_problem(tmp_path: Path, output: Path, key: str) -> None:
+    result = verified(changed_record(output, tmp_path / "q", lambda record: record.pop(key)))
+    assert found(result)["record"] == ["mxcli.json"]
+    assert values(result, "record")[0].startswith(f"'{key}' is missing")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", "7", "{", '{"schema": "mxcli.quantized/99"}', ""])
+def test_a_file_that_is_not_a_record_is_a_problem(tmp_path: Path, output: Path, content: str) -> None:
+    folder = shutil.copytree(output, tmp_path / "q")
+    (folder / "mxcli.json").write_text(content)
+    assert found(verified(folder))["record"] == ["mxcli.json"]
+
+
+@pytest.mark.parametrize("name", [UP, GATE, "model.layers.0.self_attn.o_proj.weight"])
+def test_codes_of_a_tensor_that_the_record_keeps_are_a_problem(tmp_path: Path, output: Path, name: str) -> None:
+    folder = changed_record(output, tmp_path / "q", lambda record: record["tensors"][name].update(decision="kept"))
+    assert found(verified(folder))["recorded_decision"] == [name]
 
 
 def test_an_output_without_hashes_is_checked_by_its_values(tmp_path: Path, output: Path) -> None:
     def older(record: dict[str, Any]) -> None:
-        for key in ("stored", "sha256", "headers", "source_hashes"):
+        record["schema"] = "mxcli.quantized/1"
+        for key in ("stored", "sha256", "headers", "source_hashes", "verified"):
             del record[key]
 
     result = verified(changed_record(output, tmp_path / "q", older))

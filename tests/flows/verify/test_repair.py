@@ -104,6 +104,20 @@ def test_documents_are_written_and_copied_again(
     assert contents(folder) == contents(sound)
 
 
+@pytest.mark.parametrize("name", [SHARD, "config.json", "tokenizer_config.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, nvfp4: tuple[Path, Path], name: str) -> None:
+    model, sound = nvfp4
+    folder = Path(shutil.copytree(sound, tmp_path / "q"))
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    try:
+        repair(folder, model, Cpu())
+    except (InputError, RefusedError):
+        assert (folder / name).is_fifo()
+    else:
+        assert contents(folder) == contents(sound)
+
+
 SIGNS = find_hadamard(16)
 OPTIONS = {
     "stochastic rounding": Options("mxfp8", Rules(rounding="stochastic", seed=3, nonfinite="error"), layout="mxcli"),
@@ -229,12 +243,17 @@ def test_without_a_record_that_proves_it_there_is_no_repair(tmp_path: Path, nvfp
     folder = Path(shutil.copytree(sound, tmp_path / "q"))
     in_tensor(PACKED)(folder)
     record = json.loads((folder / RECORD).read_text())
-    for key in ("sha256", "stored", "headers"):
+    hashes = ("sha256", "stored", "headers", "source_hashes", "verified")
+    for key in hashes:
         (folder / RECORD).write_text(json.dumps({name: part for name, part in record.items() if name != key}))
-        with pytest.raises(RefusedError, match="no repair can be proven"):
+        with pytest.raises(InputError, match=f"'{key}' is missing"):
             repair(folder, model, Cpu())
-    (folder / RECORD).write_text(json.dumps({**record, "schema": "mxcli.dequantized/1"}))
-    with pytest.raises(RefusedError, match=r"only mxcli.quantized/1 can be repaired"):
+    older = {name: part for name, part in record.items() if name not in hashes} | {"schema": "mxcli.quantized/1"}
+    (folder / RECORD).write_text(json.dumps(older))
+    with pytest.raises(RefusedError, match="no repair can be proven"):
+        repair(folder, model, Cpu())
+    (folder / RECORD).write_text(json.dumps({**record, "schema": "mxcli.dequantized/2", "dtypes": {"w": "BF16"}}))
+    with pytest.raises(RefusedError, match=r"only mxcli.quantized/2 can be repaired"):
         repair(folder, model, Cpu())
     (folder / RECORD).write_text(json.dumps({**record, "options": {"format": 3}}))
     with pytest.raises(InputError, match="'options' is not what mxcli writes"):

@@ -439,14 +439,18 @@ def test_weights_of_another_model_are_far_from_the_source(tmp_path: Path, nvfp4:
     tensors = llama()
     tensors[UP] = bf16(4 * noise_values(tensors[UP][1]))
     tensors["model.layers.0.mlp.down_proj.weight"] = noise(64, 128, seed=77)
-    result = verified(nvfp4[1], source(tmp_path / "other", tensors))
+    other = source(tmp_path / "other", tensors)
+    result = verified(nvfp4[1], other)
     down = "model.layers.0.mlp.down_proj.weight"
-    assert found(result) == {"other_bytes": [f"{UP}_packed", f"{down}_packed"]}
-    assert "; relative error 1.4" in values(result, "other_bytes")[1]
+    assert found(result) == {"other_source": [str(other / SHARD)]}
+    assert (
+        f"tensor '{UP}' does not have the hash in mxcli.json, and 1 more have not" in values(result, "other_source")[0]
+    )
     folder = shutil.copytree(nvfp4[1], tmp_path / "foreign")
     (folder / RECORD).unlink()
-    result = verified(folder, tmp_path / "other")
+    result = verified(folder, other)
     assert found(result) == {"other_bytes": [f"{UP}_packed", f"{down}_packed"]}
+    assert "; relative error 1.4" in values(result, "other_bytes")[1]
 
 
 def noise_values(bits: np.ndarray) -> np.ndarray:
@@ -460,13 +464,18 @@ def test_tensors_are_compared_with_those_of_the_source(tmp_path: Path, nvfp4: tu
     tensors["model.norm.weight"] = ("F32", np.ones(64, np.float32))
     tensors["model.layers.0.input_layernorm.weight"] = noise(64, seed=5)
     del tensors["lm_head.weight"]
-    assert found(verified(nvfp4[1], source(tmp_path / "other", tensors))) == {
+    other = source(tmp_path / "other", tensors)
+    common = {
         "missing": ["model.layers.1.input_layernorm.weight"],
         "shape": [UP],
         "extra": ["lm_head.weight"],
-        "damaged": ["model.layers.0.input_layernorm.weight", "model.norm.weight"],
         "retyped": ["model.norm.weight"],
     }
+    assert found(verified(nvfp4[1], other)) == {**common, "other_source": [str(other / SHARD)]}
+    folder = shutil.copytree(nvfp4[1], tmp_path / "foreign")
+    (folder / RECORD).unlink()
+    damaged = {"damaged": ["model.layers.0.input_layernorm.weight", "model.norm.weight"]}
+    assert found(verified(folder, other)) == {**common, **damaged}
 
 
 def test_a_source_of_another_model_is_refused(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
@@ -558,8 +567,7 @@ def test_fp8_without_scales_is_a_problem_and_scales_of_1_are_a_warning(tmp_path:
     result = verified(write_model(tmp_path / "cast", {"a.weight": codes}))
     assert found(result) == {"codes_without_scale": ["a.weight"]}
     assert not result.is_sound
-    with pytest.raises(UsageError, match="has no scales"):
-        verified(tmp_path / "cast", source(tmp_path / "m"))
+    assert found(verified(tmp_path / "cast", source(tmp_path / "m"))) == {"codes_without_scale": ["a.weight"]}
     settings = {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
     scaled = {"a.weight": codes, "a.weight_scale": ("F32", np.ones(32, np.float32))}
     result = verified(write_model(tmp_path / "one", scaled, {"quantization_config": settings}))
@@ -641,7 +649,9 @@ def test_files_that_are_gone_or_changed_are_found_by_the_record(tmp_path: Path, 
     path.write_text(json.dumps(record))
     result = verified(folder)
     assert found(result) == {"record": ["mxcli.json"], "recorded_file": ["config.json", "tokenizer.json"]}
-    assert values(result, "record") == ["'files' must have names of files in its folder, which '../outside.json' is not"]
+    assert values(result, "record") == [
+        "'files' must have names of files in its folder, which '../outside.json' is not"
+    ]
     assert values(result, "recorded_file") == ["other content", "missing"]
 
 
@@ -675,6 +685,26 @@ def test_what_is_not_quantized_or_not_read_is_refused(tmp_path: Path, nvfp4: tup
     (folder / "config.json").unlink()
     with pytest.raises(InputError, match=r"without a config\.json"):
         verified(folder)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "bitnet"])
+@pytest.mark.parametrize("against", [False, True])
+def test_a_quant_method_that_is_not_read_is_named(
+    tmp_path: Path, nvfp4: tuple[Path, Path], method: str, against: bool
+) -> None:
+    folder = shutil.copytree(nvfp4[1], tmp_path / "q")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = method
+    (folder / "config.json").write_text(json.dumps(config))
+    source = nvfp4[0] if against else None
+    result = verified(folder, source)
+    assert found(result)["recorded_file"] == ["config.json"]
+    assert result.coverage.unread is not None
+    assert f"the quant_method in config.json is '{method}'" in result.coverage.unread
+    assert not result.is_sound
+    (folder / RECORD).unlink()
+    with pytest.raises(RefusedError, match=f"the quant_method in config.json is '{method}'"):
+        verified(folder, source)
 
 
 def test_weights_in_another_dtype_and_without_elements_are_survived(tmp_path: Path) -> None:

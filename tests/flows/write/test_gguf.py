@@ -19,7 +19,8 @@ from mxcli.files.checkpoint import open_checkpoint, read
 from mxcli.files.layouts import LAYOUTS, Weight
 from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options, make_plan
-from mxcli.flows.verify.diff import diff_sides, side_of
+from mxcli.flows.verify.diff import diff_sides
+from mxcli.flows.verify.sides import sides_of
 from mxcli.flows.verify.subject import subject_of
 from mxcli.flows.verify.verify import checked_originals
 from mxcli.flows.write.arrange import arrange
@@ -63,16 +64,20 @@ def test_the_packages_mxfp4_decodes_bit_for_bit(tmp_path: Path) -> None:
     assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
 
 
-def test_that_names_are_not_matched_with_other_sources_is_said(tmp_path: Path) -> None:
+def test_that_names_are_not_matched_with_quantized_checkpoints_is_said(tmp_path: Path) -> None:
     content = load_file(DATA / "gguf-nvfp4" / "model.safetensors")["fc2.weight"].tobytes()
     (tmp_path / "a.gguf").write_bytes(gguf_bytes([("blk.0.ffn_up.weight", (128, 64), NVFP4, content)]))
-    made_from = open_checkpoint(write_model(tmp_path / "m", llama(), LLAMA))
-    hint = "Names of GGUF files, which are llama.cpp's, are not matched with those of other sources."
+    plain = open_checkpoint(write_model(tmp_path / "m", llama(), LLAMA))
+    quantize_checkpoint(plain, make_plan(plain, Options("mxfp4")), tmp_path / "q", backend=Cpu())
+    made = open_checkpoint(tmp_path / "q")
+    names = "Names of GGUF files, which are llama.cpp's, are matched only with those of a plain checkpoint of "
+    hint = f"{names}Hugging Face."
     with pytest.raises(UsageError) as refused:
-        checked_originals(made_from, subject_of(open_checkpoint(tmp_path / "a.gguf")))
+        checked_originals(open_floats(tmp_path / "a.gguf", requantize=True), subject_of(made))
     assert str(refused.value).endswith(f"give the checkpoint that it was made from. {hint}")
-    result = diff_sides(side_of("a", open_checkpoint(tmp_path / "a.gguf")), side_of("m", made_from), backend=Cpu())
-    assert failure_sentence(result) == f"{hint} a and m differ in 13 of 13 tensors: only in A 1, only in B 12"
+    sides = sides_of(("a", open_checkpoint(tmp_path / "a.gguf")), ("q", made))
+    result = diff_sides(*sides, backend=Cpu())
+    assert failure_sentence(result) == f"{hint} a and q differ in 13 of 13 tensors: only in A 1, only in B 12"
 
 
 def test_nvfp4_decodes_bit_for_bit_with_and_without_its_tensor_scale(tmp_path: Path) -> None:

@@ -394,7 +394,7 @@ def test_the_record_says_what_became_of_every_tensor(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", llama(), LLAMA)
     written = quantized(source, tmp_path / "out", Options("nvfp4"), command=("mxcli", "quantize", "m"))
     record = record_of(tmp_path / "out")
-    assert record["schema"] == "mxcli.quantized/1"
+    assert record["schema"] == "mxcli.quantized/2"
     assert record["command"] == ["mxcli", "quantize", "m"]
     assert record["options"]["format"] == "nvfp4"
     assert record["input"]["model.safetensors"]["bytes"] == (source / "model.safetensors").stat().st_size

@@ -466,7 +466,9 @@ def test_shares_of_two_sources_are_not_merged(tmp_path: Path, source: Path) -> N
         )
         out = tmp_path / f"out-{number}"
         quantized(source, out, share=Share(1, 2))
-        quantized(other, out, share=Share(2, 2))
+        with pytest.raises(RefusedError, match=rf"holds share 1/2 of another output or source: .*{name} of the source"):
+            quantized(other, out, share=Share(2, 2))
+        quantized(other, out, share=Share(2, 2), force=True)
         with pytest.raises(
             RefusedError, match=rf"share 2/2 is not of the same output as share 1: .*{name} of the source"
         ):
