@@ -53,7 +53,13 @@ def run_without_extras(folder: Path, *commands: str) -> list[str]:
 def test_the_base_is_light_and_the_tests_have_every_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    assert [name.partition(">=")[0] for name in project["dependencies"]] == ["numpy", "rich", "safetensors", "typer"]
+    assert [name.partition(">=")[0] for name in project["dependencies"]] == [
+        "numpy",
+        "rich",
+        "safetensors",
+        "typer",
+        "xxhash",
+    ]
     assert extras["all"] == ["mxcli[torch,plots,capture,gguf]"]
     assert "mxcli[all]" in extras["test"]
     names = {name: {each.partition(">=")[0] for each in packages} for name, packages in extras.items()}

@@ -34,9 +34,12 @@ def diff(
             help="Only matching tensors: a glob over whole dotted segments, re:REGEX or @role. May be repeated.",
         ),
     ] = None,
-    full: Annotated[
+    by_record: Annotated[
         bool,
-        typer.Option("--full", help="Read every tensor, also those that have the same hash in the records of both."),
+        typer.Option(
+            "--by-record",
+            help="Do not read tensors that have the same hash in the records of both: fast, and blind to damage since.",
+        ),
     ] = False,
 ) -> None:
     """Compare two checkpoints, tensor by tensor.
@@ -44,8 +47,8 @@ def diff(
     Weights of the same format, axis and transform are compared by codes and scales, in any layout; others by their
     dequantized values. For power-of-two scales, names the two rules that explain the difference, as far as codes and
     scales show them. Exits with code 0 if nothing differs, else with code 5. The text shows twenty tensors, or --top;
-    JSON and CSV have all. Of two outputs of mxcli, tensors with the same hash in both records are equal by record, and
-    read only with --full, or if their file changed after its record.
+    JSON and CSV have all. Of two outputs of mxcli, --by-record reads only what has other hashes in their records, or
+    was written after them.
 
     \b
     Examples:
@@ -60,7 +63,7 @@ def diff(
     from mxcli.flows.verify.sides import sides_of
     from mxcli.output.difference import difference_csv, difference_json, difference_text, failure_sentence
 
-    sides = sides_of((a, open_checkpoint(a)), (b, open_checkpoint(b)), full=full)
+    sides = sides_of((a, open_checkpoint(a)), (b, open_checkpoint(b)), by_record=by_record)
     backend = open_backend(machine, messages, memory_to_diff(*sides))
     with progress("diff", messages) as show:
         result = diff_sides(*sides, backend=backend, selectors=tensors or (), on_progress=show)

@@ -99,7 +99,7 @@ def step_of(name: str) -> int:
 
 
 def capture_metadata(path: Path) -> dict[str, object]:
-    """Read the capture metadata of a file, whatever became of its tensors. Raises InputError for another kind of file,
+    """Read the capture metadata of a file, even if its tensors are damaged. Raises InputError for another kind of file,
     or a damaged header."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -131,7 +131,7 @@ def is_as_written(path: Path) -> bool:
 
 
 def _header_of(path: Path) -> bytes:
-    """Return the header of a safetensors file, without its length; of another file whatever is there."""
+    """Return the header of a safetensors file, without its length; of another file the bytes that are there."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         return file.read(min(length, MAX_HEADER_BYTES))

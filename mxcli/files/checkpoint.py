@@ -57,9 +57,9 @@ class Checkpoint:
     capture record of each captured tensor, and `layers_of_model` the names of all linear layers of the model if the
     captures list them. `dialect` names the quantized layout, None for plain tensors; `restored_from` the layout whose
     codes are dequantized on reading, and `stored` is then the source as it is stored. `index` is the shard index
-    followed. `notes` are sentences about anything odd, `left_out` those about files that an output does not carry along.
-    `observers` are called with every tensor that is read of the
-    stored source, and the index of its first dimension if only that is read.
+    followed. `notes` are sentences about anything odd, `left_out` about files that an output does not carry along.
+    `observers` are called with every tensor that is read of the stored source, and the index of its first dimension if
+    only that is read.
     `identities` has what each weight file was when it was opened.
     """
 

@@ -277,7 +277,7 @@ class Output:
             self._begin(earlier)
 
     def _refuse_other_shares(self) -> None:
-        """Refuse to write a share beside those of another output or source. Raises RefusedError."""
+        """Refuse to write a share next to those of another output or source. Raises RefusedError."""
         shown, mine = printable(self._folder), json.loads(json.dumps(self._draft.header))
         for path, other in progress_records(self._folder).items():
             header = None if other in (None, self._draft.share) else read_progress(path).header
@@ -286,7 +286,7 @@ class Output:
                 more = f" (and {len(found) - 1:,} more differences)" if found[1:] else ""
                 raise RefusedError(
                     f"{shown}: holds share {other} of another output or source: {found[0]}{more}. Give the options and "
-                    "source of that share, or another -o/--output; --force writes this share all the same, and then "
+                    "source of that share, or another -o/--output; --force writes this share anyway, and then "
                     "the others must be written again."
                 )
 
@@ -318,7 +318,7 @@ class Output:
             if self._record.log.is_complete:
                 # Files are copied again, and may be half copied if this run is interrupted.
                 self._record.add([{COMPLETE: False, SHA256: {}}])
-        self._partials.check_space(self._kept)
+        self._partials.check_space(self._kept, self._record.path)
 
     def _begin(self, earlier: JsonLine | None) -> None:
         listed = () if earlier is None else (*names_in(earlier), RECORD)
@@ -328,7 +328,7 @@ class Output:
         with self._partials.on_disk():
             self._record.begin(self._draft.header, self._partials.publishing_line, *self._source_line)
         try:
-            self._partials.check_space()
+            self._partials.check_space((), self._record.path)
         except EnvironmentFailure:
             self._record.remove()
             raise

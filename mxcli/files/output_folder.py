@@ -214,7 +214,7 @@ def _has_header(path: Path, recorded: str | None) -> bool:
 
 
 def _inputs_among(inputs: Iterable[Path], folder: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yield the inputs that are files of an output, finished or not, by whatever names and links."""
+    """Yield the inputs that are files of an output, finished or not, by any names and links."""
     written = [folder / name for name in names]
     taken: dict[tuple[int, int], Path] = {}
     for path in (*written, *map(partial_path, written), *progress_records(folder)):

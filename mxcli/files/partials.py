@@ -115,13 +115,14 @@ class Partials:
                     self._made.append(parent)
             self._folder_status = self.folder.stat()
 
-    def check_space(self, partial: Iterable[str] = ()) -> None:
-        """Raise EnvironmentFailure if the disk cannot hold the files, less what the `partial` ones occupy already."""
+    def check_space(self, partial: Iterable[str] = (), *others: Path) -> None:
+        """Raise EnvironmentFailure if the disk cannot hold the files, less what the `partial` ones, and others, occupy
+        already."""
         with self.on_disk():
             held = 0
-            for name in partial:
+            for path in (*(partial_path(self.folder / name) for name in partial), *others):
                 with suppress(FileNotFoundError):
-                    held += partial_path(self.folder / name).lstat().st_blocks * BLOCK_BYTES
+                    held += path.lstat().st_blocks * BLOCK_BYTES
             available = shutil.disk_usage(self.folder).free
         if available + held < self.needed_bytes:
             raise self._full(available, self.needed_bytes - held, os.strerror(errno.ENOSPC))

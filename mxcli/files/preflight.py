@@ -15,13 +15,15 @@ from mxcli.files.hashes import CHUNK_BYTES
 from mxcli.files.model_files import RECORD
 from mxcli.files.output_folder import existing_parent, folders_of, free_inodes
 from mxcli.files.partials import BLOCK_BYTES, FILE_BYTES, json_bytes
-from mxcli.files.progress import Draft
+from mxcli.files.progress import Draft, progress_path
 from mxcli.files.shard_file import partial_path
 
 RECORDED_BYTES, LOGGED_BYTES = 3400, 1900
 """Bytes of the statistics of a quantized tensor, about: in the record, and in the progress log."""
 HASHED_BYTES, CHUNK_HASHED_BYTES = 170, 32
 """Bytes of the hashes of a tensor besides its name, and of each of its chunks, in either of them, about."""
+_OTHER_INODES = 2
+"""That of the progress log, and one for the second name that a file has while it gets its final one."""
 
 
 def check_draft(draft: Draft, folder: Path | None) -> None:
@@ -173,13 +175,14 @@ def _too_large(draft: Draft, folder: Path) -> Iterator[MxcliError]:
     written = (*(shard.name for shard in draft.written), *draft.documents, *draft.copied)
     new = [path for path in folders_of(folder, written) if not os.path.lexists(path)]
     new += [path for name in (*written, RECORD) if not os.path.lexists(path := partial_path(folder / name))]
-    inodes = free_inodes(folder)
-    if inodes is not None and inodes < len(new):
+    files, inodes = len(new) + _OTHER_INODES, free_inodes(folder)
+    if inodes is not None and inodes < files:
         yield EnvironmentFailure(
-            f"{printable(folder)}: no free inodes: the output needs {len(new):,} files and folders, and the file "
+            f"{printable(folder)}: no free inodes: the output needs {files:,} files and folders, and the file "
             f"system takes {inodes:,} more; remove some, or give another -o/--output."
         )
-    needed, held, available = needed_bytes(draft), _held(folder, draft.names), needed_bytes(draft)
+    needed = available = needed_bytes(draft)
+    held = _held([*(partial_path(folder / name) for name in draft.names), progress_path(folder, draft.share)])
     with suppress(OSError):
         available = shutil.disk_usage(existing_parent(folder)).free
     if available + held < needed:
@@ -189,10 +192,10 @@ def _too_large(draft: Draft, folder: Path) -> Iterator[MxcliError]:
         )
 
 
-def _held(folder: Path, names: Iterable[str]) -> int:
+def _held(files: Iterable[Path]) -> int:
     """Return the bytes on disk of what an earlier run left."""
     held = 0
-    for name in names:
+    for path in files:
         with suppress(OSError):
-            held += partial_path(folder / name).lstat().st_blocks * BLOCK_BYTES
+            held += path.lstat().st_blocks * BLOCK_BYTES
     return held

@@ -246,7 +246,7 @@ def outcome(result: Diff) -> str:
     if not differing:
         unread = sum(1 for each in result.tensors if each.by_record)
         how = f", {unread:,} of them by the hashes in both records" if unread else ""
-        return f"{a} and {b} are the same: {tensors}{how}."
+        return f"{a} and {b} are the same{' by their records' if unread else ''}: {tensors}{how}."
     words = ", ".join(f"{word} {count:,}" for word, count in result.counts.items() if word != EQUAL)
     return f"{a} and {b} differ in {differing:,} of {tensors}: {words}."
 
@@ -384,7 +384,7 @@ def _record_sentences(result: Diff) -> Iterator[str]:
     if unread := sum(1 for each in result.tensors if each.by_record):
         yield (
             f"Records: {counted(unread, 'tensor')} {'has' if unread == 1 else 'have'} the same hash in both; "
-            f"{'it was' if unread == 1 else 'they were'} not read. Use --full to read every tensor."
+            f"{'it was' if unread == 1 else 'they were'} not read."
         )
 
 

@@ -31,20 +31,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_what_is_the_same_is_said_to_be(mxcli: Mxcli, folders: dict[str, Path]) -> None:
     a, b = folders["floor"], folders["modelopt"]
+    code, out, err = mxcli("diff", a, a, "--by-record")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-2:] == [
+        "Records: 39 tensors have the same hash in both; they were not read.",
+        f"{a} and {a} are the same by their records: 39 tensors, 39 of them by the hashes in both records.",
+    ]
     code, out, err = mxcli("diff", a, a)
     assert (code, err) == (0, "")
-    assert out.splitlines()[-2:] == [
-        "Records: 39 tensors have the same hash in both; they were not read. Use --full to read every tensor.",
-        f"{a} and {a} are the same: 39 tensors, 39 of them by the hashes in both records.",
-    ]
-    code, out, err = mxcli("diff", a, a, "--full")
-    assert (code, err) == (0, "")
     assert out.splitlines()[-1] == f"{a} and {a} are the same: 39 tensors."
-    code, out, err = mxcli("diff", a, b)
+    code, out, err = mxcli("diff", a, b, "--by-record")
     assert (code, err) == (0, "")
     assert out.splitlines()[-2:] == [
-        "Records: 11 tensors have the same hash in both; they were not read. Use --full to read every tensor.",
-        f"{a} and {b} are the same: 39 tensors, 11 of them by the hashes in both records.",
+        "Records: 11 tensors have the same hash in both; they were not read.",
+        f"{a} and {b} are the same by their records: 39 tensors, 11 of them by the hashes in both records.",
     ]
 
 
@@ -57,8 +57,8 @@ def test_differences_are_listed_counted_and_explained(mxcli: Mxcli, folders: dic
     assert lines[0].startswith(f"A: {a}: ")
     assert "1 of 28 tensors shown, the most first" in lines
     # Only an amax that is a power of two has the same scale under both.
-    assert lines[-4] == "Scales (mxfp4_e2m1): 24,365 of 24,576 differ (99.1 %): 24,365 one step lower in A."
-    assert lines[-3] == "Rules (mxfp4_e2m1): floor in A and ceil in B explain all 24,576 scales tried."
+    assert lines[-3] == "Scales (mxfp4_e2m1): 24,365 of 24,576 differ (99.1 %): 24,365 one step lower in A."
+    assert lines[-2] == "Rules (mxfp4_e2m1): floor in A and ceil in B explain all 24,576 scales tried."
     assert lines[-1] == f"{a} and {b} differ in 28 of 39 tensors: codes 28, scales 28."
 
 

@@ -268,9 +268,7 @@ def test_model_safetensors_is_the_model(model: Writer) -> None:
     root = model({"model.safetensors": entries, "copy.safetensors": entries, "pytorch_model.bin": b"PK"})
     checkpoint = open_checkpoint(root)
     assert checkpoint.files == (root / "model.safetensors",)
-    assert checkpoint.notes == (
-        "copy.safetensors is next to model.safetensors, which is the model; not read.",
-    )
+    assert checkpoint.notes == ("copy.safetensors is next to model.safetensors, which is the model; not read.",)
     assert checkpoint.left_out == ("Not carried to an output, other weights: copy.safetensors, pytorch_model.bin.",)
     assert open_checkpoint(root / "copy.safetensors").files == (root / "copy.safetensors",)
 
@@ -359,9 +357,7 @@ def test_side_files(model: Writer) -> None:
     root = model(files)
     checkpoint = open_checkpoint(root)
     assert [path.relative_to(root).as_posix() for path in checkpoint.side_files] == carried
-    assert checkpoint.notes == (
-        "model.safetensors.index.json.partial is left by an unfinished run; not read.",
-    )
+    assert checkpoint.notes == ("model.safetensors.index.json.partial is left by an unfinished run; not read.",)
     assert checkpoint.left_out == (
         "Not carried to an output, an old quantization config: hf_quant_config.json.",
         "Not carried to an output, other weights: pytorch_model.bin, original/consolidated.00.pth.",

@@ -100,7 +100,9 @@ def names_in(folder: Path) -> set[str]:
 def test_an_output_appears_under_its_names_only_when_published(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("x")
     folder, shard = tmp_path / "deep" / "out", Shard("s.safetensors", (BYTES,))
-    draft = Draft((shard,), {"config.json": {"a": 1}}, {"sub/x.txt": CarriedFile.of(tmp_path / "x.txt")}, {"version": "1"})
+    draft = Draft(
+        (shard,), {"config.json": {"a": 1}}, {"sub/x.txt": CarriedFile.of(tmp_path / "x.txt")}, {"version": "1"}
+    )
     with Output(OutputFolder(folder), draft) as output:
         output.begin_shard(shard)
         output.write("b", np.zeros(3, np.uint8))

@@ -29,7 +29,11 @@ DONE: dict[str, Any] = {
     "stored": {"a": {"xxh3_128": HASH}, "../b": {"xxh3_128": HASH, "chunks_xxh3_64": ["0" * 16]}},
     "source": {"a": HASH},
 }
-PUBLISHING = {"publishing": True, "earlier": {"old": [SHA256], "mxcli.json": []}, "sha256": {"s": SHA256, "mxcli.json": SHA256}}
+PUBLISHING = {
+    "publishing": True,
+    "earlier": {"old": [SHA256], "mxcli.json": []},
+    "sha256": {"s": SHA256, "mxcli.json": SHA256},
+}
 COMPLETE = {"complete": True, "sha256": {"s": SHA256}}
 IDENTITY = {"identity": {"model.safetensors": [1, 2, 3, 4, 5]}}
 LINES = (DONE, PUBLISHING, COMPLETE, IDENTITY)

@@ -16,7 +16,9 @@ KINDS = (
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
 PROVENANCE = PageSource(
-    ("report", "made up", "--html", "page.html"), "0.1.0", {"model.safetensors": {"bytes": 1234, "fingerprint": "ab" * 32}}
+    ("report", "made up", "--html", "page.html"),
+    "0.1.0",
+    {"model.safetensors": {"bytes": 1234, "fingerprint": "ab" * 32}},
 )
 HOSTILE = (
     "</script><script>alert(1)</script>",

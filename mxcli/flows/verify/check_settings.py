@@ -13,11 +13,11 @@ from mxcli.flows.verify.subject import Subject
 
 
 def _unknown(subject: Subject) -> Iterator[Finding]:
-    if subject.layout is None:
-        return
+    if subject.layout is None or subject.unread is not None:
+        return  # a format that is not read may have settings that are not known
     disk, view = subject.disk, subject.view
     documents = {CONFIG: disk.settings, PRODUCER_CONFIG: disk.producer_config}
-    known = subject.unread is None and not subject.misfits and view is not None and not view.foreign
+    known = not subject.misfits and view is not None and not view.foreign
     formats = {stored.weight.format.name for stored in subject.weights.values()} if known else set()
     stated = {name: content for name, content in documents.items() if content}
     for setting in unknown_settings(stated, subject.layout.known_settings, formats):

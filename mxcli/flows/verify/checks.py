@@ -11,6 +11,7 @@ from mxcli.flows.verify.check_files import FILE_CHECKS
 from mxcli.flows.verify.check_foreign import FOREIGN_CHECKS
 from mxcli.flows.verify.check_fused import FUSED_CHECKS
 from mxcli.flows.verify.check_model import MODEL_CHECKS
+from mxcli.flows.verify.check_model_config import MODEL_CONFIG_CHECKS
 from mxcli.flows.verify.check_parameters import PARAMETER_CHECKS
 from mxcli.flows.verify.check_plain import PLAIN_CHECKS
 from mxcli.flows.verify.check_record import RECORD_CHECKS
@@ -35,6 +36,7 @@ CHECKS: tuple[Check[Any], ...] = (
     *FUSED_CHECKS,
     *FOREIGN_CHECKS,
     *SOURCE_CHECKS,
+    *MODEL_CONFIG_CHECKS,
     *ORIGINAL_CHECKS,
     *JUDGED_CHECKS,
 )

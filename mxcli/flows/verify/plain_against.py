@@ -28,7 +28,7 @@ _NEARLY_ALL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class PlainDifference:
-    """A plain tensor that is not a copy of its original: how it differs, and why it must be a copy (empty: a producer may
+    """A plain tensor that is not a copy of its original: how it differs, and why it must be one (empty: a producer may
     have changed it)."""
 
     name: str
@@ -39,7 +39,7 @@ class PlainDifference:
 @dataclass(frozen=True, slots=True)
 class _Compared:
     """A plain tensor and its original; `difference` is empty if it is a copy, or a cast. `far` says why it is wrong
-    whatever the others are, and `xxh3` is the hash of what is stored."""
+    for itself, and `xxh3` is the hash of what is stored."""
 
     name: str
     info: TensorInfo

@@ -55,11 +55,11 @@ class Side:
         return self.tensors[name].dtype if stored is None else stored.weight.format.name
 
 
-def side_of(name: str, checkpoint: Checkpoint, *, full: bool = False) -> Side:
-    """Return a checkpoint to compare, plain or quantized; raises like `plain_view`. With `full` its record is not
-    used."""
+def side_of(name: str, checkpoint: Checkpoint, *, by_record: bool = False) -> Side:
+    """Return a checkpoint to compare, plain or quantized; raises like `plain_view`. Its record is used with
+    `by_record`."""
     view = None if checkpoint.dialect is None else plain_view(checkpoint, "F32")
-    return Side(name, checkpoint, view, {} if full else _recorded(checkpoint))
+    return Side(name, checkpoint, view, _recorded(checkpoint) if by_record else {})
 
 
 def _recorded(checkpoint: Checkpoint) -> dict[str, ContentHash]:
@@ -89,10 +89,12 @@ def _header_hash(file: Path, record: Path) -> str | None:
         return None
 
 
-def sides_of(one: tuple[str, Checkpoint], other: tuple[str, Checkpoint], *, full: bool = False) -> tuple[Side, Side]:
+def sides_of(
+    one: tuple[str, Checkpoint], other: tuple[str, Checkpoint], *, by_record: bool = False
+) -> tuple[Side, Side]:
     """Return two checkpoints to compare, each with its name. Next to a GGUF file, a plain one of another kind has the
     names and rows of GGUF; raises RefusedError for a model for which they are not known."""
-    a, b = (side_of(*each, full=full) for each in (one, other))
+    a, b = (side_of(*each, by_record=by_record) for each in (one, other))
     if (a.checkpoint.kind == GGUF) == (b.checkpoint.kind == GGUF):
         return a, b
     return (a, _as_gguf(b)) if a.checkpoint.kind == GGUF else (_as_gguf(a), b)

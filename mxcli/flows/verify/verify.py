@@ -31,6 +31,7 @@ from mxcli.flows.verify.check_against import (
 )
 from mxcli.flows.verify.check_config import DEVICE_CHECKS, skipped_ignored
 from mxcli.flows.verify.check_fused import FUSED_CHECKS, Summarized
+from mxcli.flows.verify.check_model_config import MODEL_CONFIG_CHECKS
 from mxcli.flows.verify.check_record import Hashing, threads
 from mxcli.flows.verify.check_rules import RULE_CHECKS, stated_schemes
 from mxcli.flows.verify.check_statistics import STATISTICS_CHECKS, Measured
@@ -111,7 +112,15 @@ class Verification:
 def memory_to_verify(subject: Subject, originals: Originals | None = None) -> Need:
     """Return the memory of `verify_subject`: a weight's codes and scales with arrays per block, and with a source its
     original, its values, and its requantized codes; and the tensors that are hashed meanwhile."""
-    working = ((name, _working_bytes(name, stored, originals)) for name, stored in subject.weights.items())
+    working = [(name, _working_bytes(name, stored, originals)) for name, stored in subject.weights.items()]
+    if originals is not None and subject.view is not None:
+        # An original, what is stored or decoded, and the marks of where they differ.
+        plain = ((info, originals.by_name.get(name)) for name, info in subject.view.tensors.items())
+        working += [
+            (info.name, 2 * original.info.nbytes + subject.view.working_bytes(info))
+            for info, original in plain
+            if original is not None and info.name not in subject.weights
+        ]
     # Each thread holds a tensor while it hashes it.
     largest = max((info.nbytes for info in subject.checkpoint.tensors.values()), default=0)
     return need_of(working, threads() * largest)
@@ -172,7 +181,7 @@ def verify_subject(
     weights = _most_frequent(subject, weights, tracer, amaxes, originals)
     findings.run(FUSED_CHECKS, Summarized(subject, {each.name: each.summary for each in weights}))
     if compared is not None:
-        findings.run(SOURCE_CHECKS, compared)
+        findings.run((*SOURCE_CHECKS, *MODEL_CONFIG_CHECKS), compared)
     if compared is not None and not compared.other_tensors:
         traced = _traced(subject, weights, originals)
         for each in traced.values():
@@ -298,7 +307,7 @@ def _skip(findings: Findings, subject: Subject, compared: AgainstSource | None, 
     """Record the reason for every check that is skipped."""
     if compared is None:
         why = "needs --against SOURCE" if against is None else "the codes are not read"
-        findings.skip((*SOURCE_CHECKS, *ORIGINAL_CHECKS, *JUDGED_CHECKS), why)
+        findings.skip((*SOURCE_CHECKS, *MODEL_CONFIG_CHECKS, *ORIGINAL_CHECKS, *JUDGED_CHECKS), why)
     elif compared.other_tensors:
         findings.skip((*ORIGINAL_CHECKS, *JUDGED_CHECKS), "SOURCE is another one than the record names")
     if subject.tensor_parallel is None:
@@ -320,7 +329,7 @@ _SHOWN = 5
 
 
 def _notes(subject: Subject, originals: Originals | None) -> tuple[str, ...]:
-    notes = [*subject.checkpoint.notes, *_beside(subject)]
+    notes = [*subject.checkpoint.notes, *_unrecorded_weights(subject)]
     transforms = subject.transforms
     if transforms.refusal is not None:
         notes.append(f"mxcli dequantize refuses this checkpoint: {transforms.refusal}.")
@@ -330,7 +339,7 @@ def _notes(subject: Subject, originals: Originals | None) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _beside(subject: Subject) -> Iterator[str]:
+def _unrecorded_weights(subject: Subject) -> Iterator[str]:
     """Yield a note on weights next to a recorded output that are not part of it."""
     record, root = subject.record, subject.checkpoint.root
     weights = [name for name in listing(root) if Path(name).suffix in KINDS or name.endswith(INDEX_SUFFIX)]

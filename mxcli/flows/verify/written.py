@@ -25,8 +25,8 @@ def check_written(folder: Path, output: str | Path) -> None:
     problems = [problem.replace(str(folder), str(output)) for problem in _problems(folder)]
     if problems:
         headline = (
-            f"{printable(output)}: what was written is not sound and has no final names; the same command with --resume "
-            "writes again what was damaged since (with --no-verify it gets its names as it is)"
+            f"{printable(output)}: what was written is not sound and has no final names; the same command with "
+            "--resume writes again what was damaged since (with --no-verify it gets its names as it is)"
         )
         raise together(LimitError, headline, [f"{headline}: {problems[0]}"] if len(problems) == 1 else problems)
 

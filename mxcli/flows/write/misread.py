@@ -1,5 +1,5 @@
 """Outputs that loaders would misread, refused from headers alone: lists of plain modules that catch a quantized one,
-and old scales beside new ones."""
+and old scales next to new ones."""
 
 from __future__ import annotations
 

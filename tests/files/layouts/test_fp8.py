@@ -150,7 +150,8 @@ SCALES = ("F32", (2, 3))
         ),
         (
             {"a.weight": ("BF16", (192, 320)), "a.weight_scale_inv": SCALES},
-            "a.weight: is BF16 [192, 320] with a scale, not quantized: the scale was never computed, and loaders apply it.",
+            "a.weight: is BF16 [192, 320] with a scale, not quantized: the scale was never computed, and loaders "
+            "apply it.",
         ),
         (
             {"a.weight": ("F8_E4M3", (192,)), "a.weight_scale_inv": SCALES},

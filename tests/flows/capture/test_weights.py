@@ -182,7 +182,8 @@ def test_the_weight_is_the_one_that_the_forward_used(name: str, tmp_path: Path) 
         recorder.step()
     found = load_file(tmp_path / "step-000000.safetensors")
     product = nn.functional.linear(found["0.activation"], found["0.weight"], model[0].bias)
-    torch.testing.assert_close(y.detach(), product, rtol=0, atol=0)
+    # A product of copies at other addresses may be summed in another order.
+    torch.testing.assert_close(y.detach(), product, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_that_are_cached_are_found(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from mxcli.flows.measure.compare import Compared, Comparison, make_comparison, p
 from mxcli.flows.measure.findings import best, best_of
 from mxcli.flows.measure.measure import memory_to_measure
 from mxcli.flows.measure.report import Report, make_report
-from mxcli.flows.plan.memory import PROGRAM_BYTES, Need
+from mxcli.flows.plan.memory import PROGRAM_BYTES, RESULT_BYTES, Need
 from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.numerics.combinations import combine
 from mxcli.numerics.metrics import NUMBERS, measured
@@ -308,9 +308,9 @@ def test_an_interruption_leaves_what_was_done(source: Path, formats: list[str]) 
 def test_tensors_that_share_a_scale_need_memory_together(source: Path) -> None:
     checkpoint = open_checkpoint(source)
     alone = memory_to_measure(*plan_comparison(checkpoint, combine(["mxfp8", "mxfp4"]), options()).plans)
-    assert alone == Need(PROGRAM_BYTES + 2 * 128 * 64, "model.layers.0.mlp.gate_proj.weight")
+    assert alone == Need(PROGRAM_BYTES + 14 * RESULT_BYTES + 2 * 128 * 64, "model.layers.0.mlp.gate_proj.weight")
     shared = memory_to_measure(*plan_comparison(checkpoint, combine(["mxfp8", "nvfp4"]), options()).plans)
-    assert shared == Need(PROGRAM_BYTES + 2 * 2 * 128 * 64, "model.layers.0.mlp.gate_proj.weight")
+    assert shared == Need(PROGRAM_BYTES + 8 * RESULT_BYTES + 2 * 2 * 128 * 64, "model.layers.0.mlp.gate_proj.weight")
 
 
 def test_a_plan_knows_what_would_be_stored(source: Path) -> None:

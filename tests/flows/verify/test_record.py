@@ -75,7 +75,7 @@ def test_chunks_locate_a_change_in_a_large_tensor(tmp_path: Path) -> None:
     folder = quantized(source(tmp_path / "m", words), tmp_path / "q", Options("mxfp4"))
     folder = damaged(folder, tmp_path / "d", "model.embed_tokens.weight", byte=1_500_000)
     (value,) = values(verified(folder), "recorded_bytes")
-    assert value == "bytes 1,048,576 to 2,097,152 of 2,560,000 (rows 8,192 to 16,383) not as recorded"
+    assert value == "bytes 1,048,576 to 2,097,151 of 2,560,000 (rows 8,192 to 16,383) not as recorded"
 
 
 def test_a_header_that_changed_is_found(tmp_path: Path, output: Path) -> None:
@@ -129,8 +129,10 @@ def test_a_record_of_any_form_is_a_problem_with_its_key(tmp_path: Path, output: 
 
 @pytest.mark.parametrize(
     "key",
-    ["schema", "version", "command", "options", "input", "layout", "notes", "tensors", "files", "sha256", "stored"]
-    + ["headers", "source_hashes", "verified", "requantized_from"],
+    [
+        *("schema", "version", "command", "options", "input", "layout", "notes", "tensors", "files", "sha256"),
+        *("stored", "headers", "source_hashes", "verified", "requantized_from"),
+    ],
 )
 def test_a_record_without_a_key_is_a_problem(tmp_path: Path, output: Path, key: str) -> None:
     result = verified(changed_record(output, tmp_path / "q", lambda record: record.pop(key)))

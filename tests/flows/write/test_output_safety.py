@@ -20,8 +20,9 @@ from tiny_models import LLAMA, llama, noise, tree, write_model
 
 from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
-from mxcli.errors import EnvironmentFailure, LimitError, RefusedError
+from mxcli.errors import EnvironmentFailure, InputError, LimitError, RefusedError
 from mxcli.files.checkpoint import open_checkpoint
+from mxcli.files.progress import Share
 from mxcli.files.shard_file import ShardFile
 from mxcli.flows.measure.report import make_report
 from mxcli.flows.plan.plan import Options, make_plan
@@ -333,3 +334,78 @@ def test_structure_and_configuration_are_checked_before_the_end(tmp_path: Path, 
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(LimitError, match=r"model-00002-of-00002\.safetensors"):
         check_written(tmp_path / "out", "out")
+
+
+def side_source(folder: Path) -> Path:
+    return write_model(folder, SHARDS, LLAMA, {"tokenizer.json": "{}", "README.md": "theirs", "sub/a.txt": "a"})
+
+
+@pytest.mark.parametrize("name", ["README.md", "sub/a.txt", "tokenizer.json"])
+def test_force_keeps_a_file_of_the_earlier_output_that_was_changed(tmp_path: Path, name: str) -> None:
+    quantized(side_source(tmp_path / "source"), tmp_path / "out")
+    (tmp_path / "out" / name).write_text("mine")
+    single = write_model(tmp_path / "single", {"a.weight": noise(4, 32)})
+    quantized(single, tmp_path / "out", force=True)
+    assert (tmp_path / "out" / name).read_text() == "mine"
+    assert set(tree(tmp_path / "out")) == {"model.safetensors", "config.json", "mxcli.json", name}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "sub/mine.json", "LICENSE"])
+def test_force_keeps_a_file_that_was_added_to_the_record(tmp_path: Path, source: Path, name: str) -> None:
+    quantized(source, tmp_path / "out")
+    (tmp_path / "out/sub").mkdir()
+    (tmp_path / "out" / name).write_text("precious")
+    record = json.loads((tmp_path / "out/mxcli.json").read_text())
+    record["files"].append(name)
+    record["sha256"][name] = "0" * 64
+    (tmp_path / "out/mxcli.json").write_text(json.dumps(record))
+    quantized(source, tmp_path / "out", "mxfp8", force=True)
+    assert (tmp_path / "out" / name).read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "config.json", "tokenizer.json", "mxcli.json"])
+@pytest.mark.parametrize("way", ["itself", "link", "second name"])
+def test_no_input_is_replaced(tmp_path: Path, source: Path, name: str, way: str) -> None:
+    (tmp_path / "out").mkdir()
+    read = place = tmp_path / "out" / name
+    place.write_text("precious") if name != "mxcli.json" else place.write_text("{}")
+    before = place.read_text()
+    if way != "itself":
+        read = tmp_path / "read"
+        read.symlink_to(place) if way == "link" else read.hardlink_to(place)
+    with pytest.raises(RefusedError, match="is read by this run, and the output would replace or remove it"):
+        quantized(source, tmp_path / "out", force=True, inputs=(read,))
+    assert place.read_text() == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link out", "other file", "folder", "removed"])
+def test_a_side_file_that_is_replaced_during_the_run(tmp_path: Path, source: Path, kind: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    place = source / "tokenizer.json"
+
+    def replace(done: int, total: int, name: str) -> None:
+        place.unlink(missing_ok=True) if not place.is_dir() else None
+        if kind == "pipe":
+            os.mkfifo(place)
+        elif kind == "link out":
+            place.symlink_to(tmp_path / "secret")
+        elif kind == "other file":
+            place.write_text("[]")
+        elif kind == "folder":
+            place.mkdir(exist_ok=True)
+
+    with pytest.raises(InputError, match=r"tokenizer\.json: (changed while in use|cannot be read)"):
+        quantized(source, tmp_path / "out", on_progress=replace)
+    assert finals(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(("format", "more"), [("mxfp8", {}), ("nvfp4", {}), ("mxfp4", {"source": 1})])
+def test_a_share_of_another_output_is_refused_at_the_start(
+    tmp_path: Path, source: Path, format: str, more: dict[str, int]
+) -> None:
+    quantized(source, tmp_path / "out", share=Share(1, 2))
+    before = tree(tmp_path / "out")
+    other = side_source(tmp_path / "other") if more else source
+    with pytest.raises(RefusedError, match="holds share 1/2 of another output or source"):
+        quantized(other, tmp_path / "out", format, share=Share(2, 2))
+    assert tree(tmp_path / "out") == before

@@ -201,7 +201,7 @@ def test_side_files_are_copied_but_not_old_configs_and_indexes(tmp_path: Path) -
     assert not (tmp_path / "out" / "linked.txt").is_symlink()
     assert files["linked.txt"] == b"{}"
     left = f"Not carried to an output, links out of the source: elsewhere.txt -> {tmp_path}/target.txt."
-    assert left in open_checkpoint(source).notes
+    assert left in open_checkpoint(source).left_out
 
 
 # Tensors that a model class does not know were dropped.

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_models import noise, write_model
+
+from mxcli.errors import RefusedError
+from mxcli.files.checkpoint import open_checkpoint
+from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.flows.write.arrange import arrange
+
+LAYOUTS = [("modelopt", "mxfp8"), ("fp8", "fp8_e4m3_128x128"), ("torchao", "mxfp8"), ("compressed-tensors", "nvfp4")]
+MLP = "model.layers.0.mlp.gate_proj.weight"
+A, B = "model.layers.0.attn.r_proj.weight", "model.layers.0.ffn.key.weight"
+
+
+@pytest.mark.parametrize(("layout", "format"), LAYOUTS)
+@pytest.mark.parametrize("bare", ["model.layers.0.attn.x_r", "model.layers.0.modulation", "model.shift"])
+def test_a_bare_parameter_does_not_list_its_parent(tmp_path: Path, layout: str, format: str, bare: str) -> None:
+    tensors = {A: noise(128, 128, seed=1), B: noise(128, 128, seed=2), bare: noise(1, 1, 128, seed=3)}
+    checkpoint = open_checkpoint(write_model(tmp_path / "m", tensors, {"model_type": "x"}))
+    found = arrange(checkpoint, make_plan(checkpoint, Options(format)), layout)
+    assert found.ignored == ()
+
+
+def test_a_list_that_catches_a_quantized_module_is_refused(tmp_path: Path) -> None:
+    gate = {
+        "model.layers.0.mlp.gate.weight": noise(8, 128, seed=1),
+        "model.layers.0.mlp.gate_proj.weight": noise(128, 128, seed=2),
+    }
+    checkpoint = open_checkpoint(write_model(tmp_path / "m", gate, {"model_type": "x"}))
+    with pytest.raises(RefusedError, match=r"would take it for plain, since 'model\.layers\.0\.mlp\.gate' is"):
+        arrange(checkpoint, make_plan(checkpoint, Options("mxfp8")), "modelopt")
+    assert arrange(checkpoint, make_plan(checkpoint, Options("mxfp8")), "torchao").ignored
+
+
+@pytest.mark.parametrize(("layout", "format"), [("torchao", "mxfp8"), ("fp8", "fp8_e4m3_128x128")])
+def test_an_old_scale_of_a_weight_is_refused(tmp_path: Path, layout: str, format: str) -> None:
+    tensors = {A: noise(128, 128, seed=1), f"{A}_scale": noise(128, 1, seed=2)}
+    checkpoint = open_checkpoint(write_model(tmp_path / "m", tensors, {"model_type": "x"}))
+    with pytest.raises(RefusedError, match="which gets new scales"):
+        arrange(checkpoint, make_plan(checkpoint, Options(format)), layout)
