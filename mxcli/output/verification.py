@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mxcli.errors import printable
-from mxcli.flows.verify.check import NOTE, PROBLEM, SEVERITIES, WARNING, Finding, Result
+from mxcli.flows.verify.checks.check import NOTE, PROBLEM, SEVERITIES, WARNING, Finding, Result
 from mxcli.output.conclusion import bold_lines
 from mxcli.output.export import csv_text, json_text
 from mxcli.output.fields import (
@@ -38,9 +38,9 @@ from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Row, aligned
 
 if TYPE_CHECKING:
+    from mxcli.flows.verify.against.provenance import Provenance
     from mxcli.flows.verify.alone import Coverage
     from mxcli.flows.verify.errors import Distance
-    from mxcli.flows.verify.provenance import Provenance
     from mxcli.flows.verify.repair import Repair
     from mxcli.flows.verify.verify import Verification, Verified
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from mxcli.errors import MxcliError, printable
 from mxcli.files.model_files import RECORD
-from mxcli.flows.verify.check import Findings
-from mxcli.flows.verify.check_foreign import FOREIGN_CHECKS, foreign_summaries
-from mxcli.flows.verify.check_model import MODEL_CHECKS
-from mxcli.flows.verify.check_parameters import PARAMETER_CHECKS, parameters_of
-from mxcli.flows.verify.check_plain import PLAIN_CHECKS, plain_tensors, summarize_plain
-from mxcli.flows.verify.check_record import RECORD_CHECKS, Recorded, threads
-from mxcli.flows.verify.check_siblings import (
+from mxcli.flows.verify.checks.check import Findings
+from mxcli.flows.verify.checks.foreign import FOREIGN_CHECKS, foreign_summaries
+from mxcli.flows.verify.checks.model import MODEL_CHECKS
+from mxcli.flows.verify.checks.parameters import PARAMETER_CHECKS, parameters_of
+from mxcli.flows.verify.checks.plain import PLAIN_CHECKS, plain_tensors, summarize_plain
+from mxcli.flows.verify.checks.record import RECORD_CHECKS, Recorded, threads
+from mxcli.flows.verify.checks.siblings import (
     LAYER_CHECKS,
     PLAIN_SIBLING_CHECKS,
     SIBLING_CHECKS,
@@ -23,8 +23,8 @@ from mxcli.flows.verify.check_siblings import (
     PlainSiblings,
     Profiled,
 )
+from mxcli.flows.verify.checks.text_model import Model
 from mxcli.flows.verify.subject import Subject
-from mxcli.flows.verify.text_model import Model
 from mxcli.flows.verify.weight_summary import TensorSummary, WeightSummary, summarize
 from mxcli.flows.write.restore import StoredWeight
 

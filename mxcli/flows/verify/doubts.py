@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from mxcli.flows.verify.check import Check, Finding, Findings
-from mxcli.flows.verify.check_values import WEIGHT_CHECKS
+from mxcli.flows.verify.checks.check import Check, Finding, Findings
+from mxcli.flows.verify.checks.values import WEIGHT_CHECKS
 from mxcli.flows.verify.weight_summary import WeightSummary
 
 IF_PROVEN = {"zero_scale": "underflowed_scale", "scale_direction": "magnitude"}

@@ -19,9 +19,7 @@ from mxcli.files.model_files import RECORD
 from mxcli.files.source_watch import watching
 from mxcli.flows.measure.inspect import Total, totals_by
 from mxcli.flows.plan.memory import Need, need_of
-from mxcli.flows.verify.alone import Coverage, check_alone, summaries_of
-from mxcli.flows.verify.check import PROBLEM, Check, Findings, Result
-from mxcli.flows.verify.check_against import (
+from mxcli.flows.verify.against.checks import (
     JUDGED_CHECKS,
     ORIGINAL_CHECKS,
     SOURCE_CHECKS,
@@ -29,18 +27,20 @@ from mxcli.flows.verify.check_against import (
     AgainstSource,
     distance_of,
 )
-from mxcli.flows.verify.check_config import DEVICE_CHECKS, skipped_ignored
-from mxcli.flows.verify.check_fused import FUSED_CHECKS, Summarized
-from mxcli.flows.verify.check_model_config import MODEL_CONFIG_CHECKS
-from mxcli.flows.verify.check_record import Hashing, threads
-from mxcli.flows.verify.check_rules import RULE_CHECKS, stated_schemes
-from mxcli.flows.verify.check_statistics import STATISTICS_CHECKS, Measured
-from mxcli.flows.verify.checks import CHECKPOINT_CHECKS, CHECKS
+from mxcli.flows.verify.against.judgement import Traced, judged_weights
+from mxcli.flows.verify.against.originals import Original, Originals, originals_of
+from mxcli.flows.verify.against.provenance import Amaxes, Provenance, Tracer
+from mxcli.flows.verify.alone import Coverage, check_alone, summaries_of
+from mxcli.flows.verify.checks.check import PROBLEM, Check, Findings, Result
+from mxcli.flows.verify.checks.config import DEVICE_CHECKS, skipped_ignored
+from mxcli.flows.verify.checks.fused import FUSED_CHECKS, Summarized
+from mxcli.flows.verify.checks.model_config import MODEL_CONFIG_CHECKS
+from mxcli.flows.verify.checks.record import Hashing, threads
+from mxcli.flows.verify.checks.rules import RULE_CHECKS, stated_schemes
+from mxcli.flows.verify.checks.statistics import STATISTICS_CHECKS, Measured
+from mxcli.flows.verify.checks.table import CHECKPOINT_CHECKS, CHECKS
 from mxcli.flows.verify.doubts import CERTAIN_CHECKS, Doubts, settle
 from mxcli.flows.verify.errors import Distance
-from mxcli.flows.verify.judgement import Traced, judged_weights
-from mxcli.flows.verify.originals import Original, Originals, originals_of
-from mxcli.flows.verify.provenance import Amaxes, Provenance, Tracer
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.verify.weight_summary import SLAB_ELEMENTS, TensorSummary, WeightSummary
 from mxcli.flows.write.restore import StoredWeight

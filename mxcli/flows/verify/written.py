@@ -6,10 +6,10 @@ from pathlib import Path
 
 from mxcli.errors import LimitError, MxcliError, printable, together
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.verify.check import PROBLEM, Findings
-from mxcli.flows.verify.check_config import LIST_CHECKS
-from mxcli.flows.verify.check_files import FILE_CHECKS
-from mxcli.flows.verify.check_rules import RULE_CHECKS
+from mxcli.flows.verify.checks.check import PROBLEM, Findings
+from mxcli.flows.verify.checks.config import LIST_CHECKS
+from mxcli.flows.verify.checks.files import FILE_CHECKS
+from mxcli.flows.verify.checks.rules import RULE_CHECKS
 from mxcli.flows.verify.subject import subject_of
 
 _CHECKS = (*FILE_CHECKS, *RULE_CHECKS, *LIST_CHECKS)

@@ -18,8 +18,8 @@ from mxcli.files.model_files import RECORD
 from mxcli.flows.measure.report import make_report
 from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options, make_plan
-from mxcli.flows.verify.check import PROBLEM, SEVERITIES
-from mxcli.flows.verify.checks import CHECKS
+from mxcli.flows.verify.checks.check import PROBLEM, SEVERITIES
+from mxcli.flows.verify.checks.table import CHECKS
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.hadamard import Hadamard, find_hadamard
 from mxcli.numerics.scheme import Rules

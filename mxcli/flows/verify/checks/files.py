@@ -15,7 +15,7 @@ from mxcli.files.model_files import CONFIG, RECORD
 from mxcli.files.plain import read_head
 from mxcli.files.safetensors import looks_like_safetensors, read_safetensors
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
-from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding, some
+from mxcli.flows.verify.checks.check import NOTE, PROBLEM, WARNING, Check, Finding, some
 from mxcli.flows.verify.errors import widened
 from mxcli.flows.verify.subject import Subject
 

@@ -18,7 +18,7 @@ from mxcli.files.directory import GGUF, SAFETENSORS
 from mxcli.files.hashes import ContentHash, differing_bytes, hash_of, sha256_of
 from mxcli.files.model_files import CONFIG, RECORD
 from mxcli.files.tensors import TensorInfo
-from mxcli.flows.verify.check import PROBLEM, Check, Finding, some
+from mxcli.flows.verify.checks.check import PROBLEM, Check, Finding, some
 from mxcli.flows.verify.subject import Subject
 
 ANOTHER_MODEL = 0.9

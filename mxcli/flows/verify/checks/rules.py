@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mxcli.errors import UsageError
 from mxcli.files.model_files import RECORD
-from mxcli.flows.verify.check import PROBLEM, Check, Finding
+from mxcli.flows.verify.checks.check import PROBLEM, Check, Finding
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.blocks import divides, grid_shape

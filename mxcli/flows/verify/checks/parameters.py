@@ -13,7 +13,7 @@ from typing import Any
 from mxcli.errors import printable
 from mxcli.files.directory import GGUF
 from mxcli.files.model_files import CONFIG
-from mxcli.flows.verify.check import PROBLEM, Check, Finding, some
+from mxcli.flows.verify.checks.check import PROBLEM, Check, Finding, some
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.write.restore import without_quantization
 

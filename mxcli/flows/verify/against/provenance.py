@@ -16,8 +16,8 @@ from mxcli.files.layouts import quantized_from
 from mxcli.files.tensors import Array
 from mxcli.flows.measure.amax import SharedAmax, amax_key, largest, oriented
 from mxcli.flows.plan.fused import fused_sets
-from mxcli.flows.verify.check_rules import Stated
-from mxcli.flows.verify.originals import Originals
+from mxcli.flows.verify.against.originals import Originals
+from mxcli.flows.verify.checks.rules import Stated
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.verify.weight_summary import blocks_of, decode_scale
 from mxcli.flows.write.restore import StoredWeight

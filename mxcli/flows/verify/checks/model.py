@@ -10,10 +10,10 @@ from mxcli.files.checkpoint import read
 from mxcli.files.directory import GGUF
 from mxcli.files.model_files import CONFIG
 from mxcli.files.tensors import DTYPES
-from mxcli.flows.verify.check import PROBLEM, WARNING, Check, Finding, some
+from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding, some
+from mxcli.flows.verify.checks.model_rows import REQUIRED, ROWS
+from mxcli.flows.verify.checks.text_model import CONVENTIONAL, EXPERTS, NUMBERED, Model
 from mxcli.flows.verify.errors import same_bytes
-from mxcli.flows.verify.model_rows import REQUIRED, ROWS
-from mxcli.flows.verify.text_model import CONVENTIONAL, EXPERTS, NUMBERED, Model
 
 _COMPILED = tuple((row, re.compile(row.name)) for row in ROWS)
 _EXPERT = re.compile(r"^(?P<stack>.*\.experts)\.(?P<number>\d+)\.")

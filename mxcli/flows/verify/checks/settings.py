@@ -8,7 +8,7 @@ from mxcli.errors import printable
 from mxcli.files.layouts import QUANTIZATION_CONFIG
 from mxcli.files.layouts.known_settings import unknown_settings
 from mxcli.files.model_files import CONFIG, PRODUCER_CONFIG
-from mxcli.flows.verify.check import PROBLEM, Check, Finding
+from mxcli.flows.verify.checks.check import PROBLEM, Check, Finding
 from mxcli.flows.verify.subject import Subject
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mxcli.files.tensors import Array
-from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.checks.check import NOTE, PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.weight_summary import WeightSummary
 from mxcli.numerics.floats import E8M0, FP32
 

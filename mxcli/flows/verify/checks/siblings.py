@@ -12,10 +12,10 @@ from functools import cached_property
 import numpy as np
 
 from mxcli.files.tensors import TensorInfo
-from mxcli.flows.verify.check import PROBLEM, WARNING, Check, Finding, some
+from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding, some
+from mxcli.flows.verify.checks.text_model import NUMBERED
 from mxcli.flows.verify.profile import RUN_BYTES, Profile
 from mxcli.flows.verify.subject import Subject
-from mxcli.flows.verify.text_model import NUMBERED
 
 PEERS = 4
 """Siblings from which on a weight can be compared with them, itself included."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import ForeignWeight
-from mxcli.flows.verify.check import PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
 
 _PIECE_BYTES = 1 << 22
 HUGE = 2.0**10

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mxcli.flows.plan.fused import fused_sets
-from mxcli.flows.verify.check import PROBLEM, WARNING, Check, Finding
-from mxcli.flows.verify.check_files import activation_scales
+from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.checks.files import activation_scales
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.verify.weight_summary import TensorSummary
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from mxcli.errors import printable
 from mxcli.files.directory import GGUF
 from mxcli.files.model_files import CONFIG
-from mxcli.flows.verify.check import PROBLEM, Check, Finding
-from mxcli.flows.verify.check_against import AgainstSource
+from mxcli.flows.verify.against.checks import AgainstSource
+from mxcli.flows.verify.checks.check import PROBLEM, Check, Finding
 
 MAY_DIFFER = frozenset(
     {"quantization_config", "compression_config", "quantization", "transformers_version", "torch_dtype", "dtype"}

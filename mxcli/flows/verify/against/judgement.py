@@ -13,11 +13,11 @@ from mxcli.backends.backend import Backend
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.tensors import Array
 from mxcli.flows.measure.amax import oriented
-from mxcli.flows.verify.check import Finding
+from mxcli.flows.verify.against.excess import DEVIANT, Excess, Place, excess
+from mxcli.flows.verify.against.originals import Original
+from mxcli.flows.verify.against.provenance import Amaxes, Provenance, requantize, stored_form
+from mxcli.flows.verify.checks.check import Finding
 from mxcli.flows.verify.errors import Distance, distance, widened
-from mxcli.flows.verify.excess import DEVIANT, Excess, Place, excess
-from mxcli.flows.verify.originals import Original
-from mxcli.flows.verify.provenance import Amaxes, Provenance, requantize, stored_form
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.verify.weight_summary import blocks_of, decode_scale
 from mxcli.flows.write.restore import StoredWeight

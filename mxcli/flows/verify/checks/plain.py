@@ -10,7 +10,7 @@ import numpy as np
 
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.tensors import Array, TensorInfo
-from mxcli.flows.verify.check import PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.errors import widened
 
 HUGE = 2.0**16

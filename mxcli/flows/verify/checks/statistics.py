@@ -10,7 +10,7 @@ import numpy as np
 
 from mxcli.files.model_files import RECORD
 from mxcli.files.tensors import Array
-from mxcli.flows.verify.check import PROBLEM, Check, Finding
+from mxcli.flows.verify.checks.check import PROBLEM, Check, Finding
 from mxcli.flows.verify.weight_summary import WeightSummary
 from mxcli.numerics.floats import FP32, FloatFormat
 from mxcli.numerics.formats import BlockFormat

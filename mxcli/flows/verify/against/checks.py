@@ -11,9 +11,7 @@ from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import RECORD
 from mxcli.files.tensors import Array, TensorInfo
-from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding
-from mxcli.flows.verify.errors import Distance, distance, far_rows
-from mxcli.flows.verify.judgement import (
+from mxcli.flows.verify.against.judgement import (
     FAR,
     OTHER_BYTES,
     OTHER_CHOICE,
@@ -22,8 +20,10 @@ from mxcli.flows.verify.judgement import (
     Judged,
     is_rotated,
 )
-from mxcli.flows.verify.originals import Original, Originals
-from mxcli.flows.verify.plain_against import FLOATS, PlainDifference, plain_differences
+from mxcli.flows.verify.against.originals import Original, Originals
+from mxcli.flows.verify.against.plain import FLOATS, PlainDifference, plain_differences
+from mxcli.flows.verify.checks.check import NOTE, PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.errors import Distance, distance, far_rows
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.write.restore import StoredWeight, values_of
 

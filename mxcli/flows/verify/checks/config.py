@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from mxcli.files.layouts.loaders import unmatched, unread
 from mxcli.flows.plan.fused import fused_sets
-from mxcli.flows.verify.check import NOTE, PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.checks.check import NOTE, PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.subject import Subject
 
 NOT_QUANTIZED = {"embedding": "an embedding table", "norm": "a norm", "router": "a router", "bias": "a bias"}

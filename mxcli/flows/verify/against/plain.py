@@ -16,8 +16,8 @@ from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.hashes import hash_of
 from mxcli.files.tensors import Array, TensorInfo
+from mxcli.flows.verify.against.originals import Original
 from mxcli.flows.verify.errors import Distance, converted, distance, same_bytes, widened
-from mxcli.flows.verify.originals import Original
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 WILD = 0.5

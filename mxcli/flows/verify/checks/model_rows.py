@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mxcli.flows.verify.text_model import CONVENTIONAL, EXPERTS, HIDDEN, VOCABULARY, Config, Model
+from mxcli.flows.verify.checks.text_model import CONVENTIONAL, EXPERTS, HIDDEN, VOCABULARY, Config, Model
 
 Sized = Callable[[Model], int | None]
 
