@@ -295,8 +295,12 @@ def _read_text(file: str | None) -> Text:
         with suppress(UnsupportedOperation):  # a stream of this process has no descriptor
             _refuse_device("stdin", os.fstat(sys.stdin.fileno()).st_mode, is_terminal=sys.stdin.isatty())
         return parse_text("stdin", sys.stdin.buffer.read())
-    with Path(str(file)).open("rb") as opened:
-        _refuse_device(str(file), os.fstat(opened.fileno()).st_mode, is_terminal=opened.isatty())
+    with open(os.open(str(file), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+        mode = os.fstat(opened.fileno()).st_mode
+        _refuse_device(str(file), mode, is_terminal=opened.isatty())
+        if stat.S_ISFIFO(mode) and Path(str(file)).resolve().exists():  # a pipe of this process is nowhere
+            raise InputError(f"{printable(str(file))}: a named pipe, which may never end; use --text - to read it.")
+        os.set_blocking(opened.fileno(), True)
         return parse_text(str(file), opened.read())
 
 

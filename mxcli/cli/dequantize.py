@@ -39,6 +39,7 @@ def dequantize(
     results.check([source])
     output = writing.folder
     from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.files.model_files import left_out_notes
     from mxcli.flows.write.dequantize import dequantize_checkpoint, memory_to_dequantize
     from mxcli.output.export import json_text
 
@@ -55,7 +56,7 @@ def dequantize(
             options=manner,
             command=repeatable(context.obj or ()),
         )
-    notes = [*checkpoint.notes, *checkpoint.left_out, *restored.notes]
+    notes = [*checkpoint.notes, *left_out_notes(checkpoint.left_out), *restored.notes]
     messages.notes((*notes, *outcome_notes(restored.outcome)))
     if not restored.outcome.complete:
         report_unfinished(restored.outcome, output)

@@ -86,11 +86,12 @@ def verify(
     if repair and against is None:
         raise UsageError("--repair needs --against SOURCE: damaged tensors are made from the source again.")
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.verify.subject import subject_of
+    from mxcli.flows.verify.subject import check_whole, subject_of
     from mxcli.flows.verify.verify import checked_originals, memory_to_verify, verify_subject
     from mxcli.flows.write.restore import open_floats
     from mxcli.output.verification import failure_sentence, verification_csv, verification_json, verification_text
 
+    check_whole(Path(source))
     repaired = _repaired(source, against) if repair and against is not None else ()
     subject = subject_of(open_checkpoint(source), tensor_parallel)
     originals = None if against is None else checked_originals(open_floats(against, requantize=True), subject)

@@ -18,6 +18,7 @@ import numpy as np
 from mxcli.atomic import name_new, sync_folder, whole_file
 from mxcli.errors import EnvironmentFailure, InputError, RefusedError, UsageError, printable, together
 from mxcli.files.captures import CAPTURE_KEY, CAPTURE_VERSION, INCOMPLETE, INCOMPLETE_SCHEMA, incomplete_path
+from mxcli.files.directory import PARTIAL_SUFFIX
 from mxcli.files.hashes import XXH3, hash_of
 from mxcli.files.output_folder import OutputFolder
 from mxcli.files.partials import Partials, json_bytes
@@ -33,6 +34,8 @@ HEADER_KEY = "mxcli.capture.header"
 """The key of the metadata that has the hash of the header, made with zeros in its place."""
 _NO_HASH = "0" * 32
 _HASH_PLACE = f'"{HEADER_KEY}":"{_NO_HASH}"'.encode()
+_BEGUN = b"mxcli.capture: not complete\n"
+"""How a file begins until its header is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +141,15 @@ def _header_of(path: Path) -> bytes:
 
 
 def refuse_other_files(folder: Path, names: Iterable[str]) -> None:
-    """Raise RefusedError for files among those to replace or remove that no recording wrote."""
-    problems = []
+    """Raise RefusedError for files among those to replace or remove that no recording wrote, and for such unfinished
+    ones."""
+    found = sorted(os.listdir(folder)) if folder.is_dir() else []
+    problems = [
+        f"{printable(folder / name)}: not of an unfinished capture, and is left as it is; move it away."
+        for name in found
+        if name.endswith(PARTIAL_SUFFIX) and STEP_FILE.fullmatch(name.removesuffix(PARTIAL_SUFFIX))
+        if not _is_unfinished(folder / name)
+    ]
     for name in names:
         try:
             capture_metadata(folder / name)
@@ -147,11 +157,21 @@ def refuse_other_files(folder: Path, names: Iterable[str]) -> None:
             problems.append(f"{printable(folder / name)}: is not a capture file, and is left as it is; move it away.")
     problems += [
         f"{printable(folder / name)}: was not written by mxcli, and is left as it is; move it away."
-        for name in (os.listdir(folder) if folder.is_dir() else ())
+        for name in found
         if INCOMPLETE.fullmatch(name) and not _is_incomplete_mark(folder / name)
     ]
     if problems:
         raise together(RefusedError, printable(folder), problems)
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Return whether a recording began to write a file; an empty one counts."""
+    with suppress(OSError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            with path.open("rb") as file:
+                start = file.read(len(_BEGUN))
+            return start in (b"", _BEGUN) or is_as_written(path)
+    return False
 
 
 def _is_incomplete_mark(path: Path) -> bool:
@@ -204,7 +224,7 @@ class CaptureFile:
         self._name, self._about = name, about
         self._partials = Partials(OutputFolder(folder), [str(name)], sum(tensor.nbytes for tensor in expected))
         self._partials.make_folders()
-        self._partials.own([str(name)], [str(name)])
+        self._partials.own([str(name)], [str(name)] if _is_unfinished(partial_path(folder / str(name))) else [])
         self._partials.check_space()
         self._path = folder / str(name)
         self._file = self._partials.create(str(name))
@@ -214,8 +234,13 @@ class CaptureFile:
             CapturedTensor(each.layer, each.role, each.dtype, (LARGEST, LARGEST), LARGEST, LARGEST) for each in expected
         ]
         self._header_bytes = len(_header(largest, name, about, LARGEST)) + STEP_BYTES
-        with self._on_disk():
-            self._file.seek(self._header_bytes)
+        try:
+            with self._on_disk():
+                self._file.write(_BEGUN)
+                self._file.seek(self._header_bytes)
+        except BaseException:
+            self.discard()
+            raise
 
     @property
     def path(self) -> Path:

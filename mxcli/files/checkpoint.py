@@ -57,7 +57,8 @@ class Checkpoint:
     capture record of each captured tensor, and `layers_of_model` the names of all linear layers of the model if the
     captures list them. `dialect` names the quantized layout, None for plain tensors; `restored_from` the layout whose
     codes are dequantized on reading, and `stored` is then the source as it is stored. `index` is the shard index
-    followed. `notes` are sentences about anything odd, `left_out` about files that an output does not carry along.
+    followed. `notes` are sentences about anything odd, `left_out` the files that an output does not carry along,
+    by the reason.
     `observers` are called with every tensor that is read of the stored source, and the index of its first dimension if
     only that is read.
     `identities` has what each weight file was when it was opened.
@@ -80,7 +81,7 @@ class Checkpoint:
     identities: Mapping[Path, FileIdentity] = field(repr=False, compare=False)
     restored_from: str | None = None
     layers_of_model: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
     stored: Checkpoint | None = field(default=None, repr=False, compare=False)
     observers: list[Callable[[TensorInfo, Array, int | None], None]] = field(
         default_factory=list, repr=False, compare=False
@@ -150,7 +151,7 @@ def _described(
     contents = found.contents
     notes += file_notes(contents)
     tied = {alias: stored for part in contents.values() for alias, stored in part.tied.items()}
-    carried, left_out = tuple[Path, ...](), list[str]()
+    carried, left_out = tuple[Path, ...](), dict[str, list[str]]()
     if located.is_model:
         ties, tie_notes = tied_by_config(tensors, configs.model)
         carried, left_out = side_files(located.root, contents)
@@ -175,7 +176,7 @@ def _described(
         dialect=dialect,
         index=located.index.path if located.index else None,
         notes=tuple(notes),
-        left_out=tuple(left_out),
+        left_out=left_out,
         decoders={path: part.decode for path, part in contents.items() if part.decode},
         identities=identities,
     )

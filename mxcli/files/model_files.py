@@ -106,8 +106,8 @@ def _refuse(root: Path, problems: Sequence[str]) -> None:
         raise together(InputError, printable(root), [f"{printable(root)}/{problem}" for problem in problems])
 
 
-def side_files(root: Path, used: Mapping[Path, object]) -> tuple[tuple[Path, ...], list[str]]:
-    """Return every other regular file under the directory, sorted, and a note per kind of file that is left out.
+def side_files(root: Path, used: Mapping[Path, object]) -> tuple[tuple[Path, ...], dict[str, list[str]]]:
+    """Return every other regular file under the directory, sorted, and those that are left out, by the reason.
 
     Subfolders are included (pooling modules, chat templates, code), except hidden ones. Weights, indexes, old
     quantization configs, unfinished files, links to directories and links out of the source are left out; config.json
@@ -141,8 +141,14 @@ def side_files(root: Path, used: Mapping[Path, object]) -> tuple[tuple[Path, ...
                     carried.append(path)
                 else:
                     leave(path, "not a regular file")
-    notes = [f"Not carried to an output, {reason}: {_listed(names)}." for reason, names in sorted(left_out.items())]
-    return tuple(sorted(carried)), notes
+    return tuple(sorted(carried)), left_out
+
+
+def left_out_notes(left_out: Mapping[str, Sequence[str]], written: Iterable[str] = ()) -> list[str]:
+    """Return a note per reason on files that an output does not carry along, but for those that are `written`."""
+    own = set(written)
+    others = {reason: [name for name in names if name not in own] for reason, names in sorted(left_out.items())}
+    return [f"Not carried to an output, {reason}: {_listed(names)}." for reason, names in others.items() if names]
 
 
 def _stays(link: Path, root: Path) -> bool:

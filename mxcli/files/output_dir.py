@@ -128,17 +128,21 @@ class Output:
             with suppress(OSError):
                 self._shard[1].close()
         is_refused = isinstance(error, RefusedError) and not self._is_publishing
-        if not self._is_done and (is_refused or not self.has_progress):
+        if self._is_done:
+            return
+        shown = printable(self._folder)
+        if not self._partials.is_in_place:
+            if error is not None:
+                error.add_note(
+                    f"{shown} is not the directory any more in which this run had begun: what it finished is where "
+                    "that was moved, if it still exists."
+                )
+        elif is_refused or not self.has_progress:
             self._partials.remove(self._mine)
             self._record.remove()
             self._partials.remove_folders()
-        elif error is not None and not self._is_done:
-            error.add_note(
-                f"Finished work is kept in {printable(self._folder)}; the same command with --resume continues it."
-                if self._partials.is_in_place
-                else f"{printable(self._folder)} is not the directory any more in which this run had begun: what it "
-                "finished is where that was moved, if it still exists."
-            )
+        elif error is not None:
+            error.add_note(f"Finished work is kept in {shown}; the same command with --resume continues it.")
 
     @property
     def stayed(self) -> tuple[str, ...]:
@@ -162,6 +166,7 @@ class Output:
 
     def begin_shard(self, shard: Shard) -> None:
         """Open the next shard: a new file, or the one an earlier run left."""
+        self._check_place()
         with self._partials.on_disk():
             written = [name for line in self._kept.get(shard.name, {}).values() for name in line[ENTRIES]]
             file = self._partials.reopen(shard.name) if shard.name in self._kept else None

@@ -18,8 +18,8 @@ from mxcli.files.partials import BLOCK_BYTES, FILE_BYTES, json_bytes
 from mxcli.files.progress import Draft, progress_path
 from mxcli.files.shard_file import partial_path
 
-RECORDED_BYTES, LOGGED_BYTES = 3400, 1900
-"""Bytes of the statistics of a quantized tensor, about: in the record, and in the progress log."""
+RECORDED_BYTES, LOGGED_BYTES = 3600, 2450
+"""Bytes of the statistics of a quantized tensor, at most about: in the record, and in the progress log."""
 HASHED_BYTES, CHUNK_HASHED_BYTES = 170, 32
 """Bytes of the hashes of a tensor besides its name, and of each of its chunks, in either of them, about."""
 _OTHER_INODES = 2

@@ -177,7 +177,8 @@ class ProgressRecord:
             os.close(self._descriptor)
 
     def trim(self) -> None:
-        """Give the reserved bytes back."""
+        """Give the reserved bytes back, and reserve no more."""
+        self.reserved_bytes = 0
         with suppress(OSError):
             os.ftruncate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR))
 
@@ -189,6 +190,8 @@ class ProgressRecord:
         text = b"".join(map(line_bytes, lines))
         while text:
             text = text[os.write(self._descriptor, text) :]
+        if not self.reserved_bytes:
+            return
         with suppress(OSError):
             # A full disk must still take the lines of the tensors written before.
             os.posix_fallocate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR), self.reserved_bytes)

@@ -693,3 +693,84 @@ def test_a_limit_on_file_sizes_ends_the_run(tmp_path: Path, text: Path) -> None:
     assert "exceeds the limit on file sizes; record less of a step, or raise the limit (ulimit -f).\n" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+FEW = ("--roles", "activation", "--layers", "lm_head")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("step-000000.safetensors", b"precious"),
+        ("step-000007.safetensors", b""),
+        ("step-000000.safetensors", (SAMPLE / "model.safetensors").read_bytes()),
+        ("mxcli-incomplete.json", b"{}"),
+        ("mxcli-incomplete.json", b"my notes"),
+        ("mxcli-incomplete-rank-1.json", b'{"schema": "mine"}'),
+        ("step-000000.safetensors.partial", b"precious"),
+        ("step-000000.safetensors.partial", b"\0" * 9999),
+        ("step-000003-rank-2.safetensors.partial", (SAMPLE / "model.safetensors").read_bytes()),
+    ],
+)
+@pytest.mark.parametrize("way", [(), ("--force",), ("--resume",)])
+def test_files_that_no_recording_wrote_are_left(
+    mxcli: Mxcli, tmp_path: Path, text: Path, name: str, data: bytes, way: tuple[str, ...]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_bytes(data)
+    code, err = refusal(mxcli, *words(tmp_path / "out", text, *FEW, *way))
+    assert (code, tree(tmp_path / "out")) == (4, {name: data})
+    if way == ("--force",):
+        assert err.startswith(f"error: {tmp_path / 'out' / name}: ")
+        assert err.endswith(", and is left as it is; move it away.\n")
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "header"])
+def test_a_damaged_step_is_written_again(mxcli: Mxcli, tmp_path: Path, text: Path, number: int, damage: str) -> None:
+    asked = words(tmp_path / "out", text, *FEW, "--steps", "3")
+    mxcli(*asked)
+    before = tree(tmp_path / "out")
+    path = tmp_path / "out" / f"step-00000{number}.safetensors"
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[-5] ^= 16
+    elif damage == "cut":
+        del data[-7:]
+    else:
+        at = data.index(b'"loss')
+        data[data.index(b"0.", at) if b"0." in data[at : at + 60] else data.index(b".", at)] = ord("1")
+    path.write_bytes(data)
+    code, out, err = mxcli(*asked, "--resume")
+    assert (code, out) == (0, f"{tmp_path / 'out'}\n")
+    assert f"note: Not as they were written, and written again: {path}.\n" in err
+    assert tree(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "/dev/null"])
+def test_devices_are_no_texts(mxcli: Mxcli, tmp_path: Path, device: str) -> None:
+    assert refusal(mxcli, *words(tmp_path / "out", Path(device))) == (
+        3,
+        f"error: {device}: a device; a text file or a pipe is needed.\n",
+    )
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_named_pipe_is_no_text(mxcli: Mxcli, tmp_path: Path, linked: bool) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    path = tmp_path / ("link" if linked else "pipe")
+    assert refusal(mxcli, *words(tmp_path / "out", path)) == (
+        3,
+        f"error: {path}: a named pipe, which may never end; use --text - to read it.\n",
+    )
+
+
+def test_a_pipe_of_the_process_is_a_text(mxcli: Mxcli, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, TEXT.encode())
+    os.close(writing)
+    try:
+        assert mxcli(*words(tmp_path / "out", Path(f"/dev/fd/{reading}"), *FEW)).code == 0
+    finally:
+        os.close(reading)

@@ -214,6 +214,13 @@ def test_invalid_shares(text: str) -> None:
         writing.share_of(text)
 
 
+@pytest.mark.parametrize("text", ["1/1000000", "1000000/1000000", "7/99999999999"])
+def test_too_many_shares(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        writing.share_of(text)
+    assert refused.value.message == f"--shard-range '{text}': N is too large: the most shares are 999,999."
+
+
 def test_a_share_is_counted_from_one() -> None:
     assert writing.share_of("4/4") == Share(4, 4)
     with pytest.raises(UsageError, match="--max-shard-size '5Q' is not a size"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -318,3 +319,24 @@ def test_the_record_has_the_hash_of_every_file(mxcli: Callable[..., Any], tmp_pa
         assert record["verified"] is verified
         assert record["source_hashes"].keys() == record["tensors"].keys()
         assert set(record["stored"]["model.safetensors"]) == set(read_raw(output / "model.safetensors"))
+
+
+def test_a_quantization_config_that_the_output_has_is_not_missed(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    assert mxcli("quantize", SAMPLE, "--format", "nvfp4", "--layout", "modelopt", "-o", tmp_path / "q").code == 0
+    words = ("quantize", tmp_path / "q", "--requantize", "--format", "nvfp4", "-o")
+    again = mxcli(*words, tmp_path / "again", "--layout", "modelopt")
+    assert (again.code, "Not carried" in again.err) == (0, False)
+    other = mxcli(*words, tmp_path / "other", "--layout", "compressed-tensors")
+    assert "note: Not carried to an output, an old quantization config: hf_quant_config.json.\n" in other.err
+
+
+@pytest.mark.parametrize("text", ["mine", ""])
+def test_force_keeps_an_edited_readme_with_a_note(mxcli: Callable[..., Any], tmp_path: Path, text: str) -> None:
+    shutil.copytree(SAMPLE, tmp_path / "model")
+    (tmp_path / "model/README.md").write_text("theirs")
+    assert mxcli("quantize", tmp_path / "model", "--format", "mxfp8", "-o", tmp_path / "q").code == 0
+    (tmp_path / "q/README.md").write_text(text)
+    code, _, err = mxcli("quantize", SAMPLE, "--format", "nvfp4", "-o", tmp_path / "q", "--force")
+    assert code == 0
+    assert "note: Kept, since they are not as mxcli wrote them in the output before: README.md.\n" in err
+    assert (tmp_path / "q/README.md").read_text() == text

@@ -49,6 +49,23 @@ def test_streams_that_take_nothing(redirection: str, code: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    "words", ["report samples/tiny-llama --format mxfp8 -q --json", "inspect samples/tiny-llama --json", "formats"]
+)
+def test_a_closed_stdout_is_the_environment(words: str) -> None:
+    closed = "error: standard output cannot be written: Bad file descriptor.\n"
+    assert shell(f"{sys.executable} -m mxcli {words} >&-") == (6, "", closed)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("form", ["--json", "--csv=-", ""])
+def test_verify_with_a_closed_stdout(form: str, tmp_path: Path) -> None:
+    assert run(["quantize", str(ROOT / "samples/tiny-llama"), "--format", "mxfp8", "-q", "-o", f"{tmp_path}/out"]) == 0
+    closed = "error: standard output cannot be written: Bad file descriptor.\n"
+    assert shell(f"{sys.executable} -m mxcli verify {tmp_path}/out {form} -q >&-") == (6, "", closed)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_exit_codes_do_not_depend_on_stderr() -> None:
     assert shell(f"{REPORT} --fail-on 'sqnr_db<1000' 2>&-")[0] == 5
     assert shell(f"{REPORT} --format mxfp9 2>&-")[0] == 2

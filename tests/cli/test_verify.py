@@ -52,6 +52,25 @@ def test_a_sound_checkpoint_is_said_to_be(mxcli: Mxcli, nvfp4: Path) -> None:
     )
 
 
+def test_one_shard_of_an_output_is_refused_with_the_way_out(mxcli: Mxcli, tmp_path: Path) -> None:
+    output = tmp_path / "q"
+    assert mxcli("quantize", SAMPLE, "--format", "mxfp4", "--max-shard-size", "200K", "-o", output, "-q")[0] == 0
+    shards = sorted(path for path in output.iterdir() if path.suffix == ".safetensors")
+    assert len(shards) > 1
+    for options in ([], ["--against", SAMPLE], ["--against", SAMPLE, "--repair"]):
+        code, out, err = mxcli("verify", shards[1], *options)
+        assert (code, out) == (4, "")
+        assert err.endswith(
+            f"{shards[1]}: is one of the {len(shards)} shards that mxcli.json records; an output is verified as a "
+            f"whole: give {output}.\n"
+        )
+    assert mxcli("verify", output)[0] == 0
+
+
+def test_the_one_file_of_an_output_is_verified(mxcli: Mxcli, nvfp4: Path) -> None:
+    assert mxcli("verify", nvfp4 / SHARD)[0] == 0
+
+
 def test_a_flipped_bit_is_a_problem_with_a_way_out(mxcli: Mxcli, nvfp4: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(nvfp4, tmp_path / "q")
     content = bytearray((folder / SHARD).read_bytes())

@@ -14,6 +14,7 @@ from raw_checkpoint import safetensors_bytes, zeros
 
 from mxcli.errors import InputError
 from mxcli.files.checkpoint import open_checkpoint, read
+from mxcli.files.model_files import left_out_notes
 
 Writer = Callable[..., Path]
 
@@ -269,7 +270,7 @@ def test_model_safetensors_is_the_model(model: Writer) -> None:
     checkpoint = open_checkpoint(root)
     assert checkpoint.files == (root / "model.safetensors",)
     assert checkpoint.notes == ("copy.safetensors is next to model.safetensors, which is the model; not read.",)
-    assert checkpoint.left_out == ("Not carried to an output, other weights: copy.safetensors, pytorch_model.bin.",)
+    assert checkpoint.left_out == {"other weights": ["copy.safetensors", "pytorch_model.bin"]}
     assert open_checkpoint(root / "copy.safetensors").files == (root / "copy.safetensors",)
 
 
@@ -358,10 +359,12 @@ def test_side_files(model: Writer) -> None:
     checkpoint = open_checkpoint(root)
     assert [path.relative_to(root).as_posix() for path in checkpoint.side_files] == carried
     assert checkpoint.notes == ("model.safetensors.index.json.partial is left by an unfinished run; not read.",)
-    assert checkpoint.left_out == (
+    weights = "Not carried to an output, other weights: pytorch_model.bin, original/consolidated.00.pth."
+    assert left_out_notes(checkpoint.left_out) == [
         "Not carried to an output, an old quantization config: hf_quant_config.json.",
-        "Not carried to an output, other weights: pytorch_model.bin, original/consolidated.00.pth.",
-    )
+        weights,
+    ]
+    assert left_out_notes(checkpoint.left_out, ["hf_quant_config.json", "config.json"]) == [weights]
 
 
 def test_side_files_that_are_pipes_are_not_carried(model: Writer) -> None:
@@ -371,7 +374,7 @@ def test_side_files_that_are_pipes_are_not_carried(model: Writer) -> None:
     assert checkpoint.side_files == ()
     assert (checkpoint.notes, checkpoint.left_out) == (
         (),
-        ("Not carried to an output, not a regular file: pipe.json.",),
+        {"not a regular file": ["pipe.json"]},
     )
 
 
@@ -426,3 +429,21 @@ def test_headers_are_read_without_torch(model: Writer) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(root)], check=True)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "sub/vocab.txt", "1_Pooling/config.json", "a/b/c.jinja"])
+def test_a_link_to_itself_is_left_and_said(model: Writer, name: str) -> None:
+    root = model({"model.safetensors": {Q: zeros("BF16", 4, 8)}, "notes.txt": "x"})
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).symlink_to(Path(name).name)
+    checkpoint = open_checkpoint(root)
+    assert checkpoint.side_files == (root / "notes.txt",)
+    assert left_out_notes(checkpoint.left_out) == [f"Not carried to an output, not a regular file: {name}."]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "hf_quant_config.json"])
+def test_a_document_that_is_a_link_to_itself(model: Writer, name: str) -> None:
+    root = model({"model.safetensors": {Q: zeros("BF16", 4, 8)}})
+    (root / name).symlink_to(name)
+    with pytest.raises(InputError, match=re.escape(name)):
+        open_checkpoint(root)

@@ -9,10 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mxcli.cli.app import run
 from mxcli.files.model_files import permissions, side_files
+from mxcli.files.preflight import needed_bytes
+from mxcli.files.progress import Draft, ProgressRecord
 from mxcli.flows.plan.memory import need_of
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "tiny-llama"
@@ -151,11 +155,9 @@ def test_links_of_a_download_cache_stay(tmp_path: Path) -> None:
     snapshot.mkdir(parents=True)
     (snapshot / "tokenizer.json").symlink_to("../../blobs/f00d")
     (snapshot / "other.json").symlink_to("../../../models--c--d/blobs/f00d")
-    carried, notes = side_files(snapshot, {})
+    carried, left_out = side_files(snapshot, {})
     assert carried == (snapshot / "tokenizer.json",)
-    assert notes == [
-        "Not carried to an output, links out of the source: other.json -> ../../../models--c--d/blobs/f00d."
-    ]
+    assert left_out == {"links out of the source": ["other.json -> ../../../models--c--d/blobs/f00d"]}
 
 
 def modes(folder: str) -> dict[str, int]:
@@ -197,3 +199,65 @@ def test_memory_grows_with_the_tensors() -> None:
     tensors = [(f"{at}", 2048) for at in range(50_000)]
     assert need_of(tensors, recorded=50_000).peak_bytes == (1 << 26) + 50_000 * 35 * 1024 + 2048
     assert need_of(tensors).peak_bytes == (1 << 26) + 50_000 * 6 * 1024 + 2048
+
+
+def tiny(folder: Path, count: int) -> Path:
+    """A model of many small tensors, whose record takes more than its weights."""
+    folder.mkdir()
+    rng = np.random.default_rng(count)
+    save_file(
+        {f"layers.{at}.weight": rng.standard_normal((32, 64)).astype(np.float32) for at in range(count)},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--format", "nvfp4", "--layout", "modelopt"],
+        ["--format", "mxfp8"],
+        ["--format", "mxfp4", "--max-shard-size", "100K"],
+    ],
+)
+@pytest.mark.parametrize("count", [0, 300])
+def test_the_estimate_of_disk_space(count: int, more: list[str], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = str(tiny(home / "many", count)) if count else "model"
+    estimates: list[int] = []
+
+    def noting(draft: Draft) -> int:
+        estimates.append(needed_bytes(draft))
+        return estimates[-1]
+
+    remove, most = ProgressRecord.remove, list[int]()
+
+    def weighing(log: ProgressRecord) -> None:
+        most.append(sum(path.stat().st_blocks * 512 for path in Path("out").rglob("*") if path.is_file()))
+        remove(log)
+
+    monkeypatch.setattr("mxcli.files.preflight.needed_bytes", noting)
+    monkeypatch.setattr(ProgressRecord, "remove", weighing)
+    assert run(["quantize", source, "-o", "out", "-q", *more]) == 0
+    assert len(most) == 1
+    assert 1.0 <= estimates[0] / most[0] <= 1.25
+
+
+@pytest.mark.parametrize("inodes", [4, 5, 6])
+def test_a_file_system_without_inodes(inodes: int, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of which one is that of the file system's own root; an output of five files needs seven more."""
+    (home / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"nr_inodes={inodes}", "tmpfs", "disk"]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        words = ["quantize", "model", "--format", "nvfp4", "-q", "-o", "disk/out"]
+        for asked in (words, [*words, "--dry-run"]):
+            assert run(asked) == 6
+            assert capsys.readouterr().err == (
+                "error: disk/out: no free inodes: the output needs 7 files and folders, and the file system takes "
+                f"{inodes - 1} more; remove some, or give another -o/--output.\n"
+            )
+        assert os.listdir("disk") == []
+    finally:
+        subprocess.run(["umount", "disk"], check=True)

@@ -13,7 +13,7 @@ from models.measuring import layer, report, run, total, weight
 from models.store import Models
 from mxcli.files.checkpoint import open_checkpoint
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 LINEARS = 210
 SAMPLED = "model.layers.7.mlp.down_proj.weight"

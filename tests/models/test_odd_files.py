@@ -12,7 +12,7 @@ from models import packages
 from models.measuring import run
 from models.store import Models
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 
 def _told(verb: str, *arguments: object) -> dict[str, Any]:

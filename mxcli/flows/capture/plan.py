@@ -214,8 +214,7 @@ def plan_capture(
     replacing = output.force or output.resume
     check_output_folder(output.folder, checkpoint, existing, force=replacing, inputs=output.inputs)
     files = dict(sorted((step, name) for name in existing if (step := single_rank_step(name)) is not None))
-    if replacing:
-        refuse_other_files(output.folder, files.values())
+    refuse_other_files(output.folder, files.values())
     model = model_outline(checkpoint, request.dtype)
     every = linear_layers(model.empty)
     layers = chosen_layers(every, request.layers)

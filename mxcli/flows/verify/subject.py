@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from mxcli.errors import InputError, RefusedError, printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.dialect import UNSCALED
+from mxcli.files.directory import KINDS
 from mxcli.files.layouts import Layout, OnDisk, Weight
 from mxcli.files.layouts.layout import Misfits, Transforms, Unread, module_of
 from mxcli.files.layouts.loaders import Ignored
 from mxcli.files.layouts.loaders import unread as unread_entries
+from mxcli.files.model_files import RECORD
 from mxcli.files.tensors import DTYPES
 from mxcli.flows.verify.record import Record, read_record
 from mxcli.flows.write.arrange import ignored_modules
@@ -85,6 +88,16 @@ class Subject:
             return None
         faulty = unread_entries(ignored)
         return replace(ignored, entries=tuple(entry for entry in ignored.entries if entry not in faulty))
+
+
+def check_whole(source: Path) -> None:
+    """Raise RefusedError for one shard of a recorded output: the record, the model and its layers are of all."""
+    shards = [name for name in read_record(source.parent).files if Path(name).suffix in KINDS]
+    if len(shards) > 1 and source.name in shards and source.is_file():
+        raise RefusedError(
+            f"{printable(source)}: is one of the {len(shards):,} shards that {RECORD} records; an output is verified "
+            f"as a whole: give {printable(source.parent)}."
+        )
 
 
 def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Subject:

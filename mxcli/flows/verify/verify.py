@@ -185,7 +185,8 @@ def verify_subject(
     if compared is not None and not compared.other_tensors:
         traced = _traced(subject, weights, originals)
         for each in traced.values():
-            findings.run(ORIGINAL_CHECKS, AgainstOriginal(each.stored, each.distance))
+            by_rule = each.provenance.exact and not each.provenance.implied
+            findings.run(ORIGINAL_CHECKS, AgainstOriginal(each.stored, each.distance, by_rule))
         for judged in judged_weights(subject, traced, amaxes, backend):
             findings.run(JUDGED_CHECKS, judged)
     _skip(findings, subject, compared, against)

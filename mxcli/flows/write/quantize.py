@@ -13,6 +13,7 @@ from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.model_files import left_out_notes
 from mxcli.files.progress import Share
 from mxcli.files.tensors import IN_MEMORY, Array
 from mxcli.flows.measure.amax import SharedAmax
@@ -76,7 +77,7 @@ def report_from_stats(
     source: str, checkpoint: Checkpoint, plan: Plan, arrangement: Arrangement, layers: TensorStats = ()
 ) -> Report:
     """Return the report on a plan as arranged, with the statistics gathered while writing."""
-    noted = replace(checkpoint, notes=(*checkpoint.notes, *checkpoint.left_out))
+    noted = replace(checkpoint, notes=(*checkpoint.notes, *left_out_notes(checkpoint.left_out, arrangement.configs)))
     tally = Tally(source, noted, replace(plan, tensors=arrangement.tensors, notes=arrangement.notes))
     for planned, stats in layers:
         if stats is not None:

@@ -326,3 +326,99 @@ def test_plain_tensors_far_off_are_a_problem_without_a_record(
             array[:] = array[::-1].copy()
 
     assert name in found(verified(changed(folders["nvfp4"], tmp_path / "q", plant), folders["m"]))["damaged"]
+
+
+def matrices(columns: int, largest: float = 1.0) -> dict[str, Tensor]:
+    """Three weights with values up to `largest`, the last one of the usual size."""
+    draws = np.random.default_rng(7)
+    sizes = {"a.weight": largest, "b.weight": largest, "c.weight": 1.0}
+    return {name: bf16(draws.uniform(-1, 1, (64, columns)).astype(np.float32) * size) for name, size in sizes.items()}
+
+
+def made(folder: Path, fmt: str, columns: int, largest: float = 1.0) -> tuple[Path, Path]:
+    """A model of matrices, and it quantized in the layout that pads."""
+    model = source(folder / "m", matrices(columns, largest), {})
+    return model, quantized(model, folder / "q", Options(fmt, layout="mxcli", on_indivisible="pad"))
+
+
+@pytest.mark.parametrize("record", [True, False], ids=["record", "no record"])
+@pytest.mark.parametrize(
+    ("fmt", "columns", "place"),
+    [
+        ("mxfp6_e2m3", 50, "columns 32 to 49"),
+        ("mxfp6_e3m2", 33, "columns 32 to 32"),
+        ("mxfp4", 33, "columns 32 to 32"),
+        ("nvfp4", 33, "columns 32 to 32"),
+    ],
+)
+def test_codes_that_fill_up_a_row_are_compared(
+    tmp_path: Path, fmt: str, columns: int, place: str, record: bool
+) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors["a.weight_packed"][1][5, -1] ^= 0x80
+
+    model, output = made(tmp_path, fmt, columns)
+    assert found(verified(output, model)) == {}
+    folder = changed(output, tmp_path / "d", change)
+    if record:
+        shutil.copy(output / RECORD, folder)
+    result = verified(folder, model)
+    assert found(result)["other_bytes"] == ["a.weight_packed"]
+    (value,) = values(result, "other_bytes")
+    assert f"the first row 5, {place}; codes that fill up the bytes of a row are not 0; bytes " in value
+
+
+def test_codes_that_fill_up_a_row_of_zeros_are_compared(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors["a.weight_packed"][1][2, -1] = 0x10
+
+    model = source(tmp_path / "m", {**matrices(33), "a.weight": bf16(np.zeros((64, 33)))}, {})
+    output = quantized(model, tmp_path / "q", Options("mxfp4", layout="mxcli", on_indivisible="pad"))
+    result = verified(changed(output, tmp_path / "d", change), model)
+    assert found(result)["other_bytes"] == ["a.weight_packed"]
+    assert "1 of 128 blocks, the first row 2, columns 32 to 32" in values(result, "other_bytes")[0]
+
+
+@pytest.mark.parametrize("columns", [64, 50])
+@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4"])
+def test_values_that_overflow_by_the_rule_are_a_warning(tmp_path: Path, fmt: str, columns: int) -> None:
+    model, output = made(tmp_path, fmt, columns, 3.38e38)
+    result = verified(output, model)
+    assert result.is_sound
+    assert found(result) == {"magnitude": ["a.weight", "b.weight"], "overflow": ["a.weight", "b.weight"]}
+    assert "values overflow when decoded" in values(result, "overflow")[0]
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "mxfp6_e2m3", "mxfp4"])
+def test_damage_among_values_that_overflow_is_found(tmp_path: Path, fmt: str) -> None:
+    def change(tensors: Tensors) -> None:
+        array(tensors, "a.weight_packed", "a.weight")[5, -1] ^= 1
+
+    model, output = made(tmp_path, fmt, 64, 3.38e38)
+    result = verified(changed(output, tmp_path / "d", change), model)
+    assert found(result)["finite_elsewhere"] == ["a.weight"]
+    assert found(result)["overflow"] == ["b.weight"]
+    assert "the first row 5, columns 32 to 63; bytes " in values(result, "other_bytes")[0]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "places"),
+    [
+        ("mxfp8", "2 of 128 blocks, the first row 7, columns 0 to 31; bytes 451 to 458"),
+        ("mxfp4", "2 of 128 blocks, the first row 7, columns 0 to 31; bytes 227 to 234"),
+    ],
+)
+def test_place_and_bytes_are_those_of_the_same_difference(tmp_path: Path, fmt: str, places: str) -> None:
+    """A scale in an earlier block differs too."""
+
+    def change(tensors: Tensors) -> None:
+        tensors["a.weight_scale"][1][1, 0] ^= 1
+        array(tensors, "a.weight_packed", "a.weight")[7, 3] ^= 2
+
+    def only_scale(tensors: Tensors) -> None:
+        tensors["a.weight_scale"][1][1, 1] ^= 1
+
+    model, output = made(tmp_path, fmt, 64)
+    assert places in values(verified(changed(output, tmp_path / "d", change), model), "other_bytes")[0]
+    (value,) = values(verified(changed(output, tmp_path / "e", only_scale), model), "other_bytes")
+    assert "scales 1 of 128 bytes; 1 of 128 blocks, the first row 1, columns 32 to 63; bytes 3 to 10" in value

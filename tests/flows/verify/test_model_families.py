@@ -203,3 +203,40 @@ def test_norms_that_add_one_begin_as_zeros(tmp_path: Path, model_type: str) -> N
     zeros = ["model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm"]
     expected = {"zero_plain": [f"{name}.weight" for name in zeros]} if model_type == "llama" else {}
     assert found(verified(output)) == expected
+
+
+@pytest.mark.parametrize("layout", ["mxcli", "compressed-tensors"])
+@pytest.mark.parametrize("model_type", ["gpt2", "gptj", "gpt_neo", "gpt_neox", "bloom", "falcon", "mpt", "opt", "t5"])
+def test_a_model_type_with_other_names_is_found(tmp_path: Path, model_type: str, layout: str) -> None:
+    output = quantized(source(tmp_path / "m"), tmp_path / "q", Options("mxfp4", layout=layout))
+    (output / "mxcli.json").unlink()
+    config = json.loads((output / "config.json").read_text())
+    config = {"model_type": model_type, "quantization_config": config["quantization_config"]}
+    (output / "config.json").write_text(json.dumps(config))
+    result = verified(output)
+    assert found(result)["model_type"] == ["config.json"]
+    (value,) = values(result, "model_type")
+    assert value.startswith(
+        f"model_type is {model_type}, and the tensors have the names of other models: model.layers.0.self_attn."
+    )
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt2", "gpt_neox", "bart"])
+@pytest.mark.parametrize("family", ["opt", "t5"])
+def test_other_families_are_told_apart(
+    tmp_path: Path, folders: Mapping[str, Path], family: str, model_type: str
+) -> None:
+    output = shutil.copytree(folders[family], tmp_path / "q")
+    config = json.loads((output / "config.json").read_text())
+    config = {"model_type": model_type, "quantization_config": config["quantization_config"]}
+    (output / "config.json").write_text(json.dumps(config))
+    # Layers of OPT have the names of a decoder of BART.
+    expected = [] if (family, model_type) == ("opt", "bart") else ["config.json"]
+    assert found(verified(output)).get("model_type", []) == expected
+
+
+def test_names_of_no_known_family_are_no_problem(tmp_path: Path) -> None:
+    tensors = {name.replace("self_attn", "mixer"): each for name, each in llama().items()}
+    output = quantized(source(tmp_path / "m", tensors), tmp_path / "q", Options("mxfp4"))
+    (output / "mxcli.json").unlink()
+    assert "model_type" not in found(verified(output))

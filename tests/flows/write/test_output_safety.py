@@ -378,7 +378,7 @@ def test_no_input_is_replaced(tmp_path: Path, source: Path, name: str, way: str)
     assert place.read_text() == before
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link out", "other file", "folder", "removed"])
+@pytest.mark.parametrize("kind", ["pipe", "link out", "link in", "other file", "folder", "removed"])
 def test_a_side_file_that_is_replaced_during_the_run(tmp_path: Path, source: Path, kind: str) -> None:
     (tmp_path / "secret").write_text("secret")
     place = source / "tokenizer.json"
@@ -389,6 +389,8 @@ def test_a_side_file_that_is_replaced_during_the_run(tmp_path: Path, source: Pat
             os.mkfifo(place)
         elif kind == "link out":
             place.symlink_to(tmp_path / "secret")
+        elif kind == "link in":
+            place.symlink_to("config.json")
         elif kind == "other file":
             place.write_text("[]")
         elif kind == "folder":
@@ -397,6 +399,26 @@ def test_a_side_file_that_is_replaced_during_the_run(tmp_path: Path, source: Pat
     with pytest.raises(InputError, match=r"tokenizer\.json: (changed while in use|cannot be read)"):
         quantized(source, tmp_path / "out", on_progress=replace)
     assert finals(tmp_path / "out") == {}
+    copied = tmp_path / "out" / "tokenizer.json.partial"
+    assert not copied.exists() or copied.read_bytes() == b""
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_was_moved_during_the_run(tmp_path: Path, source: Path, replaced: bool) -> None:
+    def move(done: int, total: int, name: str) -> None:
+        if name == "a.weight":
+            (tmp_path / "out").rename(tmp_path / "moved")
+            if replaced:
+                (tmp_path / "out").mkdir()
+
+    with pytest.raises(EnvironmentFailure) as failed:
+        quantized(source, tmp_path / "out", on_progress=move)
+    note = (
+        f"{tmp_path / 'out'} is not the directory any more in which this run had begun: what it finished is where that "
+        "was moved, if it still exists."
+    )
+    assert failed.value.__notes__ == [note]
+    assert not replaced or tree(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize(("format", "more"), [("mxfp8", {}), ("nvfp4", {}), ("mxfp4", {"source": 1})])

@@ -64,10 +64,11 @@ def _plain_pairs(subject: Subject, originals: Originals) -> Iterator[tuple[Tenso
 
 @dataclass(frozen=True, slots=True)
 class AgainstOriginal:
-    """A weight with its distance from the original."""
+    """A weight with its distance from the original; `by_rule` if its bytes are those that a rule makes of it."""
 
     stored: StoredWeight
     distance: Distance
+    by_rule: bool = False
 
 
 def distance_of(checkpoint: Checkpoint, stored: StoredWeight, dtype: str, x: Array, backend: Backend) -> Distance:
@@ -77,12 +78,22 @@ def distance_of(checkpoint: Checkpoint, stored: StoredWeight, dtype: str, x: Arr
 
 
 def _not_finite(compared: AgainstOriginal) -> Iterator[Finding]:
-    if compared.distance.unmatched:
+    if compared.distance.unmatched and not compared.by_rule:
         yield Finding(
             compared.stored.weight.name,
             f"{compared.distance.unmatched:,} values are finite in only one of the two",
             "NaN and infinities only where the source has them",
             "Requantize the weight.",
+        )
+
+
+def _overflowing(compared: AgainstOriginal) -> Iterator[Finding]:
+    if compared.distance.unmatched and compared.by_rule:
+        yield Finding(
+            compared.stored.weight.name,
+            f"{compared.distance.unmatched:,} values overflow when decoded, or are NaN or infinite in the source",
+            "smaller values: the bytes are those that the rule makes of the source",
+            "Keep the weight plain (--exclude).",
         )
 
 
@@ -247,6 +258,13 @@ ORIGINAL_CHECKS: tuple[Check[AgainstOriginal], ...] = (
         "values that are finite in only one of checkpoint and source",
         "element by element",
         _not_finite,
+    ),
+    Check(
+        "overflow",
+        WARNING,
+        "values that are finite in only one of checkpoint and source, by the rule that made the bytes",
+        "element by element, where the source quantized again has the same bytes",
+        _overflowing,
     ),
 )
 JUDGED_CHECKS: tuple[Check[Judged], ...] = (

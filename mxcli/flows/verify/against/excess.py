@@ -160,7 +160,7 @@ def excess(x: Array, dtype: str, q: Quantized, rule: Quantized) -> Excess:
         else:
             _judge_scales(found, part, *sums, begin)
             _judge_steps(found, part, other, values, ours, off, begin)
-            gained.append((sums[0].error - sums[0].fitted).astype(np.float32).reshape(-1))
+            gained.append((sums[0].error - sums[0].fitted).reshape(-1))
         begin += height
     found.deviant = _largest(gained)
     if totals is not None:
@@ -170,7 +170,7 @@ def excess(x: Array, dtype: str, q: Quantized, rule: Quantized) -> Excess:
 
 def _largest(gained: list[Array]) -> float:
     """Return the sum of the DEVIANT share of the values with the largest."""
-    values = np.concatenate(gained) if gained else np.zeros(0, np.float32)
+    values = np.concatenate(gained) if gained else np.zeros(0)
     count = int(DEVIANT * values.size)
     return (
         float(np.partition(values, values.size - count)[values.size - count :].sum(dtype=np.float64)) if count else 0.0

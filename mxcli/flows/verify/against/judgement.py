@@ -8,21 +8,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mxcli.backends import unpacked
 from mxcli.backends.backend import Backend
-from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.tensors import Array
 from mxcli.flows.measure.amax import oriented
 from mxcli.flows.verify.against.excess import DEVIANT, Excess, Place, excess
+from mxcli.flows.verify.against.mismatch import Mismatch, mismatch_of
 from mxcli.flows.verify.against.originals import Original
 from mxcli.flows.verify.against.provenance import Amaxes, Provenance, requantize, stored_form
 from mxcli.flows.verify.checks.check import Finding
 from mxcli.flows.verify.errors import Distance, distance, widened
 from mxcli.flows.verify.subject import Subject
-from mxcli.flows.verify.weight_summary import blocks_of, decode_scale
+from mxcli.flows.verify.weight_summary import decode_scale
 from mxcli.flows.write.restore import StoredWeight
-from mxcli.numerics.blocks import Quantized, folded
-from mxcli.numerics.floats import FP32
+from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.scheme import Scheme
 
 SWAPPED, OTHER_BYTES, FAR = "swapped_codes", "other_bytes", "far_from_source"
@@ -107,24 +106,10 @@ def _siblings(traced: Sequence[Traced]) -> dict[str, _Siblings]:
 
 def _is_doubtful(each: Traced, known: _Siblings) -> bool:
     provenance = each.provenance
-    if each.distance.unmatched or not each.distance.noise or provenance.draws_unknown:
+    is_measured = each.distance.noise and not each.distance.unmatched
+    if provenance.draws_unknown or not (is_measured or provenance.named):
         return False
     return not provenance.exact or (provenance.implied and known.scheme is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mismatch:
-    """The tensor where a weight first differs from its rule, the difference in words, and the first bytes expected."""
-
-    where: str
-    found: str
-    expected: str
-
-
-_PARTS = {"encode": "tensor scale", "decode": "tensor scale"}
-"""The words for parts of a weight, where they are not their names."""
-_SHOWN = 8
-"""Bytes shown of a difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +120,7 @@ class _Examined:
 
     traced: Traced
     scheme: Scheme
-    mismatch: _Mismatch
+    mismatch: Mismatch
     excess: Excess | None
     rule_noise: float
     tensor_scale: bool
@@ -176,7 +161,7 @@ def _examine(checkpoint: Checkpoint, each: Traced, known: _Siblings, amaxes: Ama
         columns, rows = _rescaled(x, dtype, backend.dequantize(q, "F32"), noise)
         rows = rows and not _permuted(q, rule)
     tensor_scale = same or _is_near(q, rule)
-    mismatch = _mismatch(checkpoint, stored, q, rule)
+    mismatch = mismatch_of(checkpoint, stored, q, rule)
     places = None if q.scheme.hadamard is not None else excess(x, dtype, q, rule)
     return _Examined(each, scheme, mismatch, places, noise, tensor_scale, same, swapped, columns, rows)
 
@@ -212,7 +197,8 @@ def _verdict(each: _Examined, known: _Siblings, *, rescaled: int, rotated: bool)
     if rotated and each.ratio > _EXPLAINED:
         value = "not comparable: the configuration names transforms of the model (transform_config)"
         return Judged(RESCALED, Finding(name, value, "no comparison: give the transformed model as SOURCE to have one"))
-    if known.scheme is not None and (not each.tensor_scale or (known.nearest and _has_off(each)) or _has_stepped(each)):
+    differs = not each.tensor_scale or each.mismatch.has_padding
+    if known.scheme is not None and (differs or (known.nearest and _has_off(each)) or _has_stepped(each)):
         found = Finding(each.mismatch.where, each.mismatch.found + error, f"{bytes_of} most weights have", _REPAIR)
         return Judged(OTHER_BYTES, found)
     reason = _unexplained(each, known)
@@ -281,55 +267,6 @@ def _unexplained(each: _Examined, known: _Siblings) -> str:
             f"are, the first at {_place(found.first_off)}"
         )
     return ""
-
-
-def _mismatch(checkpoint: Checkpoint, stored: StoredWeight, q: Quantized, rule: Quantized) -> _Mismatch:
-    """Return how the stored bytes of a weight differ from those of a rule."""
-    where, parts, first, expected = stored.contents[0].entry.name, [], "", "the same"
-    for content in stored.contents:
-        ours = _bytes(read(checkpoint, checkpoint.tensors[content.entry.name]))
-        theirs = _bytes(content.of(_storable(rule, content.entry.dtype)))
-        if ours.size != theirs.size or np.array_equal(ours, theirs):
-            continue
-        differing = np.flatnonzero(ours != theirs)
-        parts.append(f"{_PARTS.get(content.holds.name, content.holds.name)} {len(differing):,} of {ours.size:,} bytes")
-        if not first:
-            where, begin = content.entry.name, int(differing[0])
-            end = min(begin + _SHOWN, ours.size)
-            first = f"; bytes {begin:,} to {end - 1:,} are {ours[begin:end].tobytes().hex()}"
-            expected = theirs[begin:end].tobytes().hex()
-    blocks = blocks_of(unpacked(q) != unpacked(rule), q.format.block) | (
-        _bytes(q.scales).reshape(*q.scales.shape, -1) != _bytes(rule.scales).reshape(*q.scales.shape, -1)
-    ).any(axis=-1)
-    place = ""
-    if blocks.any():
-        place = f"; {np.count_nonzero(blocks):,} of {blocks.size:,} blocks, the first {_block_place(blocks, q)}"
-    return _Mismatch(where, f"{', '.join(parts)}{place}{first}", expected)
-
-
-def _storable(rule: Quantized, dtype: str) -> Quantized:
-    """Return a weight whose scales are values of the dtype that they are stored in."""
-    if dtype != "BF16" or rule.format.scale is not FP32:
-        return rule
-    bits = np.ascontiguousarray(rule.scales).view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
-    return replace(rule, scales=rounded.astype(np.uint32).view(np.float32))
-
-
-def _bytes(array: Array) -> Array:
-    flat: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return flat
-
-
-def _block_place(blocks: Array, q: Quantized) -> str:
-    """Return the place of the first marked block in words, in rows and columns of the weight as quantized."""
-    height, width = q.format.block
-    _, rows, columns = folded(q.shape)
-    at = np.unravel_index(int(np.argmax(blocks)), blocks.shape)
-    row, column = int(at[-2]) * (height or rows), int(at[-1]) * (width or columns)
-    index = f" of [{', '.join(str(int(part)) for part in at[:-2])}]" if len(at) > 2 else ""
-    down = f"row {row:,}" if (height or rows) == 1 else f"rows {row:,} to {min(row + (height or rows), rows) - 1:,}"
-    return f"{down}, columns {column:,} to {min(column + (width or columns), columns) - 1:,}{index}"
 
 
 def _rescaled(original: Array, dtype: str, decoded: Array, noise: float) -> tuple[bool, bool]:

@@ -271,9 +271,23 @@ def _rounded(fmt: BlockFormat, dialects: Sequence[str]) -> Iterator[Scheme]:
 
 def equal_blocks(one: Quantized, other: Quantized) -> tuple[int, int]:
     """Return the number of blocks of two matrices with equal codes and scale, and the number of all blocks."""
-    differing = blocks_of(unpacked(one) != unpacked(other), one.format.block)
-    same = ~np.asarray(differing, bool) & (_bits(one.scales) == _bits(other.scales))
+    same = ~differing_blocks(one, other)
     return int(np.count_nonzero(same)), same.size
+
+
+def differing_blocks(one: Quantized, other: Quantized) -> Array:
+    """Return the blocks of two matrices with other codes, those that fill up the bytes of a row included, or another
+    scale."""
+    codes = blocks_of(stored_codes(one) != stored_codes(other), one.format.block)
+    differing: Array = np.asarray(codes, bool) | (_bits(one.scales) != _bits(other.scales))
+    return differing
+
+
+def stored_codes(q: Quantized) -> Array:
+    """Return one code per byte, with those that fill up the bytes of each row."""
+    columns = q.packed.shape[-1] * 8 // q.format.element.stored_bits
+    codes: Array = unpacked(replace(q, shape=(*q.shape[:-1], columns)))
+    return codes
 
 
 def same_scales(one: Array, other: Array) -> bool:

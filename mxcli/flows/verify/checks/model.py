@@ -11,11 +11,12 @@ from mxcli.files.directory import GGUF
 from mxcli.files.model_files import CONFIG
 from mxcli.files.tensors import DTYPES
 from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding, some
-from mxcli.flows.verify.checks.model_rows import REQUIRED, ROWS
+from mxcli.flows.verify.checks.model_rows import FAMILIES, REQUIRED, ROWS
 from mxcli.flows.verify.checks.text_model import CONVENTIONAL, EXPERTS, NUMBERED, Model
 from mxcli.flows.verify.errors import same_bytes
 
 _COMPILED = tuple((row, re.compile(row.name)) for row in ROWS)
+_FAMILIES = tuple((family, re.compile(family.name)) for family in FAMILIES)
 _EXPERT = re.compile(r"^(?P<stack>.*\.experts)\.(?P<number>\d+)\.")
 _NO_WORDS = re.compile(r"(^|\.)(wpe|[^.]*(position|token_type|relative_attention)[^.]*)\.")
 """Tables that are not looked up by words."""
@@ -155,6 +156,24 @@ def _types(model: Model) -> Iterator[Finding]:
             )
 
 
+def _names(model: Model) -> Iterator[Finding]:
+    """Yield the model type if the tensors have the names of another family."""
+    names = [*model.subject.checkpoint.tensors, *model.tensors]
+    own = next((each for each in _FAMILIES if model.model_type in each[0].types), None)
+    if model.subject.checkpoint.kind == GGUF or own is None or any(map(own[1].search, names)):
+        return
+    for family, pattern in _FAMILIES:
+        others = [name for name in names if pattern.search(name)]
+        if others:
+            yield Finding(
+                CONFIG,
+                f"model_type is {model.model_type}, and the tensors have the names of other models: {others[0]}, …",
+                f"a model type with {family.shown}, or tensors with {own[0].shown}: its loaders find none of these",
+                _RESTORE,
+            )
+            return
+
+
 def _dtype(model: Model) -> Iterator[Finding]:
     stated = next((v for key in ("dtype", "torch_dtype") if isinstance(v := model.config.get(key), str)), None)
     wanted = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}.get(str(stated))
@@ -178,6 +197,13 @@ MODEL_CHECKS: tuple[Check[Model], ...] = (
         "layers that the configuration counts and that are not there, or the other way round",
         "the numbers of the layers against num_hidden_layers, n_layer or num_layers",
         _layers,
+    ),
+    Check(
+        "model_type",
+        PROBLEM,
+        "tensors with the names of models of another type: loaders find none of them",
+        "the names in the layers against those of the model type of the configuration, for usual model types",
+        _names,
     ),
     Check(
         "experts",

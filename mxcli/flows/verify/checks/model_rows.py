@@ -109,6 +109,30 @@ ROWS = (
 """Every row that matches a tensor holds for it. A vector has rows only."""
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Model types with the names of the tensors in their layers: `name` is searched, and `shown` is it in words."""
+
+    types: frozenset[str]
+    name: str
+    shown: str
+
+
+FAMILIES = (
+    Family(CONVENTIONAL, r"(^|\.)(?<!encoder\.)(?<!decoder\.)layers\.\d+\.self_attn\.", "layers.N.self_attn"),
+    Family(OPT, r"(^|\.)decoder\.layers\.\d+\.self_attn\.", "decoder.layers.N.self_attn"),
+    Family(BART, r"(^|\.)(en|de)coder\.layers\.\d+\.self_attn\.", "encoder.layers.N.self_attn"),
+    Family(T5, r"(^|\.)block\.\d+\.layer\.\d+\.(Self|EncDec)Attention\.", "block.N.layer.0.SelfAttention"),
+    Family(NEOX, r"(^|\.)layers\.\d+\.attention\.(query_key_value|dense)\.", "layers.N.attention.query_key_value"),
+    Family(frozenset({"gpt2", "gpt_bigcode"}), r"(^|\.)h\.\d+\.attn\.c_(attn|proj)\.", "h.N.attn.c_attn"),
+    Family(frozenset({"gptj"}), r"(^|\.)h\.\d+\.attn\.(q|k|v|out)_proj\.", "h.N.attn.q_proj"),
+    Family(frozenset({"gpt_neo"}), r"(^|\.)h\.\d+\.attn\.attention\.", "h.N.attn.attention"),
+    Family(frozenset({"bloom", "falcon"}), r"(^|\.)h\.\d+\.self_attention\.", "h.N.self_attention"),
+    Family(frozenset({"mpt"}), r"(^|\.)blocks\.\d+\.attn\.(Wqkv|out_proj)\.", "blocks.N.attn.Wqkv"),
+)
+"""Families whose loaders find no tensor that is named as those of another."""
+
+
 def _has_no_last_norm(config: Config) -> bool:
     return config.get("do_layer_norm_before") is False or config.get("_remove_final_layer_norm") is True
 
