@@ -19,6 +19,7 @@ import mxcli
 from mxcli.backends import abi as library
 from mxcli.backends.nvrtc import FILES, HEADERS
 from mxcli.errors import EnvironmentFailure
+from mxcli.output.documents import DOCUMENTS
 from mxcli.output.schema import RECORDS, schema
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +100,7 @@ def test_wheel_holds_one_package(wheel: Path) -> None:
     info = f"mxcli-{mxcli.__version__}.dist-info"
     assert {name.split("/")[0] for name in files} == {"mxcli", info}
     gpu = {f"mxcli/kernels/{name}" for name in (*FILES, *HEADERS)}
-    built = gpu | {f"mxcli/kernels/{KERNEL}"} | {f"mxcli/output/schemas/{verb}.json" for verb in RECORDS}
+    built = gpu | {f"mxcli/kernels/{KERNEL}"} | {f"mxcli/output/schemas/{verb}.json" for verb in (*RECORDS, *DOCUMENTS)}
     assert {name for name in files if name.startswith("mxcli/")} == MODULES | built
     assert {name.removeprefix(f"{info}/") for name in files if name.startswith(info)} == {
         "METADATA",
@@ -114,8 +115,8 @@ def test_wheel_holds_one_package(wheel: Path) -> None:
 @pytest.mark.slow
 def test_wheel_holds_the_schemas_of_what_is_printed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        found = {verb: json.loads(archive.read(f"mxcli/output/schemas/{verb}.json")) for verb in RECORDS}
-    assert found == {verb: schema(verb) for verb in RECORDS}
+        found = {verb: json.loads(archive.read(f"mxcli/output/schemas/{verb}.json")) for verb in (*RECORDS, *DOCUMENTS)}
+    assert found == {verb: schema(verb) for verb in (*RECORDS, *DOCUMENTS)}
 
 
 @needs_build

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mxcli.output.fields import COUNT, FLAG, NUMBER, TEXT, TEXT_OR_NULL, Field, Fields, attributes
+from mxcli.output.fields import COUNT, FLAG, NUMBER, TEXT, TEXT_OR_NULL, Field, Fields, attributes, or_null
 from mxcli.output.numbers import significant
 from mxcli.output.screen import Screen
 from mxcli.output.table import aligned
@@ -34,7 +34,7 @@ def _time(name: str, row: Any) -> float | int | None:
 
 TIMES: Fields[Any] = Fields(
     *(Field(f"seconds_{name}", partial(_time, name), NUMBER) for name in ("median", "p10", "p90")),
-    Field("rounds", partial(_time, "rounds"), COUNT),
+    Field("rounds", partial(_time, "rounds"), or_null(COUNT)),
 )
 """Seconds per call of a row; null if it was not timed."""
 SPREAD: Field[Any] = Field(
@@ -57,7 +57,7 @@ _RATES: Fields[Any] = Fields(
 )  # fmt: skip
 _CHECKED: Fields[Any] = Fields(
     SPREAD,
-    Field("bytes_equal", lambda row: row.bytes_equal, FLAG, "bytes\nequal ours", right=False, drop=2),
+    Field("bytes_equal", lambda row: row.bytes_equal, or_null(FLAG), "bytes\nequal ours", right=False, drop=2),
     Field("problem", lambda row: row.problem, TEXT_OR_NULL),
 )
 ROW: Fields[Row] = Fields(
