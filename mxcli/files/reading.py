@@ -49,6 +49,8 @@ def read_rows(info: TensorInfo, firsts: Sequence[int], rows: int, known: FileIde
     columns = storage_shape(info.dtype, info.shape)[-1]
     out = np.empty((len(firsts), rows, columns), dtype)
     row_bytes = columns * dtype.itemsize
+    if not out.size:
+        return out
     with _opened(info, known) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), info.offset, info.nbytes, os.POSIX_FADV_RANDOM)

@@ -118,6 +118,26 @@ def test_captures_without_weights_need_a_model(mxcli: Callable[..., Any]) -> Non
     assert "give their model as SOURCE, and the captures with --captures" in err
 
 
+@pytest.mark.parametrize("shape", [(128, 384, 1), (384, 128), (128 * 384,)])
+def test_captured_weights_of_another_shape_are_refused(
+    mxcli: Callable[..., Any], tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    layer = "model.layers.0.mlp.down_proj"
+    records = {
+        f"{layer}.{role}": {"role": role, "layer": layer, "step": 0, "axis": "row", "tokens": 4}
+        for role in ("activation", "weight")
+    }
+    tensors = {
+        f"{layer}.activation": np.ones((4, 384), np.float32),
+        f"{layer}.weight": np.ones(shape, np.float32),
+    }
+    metadata = {"mxcli.capture": json.dumps({"version": 1, "tensors": records})}
+    save_file(tensors, tmp_path / "captures.safetensors", metadata)
+    code, _, err = mxcli("training", SAMPLE, "--captures", tmp_path / "captures.safetensors", "--recipes", "mxfp8")
+    assert code == 3
+    assert layer in err
+
+
 def test_recipes_of_training_explain_themselves_next_to_their_formats(mxcli: Callable[..., Any]) -> None:
     assert mxcli("explain", "nvfp4").out.startswith("nvfp4: a block format")
     page = mxcli("explain", "training:nvfp4").out

@@ -40,6 +40,12 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint(path)
 
 
+def test_rows_without_columns_are_empty(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(safetensors_bytes({"w": ("F32", [4, 0], b"")}, {}))
+    checkpoint = open_checkpoint(tmp_path / "x.safetensors")
+    assert read_rows(checkpoint, checkpoint.tensors["w"], [0, 2], 1).shape == (2, 1, 0)
+
+
 def test_rows_are_read_and_nothing_else(tmp_path: Path) -> None:
     """Of a tensor that begins at an odd byte; its leading dimensions count as rows."""
     x = np.arange(6 * 5 * 3, dtype="<u2").reshape(6, 5, 3)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mxcli.errors import InputError, printable
+from mxcli.errors import InputError, printable, together
 from mxcli.files.captured_layers import CapturedLayer, by_layer, captured_layers, check_layers
 from mxcli.files.captures import incomplete_notes
 from mxcli.files.checkpoint import Checkpoint
@@ -153,6 +153,14 @@ def trained_model(checkpoint: Checkpoint, captures: Checkpoint, plan: Plan) -> T
     ]
     if not layers:
         raise InputError(_nothing(captures, held))
+    odd = {each.name: each.weight for each in layers if each.weight.shape != stored[each.name].shape}
+    if odd:
+        faults = [
+            f"{printable(weight.info.name)}: has the shape {list(weight.shape)}, and the weight of its layer "
+            f"{list(stored[name].shape)}."
+            for name, weight in odd.items()
+        ]
+        raise together(InputError, printable(captures.where), faults)
     places = {name: at for at, name in enumerate(order)}
     layers.sort(key=lambda each: places[each.name])
     notes = [
