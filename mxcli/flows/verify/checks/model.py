@@ -25,8 +25,6 @@ _RESTORE = "Restore the config.json of this checkpoint, or the tensors."
 
 
 def _layers(model: Model) -> Iterator[Finding]:
-    if model.subject.checkpoint.kind == GGUF:
-        return
     for stack, keys in model.counted:
         stated = model.size(*keys)
         if stated is not None:
@@ -100,18 +98,20 @@ def _ends(model: Model) -> Iterator[Finding]:
     """Yield the embedding, the last norm and the output head that a model of text must have and lacks."""
     config, checkpoint, names = model.config, model.subject.checkpoint, model.generates
     whole = checkpoint.config or {}
-    if checkpoint.kind == GGUF or not names or not model.stacks or not model.states_layers:
+    is_gguf = checkpoint.kind == GGUF
+    if not names or not model.stacks or not model.states_layers:
         return
     roles = {info.role for info in model.tensors.values()}
     stack = next(iter(model.stacks))
     beginning = stack[: stack.rfind(".") + 1]
     if not any(info.role == "embedding" and not _NO_WORDS.search(name) for name, info in model.tensors.items()):
         name = "shared.weight" if model.is_encoder_decoder else f"{beginning}embed_tokens.weight"
+        name = "token_embd.weight" if is_gguf else name
         yield Finding(name, "no embedding of words is here", f"one: {names} reads tokens", _RESTORE)
     tie = whole.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     if "lm_head" not in roles and tie is False:
         value = f"missing, and {CONFIG} says tie_word_embeddings false"
-        yield Finding("lm_head.weight", value, "an output head, or true", _RESTORE)
+        yield Finding("output.weight" if is_gguf else "lm_head.weight", value, "an output head, or true", _RESTORE)
     if tie is True and (head := _other_head(model)) is not None:
         yield Finding(
             CONFIG,
@@ -121,7 +121,8 @@ def _ends(model: Model) -> Iterator[Finding]:
         )
     outside = [name for name, info in model.tensors.items() if not NUMBERED.match(name)]
     if model.model_type in CONVENTIONAL and not any(model.tensors[name].role == "norm" for name in outside):
-        yield Finding(f"{beginning}norm.weight", "missing", f"the norm after the last layer: {names} has it", _RESTORE)
+        name = "output_norm.weight" if is_gguf else f"{beginning}norm.weight"
+        yield Finding(name, "missing", f"the norm after the last layer: {names} has it", _RESTORE)
     for row in REQUIRED:
         there = any(name == row.name or name.endswith(f".{row.name}") for name in outside)
         if model.model_type in row.types and not there and not row.unless(config):

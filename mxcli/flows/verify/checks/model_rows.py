@@ -105,6 +105,14 @@ ROWS = (
         "hidden_size",
     ),
     Row(r"(^|^model\.|\.model\.)norm\.weight$", _HIDDEN, None, "hidden_size"),
+    # The same in GGUF files.
+    Row(r"^(token_embd|output)\.weight$", _WORDS, _HIDDEN, "vocab_size, hidden_size"),
+    Row(r"^blk\.attn_q\.weight$", _queries, _HIDDEN, "num_attention_heads * head_dim, hidden_size"),
+    Row(r"^blk\.attn_[kv]\.weight$", _keys, _HIDDEN, "num_key_value_heads * head_dim, hidden_size"),
+    Row(r"^blk\.attn_output\.weight$", _HIDDEN, _queries, "hidden_size, num_attention_heads * head_dim"),
+    Row(r"^blk\.ffn_(gate|up)\.weight$", _WIDE, _HIDDEN, "intermediate_size, hidden_size"),
+    Row(r"^blk\.ffn_down\.weight$", _HIDDEN, _WIDE, "hidden_size, intermediate_size"),
+    Row(r"^(blk\.(attn|ffn)|output)_norm\.weight$", _HIDDEN, None, "hidden_size"),
 )
 """Every row that matches a tensor holds for it. A vector has rows only."""
 
