@@ -58,20 +58,23 @@ def of_status(status: os.stat_result) -> FileIdentity:
 
 def identity(path: Path) -> FileIdentity:
     """Return the identity of a file, links followed. Raises OSError."""
-    return of_status(path.stat())
+    return of_status(os.stat(path))
 
 
-def changed(path: Path, what: str, reading: str = "") -> str:
-    """Return the sentence on a file that changed: `what` is different, seen when `reading` a tensor."""
-    where = f" (reading {reading})" if reading else ""
+def changed(path: Path, what: str, tensor: str = "") -> str:
+    """Return the sentence on a file that changed: `what` is different, seen when a tensor was read."""
+    where = f" (reading tensor '{printable(tensor)}')" if tensor else ""
     return f"{printable(path)}: changed while in use: {what}{where}; run again once nothing writes it."
 
 
-def check_unchanged(path: Path, known: FileIdentity, now: FileIdentity, reading: str = "") -> None:
-    """Raise InputError if a file is not the known one any more."""
-    change = known.change_to(now)
+def check_unchanged(path: Path, known: FileIdentity, now: os.stat_result, tensor: str = "") -> None:
+    """Raise InputError if a file is not the known one any more, seen when a tensor was read."""
+    same_file = (now.st_dev, now.st_ino, now.st_size) == (known.device, known.inode, known.size)
+    if same_file and (now.st_mtime_ns, now.st_ctime_ns) == (known.modified, known.changed):
+        return
+    change = known.change_to(of_status(now))
     if change is not None:
-        raise InputError(changed(path, change, reading))
+        raise InputError(changed(path, change, tensor))
 
 
 def changes(identities: Mapping[Path, FileIdentity], paths: Iterable[Path] | None = None) -> list[str]:

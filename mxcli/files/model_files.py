@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mxcli.errors import InputError, printable, together
-from mxcli.files.identity import FileIdentity, changed, check_unchanged, identity, of_status
+from mxcli.files.identity import FileIdentity, changed, check_unchanged, identity
 from mxcli.files.plain import read_json_object
 
 CONFIG = "config.json"
@@ -190,7 +190,7 @@ class CarriedFile:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(changed(self.path, "it is not a regular file any more"))
-            check_unchanged(self.path, self.identity, of_status(status))
+            check_unchanged(self.path, self.identity, status)
         except BaseException:
             os.close(descriptor)
             raise
@@ -202,7 +202,7 @@ class CarriedFile:
             with self.open() as file:
                 while chunk := file.read(_CHUNK_BYTES):
                     yield chunk
-                check_unchanged(self.path, self.identity, of_status(os.fstat(file.fileno())))
+                check_unchanged(self.path, self.identity, os.fstat(file.fileno()))
         except (OSError, RuntimeError) as error:
             raise InputError(f"{printable(self.path)}: cannot be read: {printable(error)}.") from error
 

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from mxcli.errors import InputError, printable
-from mxcli.files.identity import FileIdentity, changed, check_unchanged, identity, of_status
+from mxcli.files.identity import FileIdentity, changed, check_unchanged
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo, storage_shape
 
 AHEAD_BYTES = 1 << 30
@@ -30,8 +30,7 @@ def read_in_place(info: TensorInfo, known: FileIdentity) -> Array:
 
     Raises InputError if the file is not the `known` one any more, before or after, or cannot be read.
     """
-    dtype = np.dtype(DTYPES[info.dtype].storage)
-    out = np.empty(storage_shape(info.dtype, info.shape), dtype)
+    out = np.empty(storage_shape(info.dtype, info.shape), DTYPES[info.dtype].storage)
     if info.nbytes:
         with _opened(info, known) as file:
             _fill(file, info, info.offset, out.reshape(-1).view(np.uint8).data)
@@ -70,11 +69,10 @@ def read_span(info: TensorInfo, begin: int, nbytes: int) -> Array:
 @contextmanager
 def unchanged(info: TensorInfo, known: FileIdentity) -> Iterator[None]:
     """Raise InputError if a tensor's file is not the known one before the block or after it, or cannot be read."""
-    reading = f"tensor '{printable(info.name)}'"
     try:
-        check_unchanged(info.file, known, identity(info.file), reading)
+        check_unchanged(info.file, known, os.stat(info.file), info.name)
         yield
-        check_unchanged(info.file, known, identity(info.file), reading)
+        check_unchanged(info.file, known, os.stat(info.file), info.name)
     except OSError as error:
         raise InputError(f"{printable(info.file)}: cannot be read: {printable(error)}.") from error
 
@@ -82,12 +80,12 @@ def unchanged(info: TensorInfo, known: FileIdentity) -> Iterator[None]:
 @contextmanager
 def _opened(info: TensorInfo, known: FileIdentity) -> Iterator[io.FileIO]:
     """Open a tensor's file like `unchanged`: what is opened is looked at before, and what then has its name after."""
-    reading = f"tensor '{printable(info.name)}'"
+    name = os.fspath(info.file)
     try:
-        with info.file.open("rb", buffering=0) as file:
-            check_unchanged(info.file, known, of_status(os.fstat(file.fileno())), reading)
+        with open(name, "rb", buffering=0) as file:
+            check_unchanged(info.file, known, os.fstat(file.fileno()), info.name)
             yield file
-        check_unchanged(info.file, known, identity(info.file), reading)
+        check_unchanged(info.file, known, os.stat(name), info.name)
     except OSError as error:
         raise InputError(f"{printable(info.file)}: cannot be read: {printable(error)}.") from error
 
@@ -100,7 +98,7 @@ def _fill(file: io.FileIO, info: TensorInfo, begin: int, buffer: memoryview) -> 
         count = file.readinto(buffer[done:])
         if not count:
             end = f"it ends at byte {begin + done:,}, within the tensor"
-            raise InputError(changed(info.file, end, f"tensor '{printable(info.name)}'"))
+            raise InputError(changed(info.file, end, info.name))
         done += count
 
 

@@ -25,8 +25,8 @@ from mutations.score import (
 )
 from mutations.subjects import SUBJECTS, VARIANTS, called
 
-REQUIRED = {OWN: 1.0, OWN_AGAINST: 1.0, FOREIGN_AGAINST: 1.0, FOREIGN: 0.6}
-"""The least share of the damage to one output that is found; alone and without a record, GGUF is the lowest."""
+REQUIRED = {OWN: 1.0, OWN_AGAINST: 1.0, FOREIGN_AGAINST: 1.0, FOREIGN: 0.8}
+"""The least share of the damage to an output that is found."""
 FAST = ("ct-nvfp4", "fp8-128x128", "ct-w4a4")
 PORTION = 0.06
 SAMPLES = Path(__file__).parents[1] / "data" / "layouts"
