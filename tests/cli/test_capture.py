@@ -132,10 +132,8 @@ def test_gradients_do_not_depend_on_what_else_is_requested(mxcli: Mxcli, tmp_pat
 
 def test_dry_run(mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
-    asked = words(
-        tmp_path / "out", text, "--steps", "2", "--layers", "*layers.1.mlp", "--sample-rows", "8", "--dry-run"
-    )
-    code, out, _ = mxcli(*asked)
+    argv = words(tmp_path / "out", text, "--steps", "2", "--layers", "*layers.1.mlp", "--sample-rows", "8", "--dry-run")
+    code, out, _ = mxcli(*argv)
     lines = out.splitlines()
     assert code == 0
     assert lines[:7] == [
@@ -150,7 +148,7 @@ def test_dry_run(mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.M
     assert lines[7] == "all 3 layers                  -           10.2 kB   14.3 kB   295 kB"
     assert lines[9].startswith("disk: 319 kB a step, 639 kB in all; ")
     assert lines[10].endswith(", 1.71 MB of it weights")
-    plan = strict_json(mxcli(*asked, "--json").out)
+    plan = strict_json(mxcli(*argv, "--json").out)
     assert plan["schema"] == "mxcli.capture.plan/1"
     assert (plan["disk_bytes_per_step"], plan["weight_bytes"], len(plan["tensors"])) == (319_488, 1_706_240, 9)
     assert not (tmp_path / "out").exists()
@@ -183,15 +181,25 @@ def spelled(tmp_path: Path) -> Path:
 
 def test_a_tokenizer_is_used(mxcli: Mxcli, tmp_path: Path, spelled: Path) -> None:
     (tmp_path / "words.txt").write_text("the quick fox the fox the quick")
-    asked = ("capture", spelled, "-o", tmp_path / "out", "--tokens", "6", "--forward-only", "--layers", "*.0.*.q_proj")
-    assert mxcli(*asked, "--text", tmp_path / "words.txt") == (0, f"{tmp_path / 'out'}\n", "")
+    argv = (
+        "capture",
+        spelled,
+        "-o",
+        tmp_path / "out",
+        "--tokens",
+        "6",
+        "--forward-only",
+        "--layers",
+        "*.0.*.q_proj",
+    )
+    assert mxcli(*argv, "--text", tmp_path / "words.txt") == (0, f"{tmp_path / 'out'}\n", "")
     x = load_file(tmp_path / "out" / "step-000000.safetensors")["model.layers.0.self_attn.q_proj.activation"]
     assert [[bool(torch.equal(x[at], x[other])) for other in range(6)] for at in (0, 2)] == [
         [True, False, False, True, False, True],
         [False, False, True, False, True, False],
     ]
     (tmp_path / "words.txt").write_text("the quick unknown the fox the quick")
-    code, out, err = mxcli(*asked, "--text", tmp_path / "words.txt", "--force")
+    code, out, err = mxcli(*argv, "--text", tmp_path / "words.txt", "--force")
     assert (code, out) == (4, "")
     assert err == (
         f"error: {tmp_path / 'words.txt'}: token 2 is 256, and the model's vocabulary has 256; use the model's own "
@@ -199,8 +207,8 @@ def test_a_tokenizer_is_used(mxcli: Mxcli, tmp_path: Path, spelled: Path) -> Non
     )
 
 
-def refusal(mxcli: Mxcli, *asked: object) -> tuple[int, str]:
-    code, out, err = mxcli(*asked)
+def refusal(mxcli: Mxcli, *argv: object) -> tuple[int, str]:
+    code, out, err = mxcli(*argv)
     assert out == ""
     return code, err.removeprefix(NOTE)
 
@@ -225,8 +233,8 @@ def refusal(mxcli: Mxcli, *asked: object) -> tuple[int, str]:
 )
 def test_texts_that_will_not_do(mxcli: Mxcli, tmp_path: Path, data: bytes, code: int, sentence: str) -> None:
     (tmp_path / "text.txt").write_bytes(data)
-    asked = words(tmp_path / "out", tmp_path / "text.txt", "--steps", "3")
-    assert refusal(mxcli, *asked) == (code, f"error: {tmp_path / 'text.txt'}: {sentence}\n")
+    argv = words(tmp_path / "out", tmp_path / "text.txt", "--steps", "3")
+    assert refusal(mxcli, *argv) == (code, f"error: {tmp_path / 'text.txt'}: {sentence}\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -303,21 +311,21 @@ def test_where_the_output_may_go(mxcli: Mxcli, tmp_path: Path, text: Path) -> No
         "error: missing option '--text FILE': name the text that the model reads, or - for stdin.\n",
     )
     assert refusal(mxcli, *words(SAMPLE, text, "--force"))[0] == 4
-    asked = words(tmp_path / "out", text, "--roles", "activation")
-    mxcli(*asked, "--steps", "3")
-    code, err = refusal(mxcli, *asked)
+    argv = words(tmp_path / "out", text, "--roles", "activation")
+    mxcli(*argv, "--steps", "3")
+    code, err = refusal(mxcli, *argv)
     assert code == 4
     assert err.startswith(f"error: {tmp_path / 'out'}: exists and holds 3 entries; give a new directory, or --force")
-    assert mxcli(*asked, "--force").code == 0
+    assert mxcli(*argv, "--force").code == 0
     assert list(tree(tmp_path / "out")) == ["step-000000.safetensors"]
     shutil.copy(SAMPLE / "model.safetensors", tmp_path / "out")
-    assert "weights of another checkpoint" in refusal(mxcli, *asked, "--force")[1]
+    assert "weights of another checkpoint" in refusal(mxcli, *argv, "--force")[1]
 
 
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bytes(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
     """Killed while it writes its second file."""
-    asked = [str(word) for word in words(tmp_path / "cut", text, "--steps", "3", "--sample-rows", "3")]
+    argv = [str(word) for word in words(tmp_path / "cut", text, "--steps", "3", "--sample-rows", "3")]
     script = f"""
         import os, signal
         from mxcli.cli import app
@@ -331,14 +339,14 @@ def test_a_killed_run_ends_with_the_same_bytes(mxcli: Mxcli, tmp_path: Path, tex
             return finish(self, about, force=force)
 
         CaptureFile.finish = killed
-        app.main({asked!r})
+        app.main({argv!r})
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], env=environment(OMP_NUM_THREADS="1"), check=False, timeout=120
     )
     assert done.returncode == -signal.SIGKILL
     assert sorted(tree(tmp_path / "cut")) == ["step-000000.safetensors", "step-000001.safetensors.partial"]
-    assert mxcli(*asked, "--resume").err == f"{NOTE}note: Resumed: 1 of 3 steps were there before.\n"
+    assert mxcli(*argv, "--resume").err == f"{NOTE}note: Resumed: 1 of 3 steps were there before.\n"
     mxcli(*words(tmp_path / "whole", text, "--steps", "3", "--sample-rows", "3"))
     assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
 
@@ -359,17 +367,17 @@ def interrupting(*_: object) -> Iterator[Callable[[int, int, str], None]]:
 def test_a_signal_ends_a_run_after_the_step_and_resume_goes_on(
     mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, rate: tuple[str, ...]
 ) -> None:
-    asked = words(tmp_path / "cut", text, "--steps", "3", *rate)
+    argv = words(tmp_path / "cut", text, "--steps", "3", *rate)
     with monkeypatch.context() as patch:
         patch.setattr(capture, "progress", interrupting)
-        code, out, err = mxcli(*asked)
+        code, out, err = mxcli(*argv)
     assert (code, out) == (130, "")
     assert err.splitlines()[1:] == [
         "interrupted: finishing the current step; a second signal stops at once",
         f"{tmp_path / 'cut'}: 1 of 3 steps are written; the same command with --resume continues from there.",
         "interrupted",
     ]
-    told = strict_json(mxcli(*asked, "--resume", "--json").out)
+    told = strict_json(mxcli(*argv, "--resume", "--json").out)
     assert [step["resumed"] for step in told["steps"]] == [True, False, False]
     whole = strict_json(mxcli(*words(tmp_path / "whole", text, "--steps", "3", *rate), "--json").out)
     assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
@@ -379,17 +387,17 @@ def test_a_signal_ends_a_run_after_the_step_and_resume_goes_on(
 
 
 def test_a_run_is_gone_on_with_as_it_was(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
-    asked = words(tmp_path / "out", text, "--roles", "activation")
-    mxcli(*asked)
+    argv = words(tmp_path / "out", text, "--roles", "activation")
+    mxcli(*argv)
     first = tree(tmp_path / "out")
-    assert refusal(mxcli, *asked, "--resume", "--seed", "1", "--sample-rows", "2") == (
+    assert refusal(mxcli, *argv, "--resume", "--seed", "1", "--sample-rows", "2") == (
         4,
         f"error: {tmp_path / 'out' / 'step-000000.safetensors'}: cannot be resumed: sample_rows was None and is 2; "
         "seed was 0 and is 1. Give the same options, --force to replace the files, or another -o/--output.\n",
     )
-    assert mxcli(*asked, "--resume").code == 0
+    assert mxcli(*argv, "--resume").code == 0
     assert tree(tmp_path / "out") == first
-    assert mxcli(*asked, "--resume", "--steps", "2").code == 0
+    assert mxcli(*argv, "--resume", "--steps", "2").code == 0
     assert sorted(tree(tmp_path / "out")) == ["step-000000.safetensors", "step-000001.safetensors"]
     assert tree(tmp_path / "out").items() >= first.items()
 
@@ -398,8 +406,8 @@ def test_a_resumed_run_counts_what_is_there(
     mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a disk with room for one more step, and on one that is full when all is there."""
-    asked = words(tmp_path / "out", text, "--roles", "activation", "--layers", "lm_head")
-    mxcli(*asked, "--steps", "2")
+    argv = words(tmp_path / "out", text, "--roles", "activation", "--layers", "lm_head")
+    mxcli(*argv, "--steps", "2")
     nbytes = 16 * 128 * 2
 
     def disk(free: int) -> None:
@@ -408,25 +416,25 @@ def test_a_resumed_run_counts_what_is_there(
     Disk = namedtuple("Disk", "total used free")
     monkeypatch.setattr("mxcli.files.partials.Partials.check_space", lambda self: None)
     disk(0)
-    assert mxcli(*asked, "--steps", "2", "--resume").code == 0
+    assert mxcli(*argv, "--steps", "2", "--resume").code == 0
     disk(nbytes - 1)
-    assert refusal(mxcli, *asked, "--steps", "3", "--resume") == (
+    assert refusal(mxcli, *argv, "--steps", "3", "--resume") == (
         6,
         f"error: {tmp_path / 'out'}: a step of 4,096 bytes would take 4,096 more bytes on the disk, and 4,095 are "
         "available: record fewer rows (--sample-rows), fewer layers (--layers) or fewer roles (--roles), or fewer "
         "steps (--steps), or free some space.\n",
     )
     disk(nbytes)
-    assert mxcli(*asked, "--steps", "3", "--resume").code == 0
+    assert mxcli(*argv, "--steps", "3", "--resume").code == 0
     first = (tmp_path / "out" / "step-000000.safetensors").stat().st_size
     most = ("--max-disk", str(3 * first + nbytes))
-    assert mxcli(*asked, "--steps", "4", "--resume", *most).code == 0
+    assert mxcli(*argv, "--steps", "4", "--resume", *most).code == 0
     assert len(tree(tmp_path / "out")) == 4
 
 
 def test_more_rows_than_a_step_has_change_nothing(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
-    asked = words(tmp_path / "out", text, "--roles", "activation", "--layers", "lm_head")
-    assert mxcli(*asked, "--sample-rows", "1000000000000").code == 0
+    argv = words(tmp_path / "out", text, "--roles", "activation", "--layers", "lm_head")
+    assert mxcli(*argv, "--sample-rows", "1000000000000").code == 0
     assert len(load_file(tmp_path / "out" / "step-000000.safetensors")["lm_head.activation"]) == 16
 
 
@@ -435,8 +443,8 @@ def test_what_is_forced_is_replaced_at_the_end(
 ) -> None:
     """A model that cannot be loaded loses nothing, and a run that is cut short no step that it did not make."""
     few = ("--roles", "activation", "--layers", "lm_head")
-    asked = words(tmp_path / "out", text, *few, "--steps", "3")
-    mxcli(*asked)
+    argv = words(tmp_path / "out", text, *few, "--steps", "3")
+    mxcli(*argv)
     shutil.copy(tmp_path / "out" / "step-000000.safetensors", tmp_path / "out" / "step-000000-rank-1.safetensors")
     before = tree(tmp_path / "out")
     other = words(tmp_path / "out", text, *few, "--steps", "2", "--seed", "1", "--force")
@@ -470,13 +478,13 @@ def test_steps_of_another_run_beyond_the_last_are_not_part_of_this(mxcli: Mxcli,
     few = ("--roles", "activation", "--layers", "lm_head")
     mxcli(*words(tmp_path / "out", text, *few, "--steps", "2", "--seed", "1"))
     (tmp_path / "out" / "step-000000.safetensors").unlink()
-    asked = words(tmp_path / "out", text, *few, "--resume")
-    code, err = refusal(mxcli, *asked)
+    argv = words(tmp_path / "out", text, *few, "--resume")
+    code, err = refusal(mxcli, *argv)
     assert code == 4
     assert err.startswith(
         f"error: {tmp_path / 'out' / 'step-000001.safetensors'}: cannot be resumed: seed was 1 and is 0. "
     )
-    assert mxcli(*asked, "--force").code == 0
+    assert mxcli(*argv, "--force").code == 0
     assert list(tree(tmp_path / "out")) == ["step-000000.safetensors"]
 
 
@@ -629,11 +637,11 @@ def test_rows_of_experts_are_counted_when_they_come(
     monkeypatch.setattr(Layer, "is_routed", property(lambda layer: layer.name.endswith("down_proj")))
     few = ("--roles", "activation", "--layers", "*layers.1.mlp")
     note = "note: 1 layers belong to experts, which see part of the tokens: their sizes are upper bounds.\n"
-    asked = words(tmp_path / "out", text, *few, "--max-disk", "8K")
-    code, out, err = mxcli(*asked, "--dry-run")
+    argv = words(tmp_path / "out", text, *few, "--max-disk", "8K")
+    code, out, err = mxcli(*argv, "--dry-run")
     assert (code, err) == (0, NOTE + note)
     assert "disk: 20.5 kB a step" in out
-    code, err = refusal(mxcli, *asked)
+    code, err = refusal(mxcli, *argv)
     assert code == 6
     assert err.startswith(
         f"{note}error: {tmp_path / 'out'}: a step of 20,480 bytes would be 20,480 bytes on the disk, and 8,192 are "
@@ -728,8 +736,8 @@ def test_files_that_no_recording_wrote_are_left(
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "header"])
 def test_a_damaged_step_is_written_again(mxcli: Mxcli, tmp_path: Path, text: Path, number: int, damage: str) -> None:
-    asked = words(tmp_path / "out", text, *FEW, "--steps", "3")
-    mxcli(*asked)
+    argv = words(tmp_path / "out", text, *FEW, "--steps", "3")
+    mxcli(*argv)
     before = tree(tmp_path / "out")
     path = tmp_path / "out" / f"step-00000{number}.safetensors"
     data = bytearray(path.read_bytes())
@@ -741,7 +749,7 @@ def test_a_damaged_step_is_written_again(mxcli: Mxcli, tmp_path: Path, text: Pat
         at = data.index(b'"loss')
         data[data.index(b"0.", at) if b"0." in data[at : at + 60] else data.index(b".", at)] = ord("1")
     path.write_bytes(data)
-    code, out, err = mxcli(*asked, "--resume")
+    code, out, err = mxcli(*argv, "--resume")
     assert (code, out) == (0, f"{tmp_path / 'out'}\n")
     assert f"note: Not as they were written, and written again: {path}.\n" in err
     assert tree(tmp_path / "out") == before

@@ -252,8 +252,8 @@ def test_a_file_system_without_inodes(inodes: int, home: Path, capsys: pytest.Ca
         pytest.skip("a small file system cannot be mounted here")
     try:
         words = ["quantize", "model", "--format", "nvfp4", "-q", "-o", "disk/out"]
-        for asked in (words, [*words, "--dry-run"]):
-            assert run(asked) == 6
+        for command in (words, [*words, "--dry-run"]):
+            assert run(command) == 6
             assert capsys.readouterr().err == (
                 "error: disk/out: no free inodes: the output needs 7 files and folders, and the file system takes "
                 f"{inodes - 1} more; remove some, or give another -o/--output.\n"

@@ -71,7 +71,7 @@ def test_one_of_a_stack_is_read_and_nothing_else(tmp_path: Path, monkeypatch: py
     checkpoint = open_checkpoint(tmp_path / "x.safetensors")
     wanted: list[int] = []
     fill = reading._fill
-    monkeypatch.setattr(reading, "_fill", lambda *asked: (wanted.append(len(asked[-1])), fill(*asked)))
+    monkeypatch.setattr(reading, "_fill", lambda *arguments: (wanted.append(len(arguments[-1])), fill(*arguments)))
     assert read(checkpoint, checkpoint.tensors["b"], 2).tolist() == x[2].tolist()
     assert wanted == [24]
     np.save(tmp_path / "y.npy", np.asfortranarray(x))
@@ -194,9 +194,9 @@ def test_a_file_that_changes_while_a_tensor_is_read(
     time.sleep(TICK)
     fill = reading._fill
 
-    def changing(*asked: Any) -> None:
+    def changing(*arguments: Any) -> None:
         CHANGES[change][0](tmp_path / name)
-        fill(*asked)
+        fill(*arguments)
 
     monkeypatch.setattr(reading, "_fill", changing)
     with pytest.raises(InputError, match=r"changed while in use: .*tensor 'x'"):
@@ -240,7 +240,7 @@ def test_an_error_of_the_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytes
     path.write_bytes(safetensors_bytes({"x": ("F32", [4, 6], X.tobytes())}, {"format": "pt"}))
     checkpoint = open_checkpoint(path)
 
-    def failing(*asked: Any) -> None:
+    def failing(*arguments: Any) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(reading, "_fill", failing)

@@ -288,7 +288,7 @@ def test_a_complete_output_of_other_options_is_refused(tmp_path: Path, source: P
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "told"),
+    ("name", "damage", "said"),
     [
         (
             "model-00001-of-00002.safetensors",
@@ -304,7 +304,7 @@ def test_a_complete_output_of_other_options_is_refused(tmp_path: Path, source: P
         ("model.safetensors.index.json", "cut", "its content"),
     ],
 )
-def test_a_damaged_complete_output_is_refused(tmp_path: Path, source: Path, name: str, damage: str, told: str) -> None:
+def test_a_damaged_complete_output_is_refused(tmp_path: Path, source: Path, name: str, damage: str, said: str) -> None:
     quantized(source, tmp_path / "out")
     path = tmp_path / "out" / name
     content = path.read_bytes()
@@ -313,9 +313,9 @@ def test_a_damaged_complete_output_is_refused(tmp_path: Path, source: Path, name
     else:
         path.write_bytes(content[:-1] + (bytes([content[-1] ^ 1]) if damage == "last" else b""))
     before = tree(tmp_path / "out")
-    with pytest.raises(InputError, match=rf"{name}: .*{told}"):
+    with pytest.raises(InputError, match=rf"{name}: .*{said}"):
         quantized(source, tmp_path / "out", resume=True)
-    with pytest.raises(InputError, match=rf"{name}: .*{told}"):
+    with pytest.raises(InputError, match=rf"{name}: .*{said}"):
         merge_shares(tmp_path / "out")
     assert tree(tmp_path / "out") == before
     quantized(source, tmp_path / "out", resume=True, force=True)
