@@ -28,7 +28,7 @@ def dequantize(
     """Write a quantized checkpoint back as plain floats.
 
     Dequantizes the weights under their original names and copies everything else. The output appears whole or not at
-    all; its path is printed on stdout. --resume continues an interrupted run.
+    all; the line on stdout has its path, and what is in it of the source. --resume continues an interrupted run.
 
     \b
     Examples:
@@ -39,9 +39,10 @@ def dequantize(
     results.check([source])
     output = writing.folder
     from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.files.model_files import left_out_notes
+    from mxcli.files.model_folder import left_out_notes
     from mxcli.flows.write.dequantize import dequantize_checkpoint, memory_to_dequantize
     from mxcli.output.export import json_text
+    from mxcli.output.written import restored_line
 
     checkpoint = open_checkpoint(source)
     named = None if dtype is None else dtype.upper()
@@ -62,4 +63,9 @@ def dequantize(
         report_unfinished(restored.outcome, output)
         raise typer.Exit(INTERRUPTED)
     record = {"source": source, "output": output, "layout": restored.layout, "dtypes": restored.dtypes, "notes": notes}
-    deliver_forms(results, messages.stdout(), json=lambda: json_text("dequantize", record), text=lambda screen: output)
+    deliver_forms(
+        results,
+        messages.stdout(),
+        json=lambda: json_text("dequantize", record),
+        text=lambda screen: restored_line(checkpoint, restored),
+    )

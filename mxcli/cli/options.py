@@ -18,6 +18,7 @@ ROUNDING_NAMES = "mxcli.numerics.scale_rules:ELEMENT_ROUNDINGS"
 DIALECT_NAMES = "mxcli.numerics.dialects:DIALECTS"
 METRIC_NAMES = "mxcli.numerics.metrics:METRICS"
 _LAYOUT_NAMES = "mxcli.files.layouts:LAYOUTS"
+_ENGINE_NAMES = "mxcli.files.loaders.engine:ENGINES"
 
 
 def completes(*tables: str, listed: bool = False, more: Iterable[str] = ()) -> Callable[[str], list[str]]:
@@ -68,6 +69,25 @@ SaveRecipe = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option("--dtype", metavar="bf16|f16|f32|f64", help="Type of the weights.  [default: as in the source]"),
+]
+Engines = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="ENGINE[,ENGINE...]",
+        autocompletion=completes(_ENGINE_NAMES, listed=True),
+        help="Engines that must load the output as its weights are, such as vllm,transformers; `mxcli explain layouts` "
+        "lists what they load.",
+    ),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        "--tp",
+        min=1,
+        metavar="N",
+        help="Also check that the weights divide into whole blocks over N devices (tensor parallelism).",
+    ),
 ]
 DryRun = Annotated[
     bool,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -11,12 +12,22 @@ import typer
 from mxcli.cli.arguments import STDOUT, repeatable
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine, found_device, open_backend
-from mxcli.cli.options import Captures, DryRun, SaveRecipe, SchemeOptions, Selection, Source
+from mxcli.cli.options import (
+    Captures,
+    DryRun,
+    Engines,
+    SaveRecipe,
+    SchemeOptions,
+    Selection,
+    Source,
+    TensorParallel,
+)
 from mxcli.cli.outputs import Results, deliver_forms, deliver_report
 from mxcli.cli.recipes import requested_options, save_recipe
 from mxcli.cli.terminal import INTERRUPTED, Messages
 from mxcli.cli.writing import Writing, outcome_notes, report_unfinished, write_options
 from mxcli.errors import UsageError, printable
+from mxcli.files.loaders.engine import engines_of
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -35,10 +46,22 @@ class QuantizeOptions(Writing):
     dry_run: DryRun = False
     save_recipe: SaveRecipe = None
     captures: Captures = None
+    engines: Engines = None
+    tensor_parallel: TensorParallel = None
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names of the engines that must load the output. Raises UsageError for an unknown one."""
+        return engines_of(self.engines)
 
 
-_CAPTURES_HELP = {
-    "captures": "Captured inputs of the layers: NVFP4 and fp8_e4m3 layers get stored input scales (W4A4, static FP8)."
+_HELP = {
+    "captures": "Captured inputs of the layers: NVFP4 and fp8_e4m3 layers get stored input scales (W4A4, static FP8).",
+    "engines": "Engines that must load the output as its weights are, such as vllm,transformers: without --layout, the "
+    "first layout that all of them load; anything that one of them does not load is refused. `mxcli explain layouts` "
+    "lists what they load.",
+    "tensor_parallel": "Refuse weights and scales that do not divide into whole blocks over N devices (tensor "
+    "parallelism).",
 }
 
 
@@ -48,7 +71,7 @@ def quantize(
     source: Source,
     scheme: Annotated[SchemeOptions, vary(nonfinite="error", on_indivisible="error")],
     selection: Selection,
-    writing: Annotated[QuantizeOptions, vary(help=_CAPTURES_HELP)],
+    writing: Annotated[QuantizeOptions, vary(help=_HELP)],
     results: Annotated[Results, vary(without=("markdown", "html", "plots"))],
     machine: Machine,
     messages: Messages,
@@ -72,16 +95,16 @@ def quantize(
       mxcli quantize samples/tiny-llama --recipe tiny-llama.toml -o tiny-llama-by-recipe
       mxcli quantize samples/tiny-llama --format mxfp4 -o tiny-llama-mxfp4 --resume --max-shard-size 200K
       mxcli quantize samples/tiny-llama --format nvfp4 -o w4a4 --captures samples/tiny-llama-captures.safetensors
+      mxcli quantize samples/tiny-llama --format mxfp8 --for vllm,transformers --tp 2 --dry-run
     """
     results.check([source, scheme.recipe, writing.captures], also=[writing.save_recipe])
     if writing.output is None and not writing.dry_run:
         raise UsageError("missing option '-o/--output DIR': name the directory to write, or use --dry-run.")
     results.check_dry_run(writing.dry_run)
-    requested = requested_options(context, scheme)
+    engines, requested = writing.named, requested_options(context, scheme)
     options = requested.options(selection.selectors)
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.flows.plan.plan import is_stochastic
-    from mxcli.flows.write.arrange import arrange
     from mxcli.flows.write.restore import open_floats
     from mxcli.numerics.streams import check_seed
 
@@ -90,7 +113,9 @@ def quantize(
     captured = None if writing.captures is None else open_checkpoint(writing.captures)
     plan = _plan(checkpoint, options, captured, messages)
     check_seed(scheme.seed, is_drawn=is_stochastic([plan]))
-    arrangement = arrange(checkpoint, plan, max_shard_bytes=writing.max_shard_bytes)
+    if engines and options.layout is None:
+        plan = _plan(checkpoint, _in_layout_for(checkpoint, plan, engines), captured, messages)
+    arrangement = _arranged(checkpoint, plan, writing)
     for task in arrangement.tasks:
         messages.detail(f"{printable(task.planned.tensor.name)}: {task.planned.reason}")
     inputs = (*([Path(scheme.recipe)] if scheme.recipe else ()), *(captured.files if captured else ()))
@@ -114,6 +139,20 @@ def _plan(checkpoint: Checkpoint, options: Options, captured: Checkpoint | None,
 
     messages.notes(incomplete_notes(captured.root))
     return with_input_scales(checkpoint, plan, captured, backend=Cpu())
+
+
+def _arranged(checkpoint: Checkpoint, plan: Plan, writing: QuantizeOptions) -> Arrangement:
+    from mxcli.flows.write.arrange import arrange
+
+    size, devices = writing.max_shard_bytes, writing.tensor_parallel
+    return arrange(checkpoint, plan, max_shard_bytes=size, engines=writing.named, devices=devices)
+
+
+def _in_layout_for(checkpoint: Checkpoint, plan: Plan, engines: Sequence[str]) -> Options:
+    """Return the options of a plan with the layout that all engines load."""
+    from mxcli.flows.write.layout_choice import layout_for
+
+    return replace(plan.options, layout=layout_for(checkpoint, plan, engines).name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +255,8 @@ def _write(work: _Work, results: Results, machine: Machine, messages: Messages, 
             work.writing.folder,
             backend=backend,
             max_shard_bytes=work.writing.max_shard_bytes,
+            engines=work.arrangement.engines,
+            devices=work.arrangement.devices,
             options=manner,
             command=command,
         )

@@ -10,11 +10,12 @@ import typer
 
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine, open_backend
-from mxcli.cli.options import Source
+from mxcli.cli.options import Engines, Source, TensorParallel
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.progress import progress
 from mxcli.cli.terminal import Messages
 from mxcli.errors import LimitError, UsageError
+from mxcli.files.loaders.engine import engines_of
 
 if TYPE_CHECKING:
     from mxcli.flows.verify.repair import Repair
@@ -49,15 +50,8 @@ def verify(
             help="With --against: first make damaged files of an output of mxcli again, proven by its record.",
         ),
     ] = False,
-    tensor_parallel: Annotated[
-        int | None,
-        typer.Option(
-            "--tp",
-            min=1,
-            metavar="N",
-            help="Also check that the weights divide into whole blocks over N devices (tensor parallelism).",
-        ),
-    ] = None,
+    engines: Engines = None,
+    tensor_parallel: TensorParallel = None,
     deep: Annotated[
         bool,
         typer.Option(
@@ -70,9 +64,10 @@ def verify(
 
     Checks checkpoints from any producer: every byte against the record of mxcli, tensors against the model that the
     config states, every scale, code and plain value, layers against their siblings, the ignore list as loaders read it,
-    and the scales of fused layers. Problems exit with code 5, and so does a checkpoint of which nothing could be
-    checked; warnings and notes do not. With --against, errors are those of the values that loaders decode. The text
-    shows ten findings of a check, or --top; JSON has all of them, and the method of each check.
+    the scales of fused layers, and what engines are known to refuse or to load wrongly. Problems exit with code 5, and
+    so does a checkpoint of which nothing could be checked; warnings and notes do not. With --against, errors are those
+    of the values that loaders decode. The text shows ten findings of a check, or --top; JSON has all of them, and the
+    method of each check.
 
     \b
     Examples:
@@ -80,6 +75,7 @@ def verify(
       mxcli verify tiny-llama-nvfp4
       mxcli verify tiny-llama-nvfp4 --against samples/tiny-llama --tp 2
       mxcli verify tiny-llama-nvfp4 --against samples/tiny-llama --repair
+      mxcli verify tiny-llama-nvfp4 --for vllm,transformers
       mxcli verify tiny-llama-nvfp4 --json | jq '.findings[] | select(.severity == "problem")'
     """
     results.check([source, against])
@@ -91,9 +87,10 @@ def verify(
     from mxcli.flows.write.restore import open_floats
     from mxcli.output.verification import failure_sentence, verification_csv, verification_json, verification_text
 
+    named = engines_of(engines)
     check_whole(Path(source))
     repaired = _repaired(source, against) if repair and against is not None else ()
-    subject = subject_of(open_checkpoint(source), tensor_parallel)
+    subject = subject_of(open_checkpoint(source), tensor_parallel, named)
     originals = None if against is None else checked_originals(open_floats(against, requantize=True), subject)
     backend = open_backend(machine, messages, memory_to_verify(subject, originals))
     with progress("verify", messages) as show:

@@ -26,7 +26,9 @@ from mxcli.files.directory import (
 )
 from mxcli.files.gguf import read_gguf
 from mxcli.files.identity import FileIdentity, changes, identity
-from mxcli.files.model_files import Configs, read_config, read_producer_config, side_files
+from mxcli.files.model_files import Configs, read_config, read_producer_config
+from mxcli.files.model_folder import side_files
+from mxcli.files.models.known import UNKNOWN, Model, known_model
 from mxcli.files.numpy import read_npy, read_npz
 from mxcli.files.pytorch import read_pytorch
 from mxcli.files.reading import read_in_place, unchanged
@@ -82,6 +84,7 @@ class Checkpoint:
     restored_from: str | None = None
     layers_of_model: tuple[str, ...] = ()
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    model: Model = UNKNOWN
     stored: Checkpoint | None = field(default=None, repr=False, compare=False)
     observers: list[Callable[[TensorInfo, Array, int | None], None]] = field(
         default_factory=list, repr=False, compare=False
@@ -127,9 +130,11 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     if problems:
         raise together(InputError, printable(source), problems)
     dialect, dialect_notes = detect_dialect(tensors, configs.model, configs.producer)
+    model = known_model(configs.model)
     return _described(
         located,
-        with_roles(tensors, found.records),
+        with_roles(model.with_roles(tensors), found.records),
+        model,
         found,
         configs,
         dialect,
@@ -141,6 +146,7 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
 def _described(
     located: Source,
     tensors: Mapping[str, TensorInfo],
+    model: Model,
     found: Captures,
     configs: Configs,
     dialect: str | None,
@@ -177,6 +183,7 @@ def _described(
         index=located.index.path if located.index else None,
         notes=tuple(notes),
         left_out=left_out,
+        model=model,
         decoders={path: part.decode for path, part in contents.items() if part.decode},
         identities=identities,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mxcli.errors import printable
-from mxcli.files.structure import stores_conv1d
+from mxcli.files.models.stacks import stores_conv1d
 from mxcli.files.tensors import DTYPES, FileContents, TensorInfo
 
 FP8 = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
@@ -15,6 +15,10 @@ BYTES = frozenset({"U8", "I8"})
 CODES = FP8 | BYTES | {"F4", "F6_E2M3", "F6_E3M2"}
 ANY = frozenset(DTYPES)
 UNSCALED, UNKNOWN, BLOCKS = "fp8-unscaled", "unknown", "gguf"
+MARKED, MARKER = "comfyui", ".comfy_quant"
+"""ComfyUI's files, and the tensor that states how it stores a layer."""
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+"""Keys of a configuration, and of its parts that describe a model each, with settings of the codes."""
 
 # quant_method as configurations spell it, to its dialect; other methods are their own dialect.
 METHODS = {
@@ -51,6 +55,8 @@ class Signature:
 _SCALAR, _GRID = range(1), range(2, 65)
 # The first matching signature decides.
 SIGNATURES = (
+    Signature(MARKED, (Leaf("comfy_quant"), Leaf("weight", BYTES))),
+    Signature(MARKED, (Leaf("comfy_quant"), Leaf("weight_scale", frozenset({"U8", "F8_E8M0"})))),
     Signature("bitsandbytes", (Leaf("absmax"),)),
     Signature("gptq", (Leaf("qweight"), Leaf("g_idx"))),
     Signature("awq", (Leaf("qweight"), Leaf("qzeros"))),
@@ -108,10 +114,22 @@ def _is_weight_scale(info: TensorInfo) -> bool:
     return info.role == "scale" and info.name.rpartition(".")[2] in ("weight_scale_inv", "weight_scale")
 
 
+def quantization_settings(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the settings of the codes in a configuration: its own, else those of the first part of it that has some;
+    empty without any."""
+    for part in (config, *(part for part in config.values() if isinstance(part, Mapping))):
+        for key in QUANTIZATION_KEYS:
+            found = part.get(key)
+            if isinstance(found, Mapping) and found:
+                inner = found.get(QUANTIZATION_KEYS[0])
+                return inner if isinstance(inner, Mapping) and inner else found
+    return {}
+
+
 def _stated(config: Mapping[str, object] | None, producer_config: Mapping[str, object] | None) -> str | None:
     parts = [config, *(part for part in config.values() if isinstance(part, dict))] if config else []
     for part in parts:
-        for key in ("quantization_config", "compression_config"):
+        for key in QUANTIZATION_KEYS:
             found = part.get(key) if part else None
             method = found.get("quant_method") if isinstance(found, dict) else None
             if isinstance(method, str) and method:

@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from mxcli.errors import InputError, printable, together
 from mxcli.files.plain import file_problem, read_json_object
 from mxcli.files.tensors import TensorInfo
+from mxcli.files.trainers.formats import format_of, is_state, refusal
+from mxcli.files.trainers.names import is_left_out, own_names
 
 SAFETENSORS, PYTORCH, GGUF, NUMPY = "safetensors", "pytorch", "gguf", "numpy"
 KINDS = {
@@ -19,11 +21,14 @@ KINDS = {
     ".pt": PYTORCH,
     ".pth": PYTORCH,
     ".bin": PYTORCH,
+    ".ckpt": PYTORCH,
     ".gguf": GGUF,
     ".npy": NUMPY,
     ".npz": NUMPY,
 }
 INDEX_SUFFIX = ".index.json"
+INDEX_NAME = re.compile(r"(.+)\.(safetensors|bin)\.index(?:\.(\w+))?\.json")
+"""The name of an index: what it is of, their ending, and the variant (`model.safetensors.index.fp16.json`)."""
 PARTIAL_SUFFIX = ".partial"
 # If one of these exists and no index does, it alone is the model, as for the libraries that wrote it.
 SOLE = {SAFETENSORS: "model.safetensors", PYTORCH: "pytorch_model.bin", GGUF: "model.gguf"}
@@ -32,12 +37,13 @@ USUAL_INDEXES = tuple(SOLE[kind] + INDEX_SUFFIX for kind in (SAFETENSORS, PYTORC
 ASIDE = (
     (r"consolidated.*\.(safetensors|pth)$", "the same model under its maker's own names"),
     (r"adapter_model\.(safetensors|bin)$", "a LoRA adapter"),
-    (r"(training_args|optimizer|scheduler|rng_state).*\.(bin|pt|pth)$", "training state"),
 )
 # Folders of captures of single steps and ranks.
 DUMP_FOLDER = re.compile(r"tensor_dumps|(rank|step|iter|iteration)[-_]?\d+")
 SHARD_NAME = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.[a-z]+)")
 MAX_SHARDS = 100_000
+WHOLE_NAME = re.compile(r"((?:diffusion_)?(?:pytorch_)?model)(\.[a-z]\w*)?(-\d+-of-\d+)?(\.[a-z]\w*)?\.(\w+)")
+"""The name of the weights of a whole model, with a variant before or after the number of a shard."""
 
 
 def listing(root: Path) -> list[str]:
@@ -83,7 +89,39 @@ def choose_index(root: Path, names: list[str], notes: list[str]) -> str | None:
             )
         if found:
             return found[0]
+    return _variant_index(root, names)
+
+
+def is_index(name: str) -> bool:
+    """Return whether a file has the name of an index, that of a variant included."""
+    return name.endswith(INDEX_SUFFIX) or INDEX_NAME.fullmatch(name) is not None
+
+
+def _variant_index(root: Path, names: list[str]) -> str | None:
+    """Return the index of a variant, if all weights of its kind are of that variant; None without one. Raises
+    InputError for several."""
+    for kind, ending in ((SAFETENSORS, "safetensors"), (PYTORCH, "bin")):
+        matches = [match for match in map(INDEX_NAME.fullmatch, names) if match and match[3] and match[2] == ending]
+        found = [match[0] for match in matches]
+        if not found or not all(any(f".{match[3]}" in name for match in matches) for name in of_kind(kind, names)):
+            continue
+        if len(found) > 1:
+            raise InputError(
+                f"{printable(root)}: the weights of {len(found)} variants; give the index of one of them as the "
+                f"source: {', '.join(map(printable, found))}."
+            )
+        return found[0]
     return None
+
+
+def _without_variants(names: list[str], notes: list[str]) -> list[str]:
+    """Return the files without the variants (`model.fp16.safetensors`) of weights that are there without one."""
+    matches = {name: match for name in names if (match := WHOLE_NAME.fullmatch(name))}
+    plain = {match[1] for match in matches.values() if not (match[2] or match[4])}
+    variants = [name for name, match in matches.items() if (match[2] or match[4]) and match[1] in plain]
+    if variants:
+        notes.append(f"{counted(variants)} another variant of the weights; not read.")
+    return [name for name in names if name not in variants]
 
 
 def model_names(kind: str, names: list[str], notes: list[str]) -> list[str]:
@@ -96,7 +134,7 @@ def model_names(kind: str, names: list[str], notes: list[str]) -> list[str]:
             notes.append(f"{counted(others)} next to {sole}, which is the model; not read.")
         return [sole]
     reasons = {name: why for name in found for pattern, why in ASIDE if re.fullmatch(pattern, name)}
-    kept = [name for name in found if name not in reasons]
+    kept = _without_variants([name for name in found if name not in reasons], notes)
     if not kept:
         return found
     notes += [f"{printable(name)} is {why}; not read." for name, why in reasons.items()]
@@ -150,8 +188,9 @@ def refuse_gaps(root: Path, names: list[str]) -> None:
 
 
 def refuse_variants(root: Path, kind: str, names: list[str]) -> None:
-    """Raise InputError if the files are several whole models of a kind that stores one per file."""
-    if kind != GGUF or len(names) == 1:
+    """Raise InputError if files are several whole models of a kind that stores one per file."""
+    names = [name for name in names if kind == GGUF or name.endswith(".ckpt")]
+    if len(names) < 2:
         return
     models = {match[1] if (match := SHARD_NAME.fullmatch(name)) else name for name in names}
     if len(models) > 1:
@@ -172,10 +211,22 @@ def without_weights(root: Path, names: list[str]) -> str:
     if foreign:
         listed = ", ".join(map(printable, foreign[:3]))
         return f"{shown}: no weights that can be read, only {listed}; give safetensors or PyTorch files."
-    holding = [printable(folder.name) for folder in folders if any(Path(n).suffix in KINDS for n in listing(folder))]
+    holding = [printable(folder.name) for folder in folders if _holds_weights(root, folder)]
     if holding:
         return f"{shown}: no weights in it, but in its folders {', '.join(holding[:10])}; give one of those."
+    of_format = format_of(root)
+    if of_format:
+        return of_format
+    state = [name for name in names if is_state(name) and Path(name).suffix in KINDS]
+    if state:
+        return f"{shown}: no weights in it, only training state ({', '.join(map(printable, state[:5]))}); give a model."
     return f"{shown}: no weights in it; {', '.join(KINDS)} or {INDEX_SUFFIX} files are needed."
+
+
+def _holds_weights(root: Path, folder: Path) -> bool:
+    """Return whether a folder has weights that can be read, other than parts of a format of several files."""
+    names = [name for name in listing(folder) if Path(name).suffix in KINDS and not is_state(name)]
+    return bool(names) and refusal(root, [f"{folder.name}/{name}" for name in names]) is None
 
 
 def counted(names: list[str]) -> str:
@@ -234,18 +285,24 @@ def read_index(path: Path) -> ShardIndex:
 def absent_tensors(index: ShardIndex, found: Mapping[str, TensorInfo]) -> list[str]:
     """Return a problem for every tensor of the index that no shard holds."""
     shown = printable(index.path)
+    absent = [name for name in index.weight_map if name not in found]
+    if absent:
+        absent = [name for name, own in own_names(index.weight_map)[0].items() if not {name, own} & found.keys()]
     return [
-        f"{shown}: tensor '{printable(name)}' is neither in {printable(shard.name)} nor elsewhere."
-        for name, shard in index.weight_map.items()
-        if name not in found
+        f"{shown}: tensor '{printable(name)}' is neither in {printable(index.weight_map[name].name)} nor elsewhere."
+        for name in absent
+        if not is_left_out(name)
     ]
 
 
 def index_notes(index: ShardIndex, tensors: Mapping[str, TensorInfo]) -> list[str]:
     """Return sentences on everything in the index that the shards do not confirm, short of a missing tensor."""
     shown = printable(index.path.name)
-    moved = [name for name, info in tensors.items() if index.weight_map.get(name, info.file) != info.file]
-    extra = [name for name in tensors if name not in index.weight_map]
+    places = dict(index.weight_map)
+    if any(name not in places for name in tensors):
+        places |= {own: places[name] for name, own in own_names(index.weight_map)[0].items()}
+    moved = [name for name, info in tensors.items() if places.get(name, info.file) != info.file]
+    extra = [name for name in tensors if name not in places]
     notes = []
     if moved:
         notes.append(f"{shown} places {_some(moved)} in another shard than the one holding it.")
@@ -254,9 +311,14 @@ def index_notes(index: ShardIndex, tensors: Mapping[str, TensorInfo]) -> list[st
     stored = sum(info.nbytes for info in tensors.values())
     if index.total_size is None:
         notes.append(f"{shown} states no total_size; the tensors hold {stored:,} bytes.")
-    elif index.total_size != stored:
+    elif not _is_size(index.total_size, stored):
         notes.append(f"{shown} states total_size {printable(index.total_size)}; the tensors hold {stored:,} bytes.")
     return notes
+
+
+def _is_size(stated: object, size: int) -> bool:
+    """Return whether an index states this size: as a number, or as the text of one."""
+    return str(stated) == str(size) or (isinstance(stated, float) and stated == size)
 
 
 def _some(names: list[str]) -> str:

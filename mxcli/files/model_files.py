@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,19 +19,6 @@ CONFIG = "config.json"
 PRODUCER_CONFIG = "hf_quant_config.json"
 RECORD = "mxcli.json"
 _CHUNK_BYTES = 1 << 26
-CACHES = ("models--", "datasets--")
-"""How the folders of a download cache begin, in which the files of a model are links to others of the same folder."""
-
-# Files that an output does not carry along, by name, and why; no reason if the output gets its own.
-NOT_CARRIED = (
-    (
-        r"\.(safetensors|bin|pt|pth|ckpt|gguf|ggml|onnx|onnx_data|h5|msgpack|ot|tflite|mlmodel|jit)$",
-        "other weights",
-    ),
-    (rf"^({PRODUCER_CONFIG}|quant_config\.json|quantize_config\.json)$", "an old quantization config"),
-    (rf"^({CONFIG}|{RECORD})$|\.index\.json$|\.partial$", ""),
-    (r"\.(incomplete|lock|tmp)$", "unfinished"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,62 +92,6 @@ def _refuse(root: Path, problems: Sequence[str]) -> None:
         raise together(InputError, printable(root), [f"{printable(root)}/{problem}" for problem in problems])
 
 
-def side_files(root: Path, used: Mapping[Path, object]) -> tuple[tuple[Path, ...], dict[str, list[str]]]:
-    """Return every other regular file under the directory, sorted, and those that are left out, by the reason.
-
-    Subfolders are included (pooling modules, chat templates, code), except hidden ones. Weights, indexes, old
-    quantization configs, unfinished files, links to directories and links out of the source are left out; config.json
-    and our own record are not listed because an output gets its own.
-    """
-    carried: list[Path] = []
-    left_out: dict[str, list[str]] = {}
-
-    def leave(path: Path, reason: str, more: str = "") -> None:
-        left_out.setdefault(reason, []).append(f"{path.relative_to(root)}{more}")
-
-    def unreadable(error: OSError) -> None:
-        leave(Path(error.filename), f"cannot be listed ({error.strerror})")
-
-    for folder, folders, names in os.walk(root, onerror=unreadable):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        for linked in (Path(folder, name) for name in folders if Path(folder, name).is_symlink()):
-            leave(linked, "links to directories", f" -> {os.readlink(linked)}")
-        for name in sorted(names):
-            path = Path(folder, name)
-            if name.startswith(".") or path in used:
-                continue
-            reason = next((why for pattern, why in NOT_CARRIED if re.search(pattern, name)), None)
-            in_subfolder = path.parent != root and name == CONFIG
-            if reason and not in_subfolder:
-                leave(path, reason)
-            elif reason is None or in_subfolder:
-                if path.is_symlink() and not _stays(path, root):
-                    leave(path, "links out of the source", f" -> {os.readlink(path)}")
-                elif path.is_file():
-                    carried.append(path)
-                else:
-                    leave(path, "not a regular file")
-    return tuple(sorted(carried)), left_out
-
-
-def left_out_notes(left_out: Mapping[str, Sequence[str]], written: Iterable[str] = ()) -> list[str]:
-    """Return a note per reason on files that an output does not carry along, but for those that are `written`."""
-    own = set(written)
-    others = {reason: [name for name in names if name not in own] for reason, names in sorted(left_out.items())}
-    return [f"Not carried to an output, {reason}: {_listed(names)}." for reason, names in others.items() if names]
-
-
-def _stays(link: Path, root: Path) -> bool:
-    """Return whether a link leads nowhere else than into the source, or into the download cache that the source is part
-    of."""
-    try:
-        target, home = link.resolve(), root.resolve()
-    except (OSError, RuntimeError):  # by the version of Python: it leads back to itself
-        return True
-    caches = (path for path in home.parents if path.name.startswith(CACHES))
-    return any(target.is_relative_to(place) for place in (home, *caches))
-
-
 @dataclass(frozen=True, slots=True)
 class CarriedFile:
     """A file that an output carries along, as it was before the run: its path, the file that this led to, and what that
@@ -220,8 +150,3 @@ def _optional(path: Path) -> dict[str, object] | None:
     if not os.path.lexists(path):
         return None
     return read_json_object(path)
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    return ", ".join(map(printable, names[:5])) + more

@@ -264,7 +264,7 @@ def _is(path: Path, descriptor: int) -> bool:
 
 _DERIVED = ("tensors", "notes")
 """Keys of a record that follow from its others."""
-UNCOMPARED = ("command",)
+UNCOMPARED = ("command", "accounting")
 """Keys of a record that a resumed run may change; the first run's values are kept."""
 _SHOWN = 60
 

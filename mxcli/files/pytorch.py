@@ -1,140 +1,29 @@
-"""PyTorch checkpoints (.pt, .pth, .bin), loaded weights-only: names flattened with dots, never any code."""
+"""PyTorch checkpoints (.pt, .pth, .bin, .ckpt), loaded weights-only: the model in them, names flattened with dots,
+never any code."""
 
 from __future__ import annotations
 
 import mmap
 import re
-import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mxcli.errors import EnvironmentFailure, InputError, import_extra, printable, together
+from mxcli.errors import EnvironmentFailure, InputError, printable, together
+from mxcli.files.memory import free_memory, memory_limit
 from mxcli.files.numpy import UNREADABLE_MEMBER
-from mxcli.files.pickles import check_pickles
 from mxcli.files.plain import HEAD_BYTES, foreign_content, read_head
 from mxcli.files.reading import member_start, read_span
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, TensorInfo, byte_count
+from mxcli.files.trainers.names import EXTRA_STATE, OF_ENGINE, as_model
+from mxcli.files.trainers.parts import bytes_of, find_model, is_dense, is_tensor, notes_of
+from mxcli.files.weights_only import flatten, load_weights, needs_code, skipped_class
 
-MAX_LEAVES = 5_000_000
-MAX_REPEATED, MAX_NESTING, MAX_NAME_CHARACTERS = 100_000, 200, 1 << 16
 SKIPPED = re.compile(r"transformer_engine(_torch)?\.")
-"""Pickle names of packages whose objects are skipped."""
-ATTRIBUTE = "builtins.getattr"
-"""The pickle name that looks up methods of classes, those of skipped objects too."""
-
-
-class SkippedObject:
-    """A stand-in for an object whose code is not run."""
-
-    def __new__(cls, *args: object) -> SkippedObject:
-        """Create a stand-in; its arguments are dropped."""
-        return super().__new__(cls)
-
-    def __setstate__(self, state: object) -> None:
-        """Drop the state."""
-
-
-def _skipped(*args: object) -> type[SkippedObject]:
-    """Replace getattr, which is not run either."""
-    return SkippedObject
-
-
-def load_weights(path: Path, *, mapped: bool) -> Any:
-    """Load the object in the file; skipped objects become SkippedObject. With `mapped` (zip format only) its tensors
-    have addresses in a map of the file and no memory: the map shows where they are and must not be read.
-
-    Raises InputError for pickles that need code and for damaged files, EnvironmentFailure if PyTorch is missing.
-    """
-    import_extra("torch", f"{printable(path)}: reading PyTorch files")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _loaded(path, mapped)
-    except MemoryError:
-        raise
-    except Exception as error:  # torch raises any exception for a damaged pickle
-        raise InputError(f"{printable(path)}: {_load_fault(error)}") from error
-
-
-def _check_pickles(path: Path, *, zipped: bool) -> None:
-    try:
-        check_pickles(path, zipped=zipped)
-    except (ValueError, *UNREADABLE_MEMBER) as error:
-        raise InputError(f"{printable(path)}: {_load_fault(error)}") from error
-
-
-def _loaded(path: Path, mapped: bool) -> Any:
-    """Load a file with torch; if that needs code, once more with stand-ins if there are any for it."""
-    import pickle
-
-    from torch import load
-    from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
-
-    try:
-        return load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError:
-        unsafe = set(get_unsafe_globals_in_checkpoint(path)) if mapped else set()
-        names = [name for name in unsafe if SKIPPED.match(name)]
-        if not names:
-            raise
-        methods = [(_skipped, ATTRIBUTE)] if ATTRIBUTE in unsafe else []
-        with safe_globals([*((SkippedObject, name) for name in names), *methods]):
-            return load(path, map_location="cpu", weights_only=True, mmap=mapped)
-
-
-def _load_fault(error: Exception) -> str:
-    """Return torch's error as one sentence: which code a pickle needs, or that the file is damaged."""
-    text = str(error)
-    wanted = re.search(r"GLOBAL (\S+)", text)
-    if wanted:
-        return (
-            f"its pickle needs code ({printable(wanted[1])}), which is never run; "
-            "save the state_dict alone with torch.save or safetensors."
-        )
-    if "Weights only load failed" in text:
-        return "not a weights-only PyTorch checkpoint; save the state_dict alone with torch.save or safetensors."
-    first = text.strip().splitlines()[0].split(". ")[0] if text.strip() else type(error).__name__
-    return f"truncated, damaged or not a PyTorch checkpoint: {printable(first)}."
-
-
-def flatten(loaded: Any, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield dotted name and value of every leaf of nested dicts, lists and tuples, in order."""
-    if not isinstance(loaded, (dict, list, tuple)):
-        yield path.stem, loaded
-        return
-    visited = repeated = 0
-    open_containers, entered = {id(loaded)}, {id(loaded)}
-    stack = [(id(loaded), "", _items(loaded))]
-    while stack:
-        container, prefix, items = stack[-1]
-        entry = next(items, None)
-        if entry is None:
-            stack.pop()
-            open_containers.discard(container)
-            continue
-        visited += 1
-        name, leaf = f"{prefix}{entry[0]}", entry[1]
-        is_container = isinstance(leaf, (dict, list, tuple))
-        repeated += len(leaf) if is_container and id(leaf) in entered else 0
-        endless = visited > MAX_LEAVES or repeated > MAX_REPEATED or len(stack) > MAX_NESTING
-        if endless or id(leaf) in open_containers or len(name) > MAX_NAME_CHARACTERS:
-            raise InputError(f"{printable(path)}: its containers nest without end; save a plain state_dict.")
-        if is_container:
-            open_containers.add(id(leaf))
-            entered.add(id(leaf))
-            stack.append((id(leaf), f"{name}.", _items(leaf)))
-        else:
-            yield name, leaf
-
-
-def _items(container: Any) -> Iterator[tuple[object, Any]]:
-    return iter(container.items()) if isinstance(container, dict) else enumerate(container)
-
-
+"""Classes of packages whose objects are skipped wherever they are."""
 NAMES = {
     "float64": "F64",
     "float32": "F32",
@@ -175,25 +64,14 @@ def read_pytorch(path: Path) -> FileContents:
         raise InputError(foreign)
     zipped = head.startswith(b"PK")
     records = _records(path) if zipped else {}
-    _check_pickles(path, zipped=zipped)
-    leaves, others, skipped, problems = _tensors_of(load_weights(path, mapped=bool(records)), path)
-    described: dict[str, tuple[str, tuple[int, ...], int]] = {}
-    for name, tensor in leaves.items():
-        try:
-            dtype, shape = _described(tensor)
-            described[name] = dtype, shape, byte_count(dtype, shape)
-        except ValueError as fault:
-            problems.append(f"{shown}: tensor '{printable(name)}': {fault}.")
-    if problems:
-        raise together(InputError, shown, problems)
-    if not leaves:
-        raise InputError(_without_tensors(shown, others, skipped))
-    base = _mapped_at(leaves.values(), records) if records else None
+    found = _load(path, zipped=zipped, mapped=bool(records))
+    described = _described_all(found, shown)
+    base = _mapped_at(found.stored, records) if records else None
     if records and base is None:
-        leaves, *_ = _tensors_of(load_weights(path, mapped=False), path)
+        found = _load(path, zipped=zipped, mapped=False)
     tensors, in_memory, strided = [], dict[str, Any](), dict[str, Strided]()
     for name, (dtype, shape, nbytes) in described.items():
-        tensor, offset = leaves[name], IN_MEMORY
+        tensor, offset = found.leaves[name], IN_MEMORY
         if base is None or not nbytes:
             in_memory[name] = tensor
         elif _is_plain(tensor):
@@ -201,20 +79,76 @@ def read_pytorch(path: Path) -> FileContents:
         else:
             strided[name] = strided_of(tensor, base)
         tensors.append(TensorInfo(name, dtype, shape, role_of(name, shape, dtype), path, offset, nbytes))
-    notes = []
-    if others:
-        notes.append(f"{shown}: {others:,} values that are not tensors (steps, options, names) are not read.")
-    if skipped:
-        notes.append(f"{shown}: {OBJECTS} are not read: {skipped:,}.")
-
-    tied = _shared(leaves)
-    leaves.clear()  # which closes the map
+    tied = _shared(found.leaves)
+    found.leaves.clear()  # which closes the map
 
     def decode(info: TensorInfo) -> Array:
         held = in_memory.get(info.name)
         return _as_array(strided[info.name].read(info) if held is None else held, info)
 
-    return FileContents(tuple(tensors), notes=tuple(notes), tied=tied, decode=decode)
+    contents = FileContents(tuple(tensors), notes=found.notes, tied=tied, decode=decode)
+    return as_model(contents, path, trained=found.is_part)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded file: the tensors of its model by flattened name, all that have a storage, whether the model is a part
+    of it, notes on everything that is not read, and a problem per name that occurs twice. `empty` says what there is
+    without tensors."""
+
+    leaves: dict[str, Any]
+    stored: list[Any]
+    is_part: bool
+    notes: tuple[str, ...]
+    problems: list[str]
+    empty: str
+
+
+def _load(path: Path, *, zipped: bool, mapped: bool) -> Loaded:
+    """Load a file and find the model in it. Raises InputError like `read_pytorch`."""
+    loaded = load_weights(path, zipped=zipped, mapped=mapped)
+    shown = printable(path)
+    stored, others, objects = [], 0, 0
+    for name, leaf in flatten(loaded, path):
+        if is_tensor(leaf):
+            stored += [leaf.detach()] if is_dense(leaf) else []
+        elif not EXTRA_STATE.search(name):
+            objects += skipped_class(leaf) is not None
+            others += skipped_class(leaf) is None
+    model = find_model(loaded, path)
+    leaves, extra, problems = _tensors_of(model.value, path)
+    notes = list(notes_of(model, path))
+    if extra:
+        notes.append(
+            f"{shown}: left out: '_extra_state', {OF_ENGINE} ({len(extra):,} of them, "
+            f"{sum(bytes_of(leaf) for leaf in extra if is_tensor(leaf)):,} bytes in tensors)."
+        )
+    if others:
+        notes.append(f"{shown}: {others:,} values that are not tensors (steps, options, names) are not read.")
+    if objects:
+        notes.append(f"{shown}: {OBJECTS} are not read: {objects:,}.")
+    empty = _without_tensors(shown, others, objects)
+    return Loaded(leaves, stored, bool(model.names), tuple(notes), problems, empty)
+
+
+def _described_all(found: Loaded, shown: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Return dtype, shape and bytes of each tensor. Raises InputError with all that cannot be read, EnvironmentFailure
+    for one that repeats its elements beyond the memory of the machine."""
+    described: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    problems = list(found.problems)
+    for name, tensor in found.leaves.items():
+        try:
+            dtype, shape = _described(tensor)
+            described[name] = dtype, shape, byte_count(dtype, shape)
+        except ValueError as fault:
+            problems.append(f"{shown}: tensor '{printable(name)}': {fault}.")
+            continue
+        _check_expanded(tensor, f"{shown}: tensor '{printable(name)}'", described[name][2], memory_limit())
+    if problems:
+        raise together(InputError, shown, problems)
+    if not found.leaves:
+        raise InputError(found.empty)
+    return described
 
 
 def _records(path: Path) -> dict[int, int]:
@@ -247,22 +181,27 @@ def _without_tensors(shown: str, others: int, skipped: int) -> str:
     return f"{shown}: holds no tensors, only {others:,} other values."
 
 
-def _tensors_of(loaded: Any, path: Path) -> tuple[dict[str, Any], int, int, list[str]]:
-    """Return tensors by flattened name, the number of leaves that are not tensors, the number skipped, and a problem
-    per name that occurs twice."""
+def _tensors_of(model: Any, path: Path) -> tuple[dict[str, Any], list[Any], list[str]]:
+    """Return the tensors of a model by flattened name, what is under `_extra_state`, and a problem per name that occurs
+    twice.
+
+    Raises InputError for an object that only code can load.
+    """
     leaves: dict[str, Any] = {}
-    problems = []
-    others = skipped = 0
-    for name, leaf in flatten(loaded, path):
-        if isinstance(leaf, SkippedObject):
-            skipped += 1
-        elif not hasattr(leaf, "untyped_storage"):
-            others += 1
+    extra, problems = [], []
+    for name, leaf in flatten(model, path):
+        of = skipped_class(leaf)
+        if EXTRA_STATE.search(name):
+            extra.append(leaf)
+        elif of is not None and not SKIPPED.match(of):
+            raise InputError(f"{printable(path)}: {needs_code(of)}")
+        elif not is_tensor(leaf):
+            continue
         elif name in leaves:
             problems.append(f"{printable(path)}: two tensors flatten to the name '{printable(name)}'.")
         else:
             leaves[name] = leaf.detach()
-    return leaves, others, skipped, problems
+    return leaves, extra, problems
 
 
 def _described(tensor: Any) -> tuple[str, tuple[int, ...]]:
@@ -278,6 +217,17 @@ def _described(tensor: Any) -> tuple[str, tuple[int, ...]]:
     name = NAMES[dtype]
     per_byte = 8 // DTYPES[name].bits or 1
     return name, (*shape[:-1], shape[-1] * per_byte) if per_byte > 1 and shape else shape
+
+
+def _check_expanded(tensor: Any, what: str, nbytes: int, most: int | None) -> None:
+    """Raise EnvironmentFailure for a tensor that repeats elements of its file, if the copy that is read takes more than
+    `most` bytes."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if most is not None and nbytes > most and tensor.numel() > span:
+        raise EnvironmentFailure(
+            f"{what}, stored with strides {list(tensor.stride())}, needs {nbytes:,} bytes of memory, and there are "
+            f"{most:,}; save it without expand(), as the {span:,} elements that it has."
+        )
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -348,6 +298,7 @@ def _as_array(tensor: Any, info: TensorInfo) -> Array:
     import torch
 
     words = {1: torch.uint8, 2: torch.uint16}
+    _check_expanded(tensor, f"{printable(info.file)}: tensor '{printable(info.name)}'", info.nbytes, free_memory())
     try:
         plain = tensor.resolve_conj().resolve_neg().contiguous()
         if DTYPES[info.dtype].is_raw:

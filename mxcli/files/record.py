@@ -15,7 +15,7 @@ from mxcli.files.directory import PARTIAL_SUFFIX
 from mxcli.files.hashes import ContentHash, recorded_hash
 from mxcli.files.model_files import RECORD
 from mxcli.files.plain import read_json_object
-from mxcli.files.record_schema import TENSORS, schema_faults
+from mxcli.files.record_schema import TENSORS, schema_faults, tensor_fault
 
 FILES, SHA256, STORED, HEADERS, SOURCE_HASHES, VERIFIED = (
     "files",
@@ -111,7 +111,7 @@ def stated_record(content: Mapping[str, Any]) -> OutputRecord:
     if not isinstance(files, list):
         faults[FILES], files = "must have a list of names", []
     stored: dict[str, dict[str, ContentHash]] = {}
-    entries = objects(STORED, _OF_TENSORS)
+    tensors, entries = objects(TENSORS, "an object for each tensor"), objects(STORED, _OF_TENSORS)
     for shard in inside(STORED, entries):
         parsed = {name: recorded_hash(each) for name, each in entries[shard].items()}
         stored[shard] = {name: each for name, each in parsed.items() if each is not None}
@@ -119,7 +119,7 @@ def stated_record(content: Mapping[str, Any]) -> OutputRecord:
             faults[STORED] = f"must have {_OF_TENSORS}"
     return OutputRecord(
         content=content,
-        tensors=objects(TENSORS, "an object for each tensor"),
+        tensors={name: each for name, each in tensors.items() if tensor_fault(each) is None},
         files=tuple(dict.fromkeys(inside(FILES, files))),
         sha256=hashes(SHA256, SHA256_TEXT, of_files=True),
         stored=stored,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mxcli.errors import printable
+from mxcli.files.accounting import ACCOUNTING, is_accounting
 from mxcli.files.tensors import DTYPES
 
-QUANTIZED, DEQUANTIZED = "mxcli.quantized/2", "mxcli.dequantized/2"
+QUANTIZED, DEQUANTIZED = "mxcli.quantized/3", "mxcli.dequantized/3"
+UNACCOUNTED_QUANTIZED, UNACCOUNTED_DEQUANTIZED = "mxcli.quantized/2", "mxcli.dequantized/2"
+"""Schemas of earlier versions, whose records have no accounting of the source."""
 EARLIER_QUANTIZED, EARLIER_DEQUANTIZED = "mxcli.quantized/1", "mxcli.dequantized/1"
-"""Schemas of earlier versions, whose records may lack hashes."""
+"""Schemas of still earlier versions, whose records may lack hashes too."""
+ALL_QUANTIZED = (QUANTIZED, UNACCOUNTED_QUANTIZED, EARLIER_QUANTIZED)
 SCHEMA, TENSORS = "schema", "tensors"
 
 
@@ -41,15 +46,53 @@ def _is_full_object(value: object) -> bool:
 
 def _are_inputs(value: object) -> bool:
     files = value.values() if isinstance(value, dict) else ()
-    return bool(files) and all(isinstance(each, dict) and type(each.get("bytes")) is int for each in files)
+    return (
+        bool(files)
+        and all(isinstance(each, dict) and type(each.get("bytes")) is int for each in files)
+        and _are_finite(value)
+    )
 
 
 def _are_options(value: object) -> bool:
-    return isinstance(value, dict) and "format" in value
+    return isinstance(value, dict) and "format" in value and _are_finite(value)
 
 
 def _are_dtypes(value: object) -> bool:
     return isinstance(value, dict) and all(each in DTYPES for each in map(str, value.values()))
+
+
+def _are_finite(value: object) -> bool:
+    """Return whether every number in a JSON value is one as a float too."""
+    if isinstance(value, dict | list):
+        return all(map(_are_finite, value.values() if isinstance(value, dict) else value))
+    if type(value) is int:
+        return value.bit_length() <= _MOST_BITS
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+_MOST_BITS = 1023
+"""Bits of an integer that every float can stand for."""
+
+
+def _is_statistic(value: object) -> bool:
+    """Return whether a value is a number from 0, or null, which stands for one that is not finite."""
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and _are_finite(value) and value >= 0
+
+
+def _is_histogram(value: object) -> bool:
+    return value is None or (isinstance(value, dict) and all(type(count) is int for count in value.values()))
+
+
+def _are_statistics(value: object) -> bool:
+    """Return whether a value has statistics as they are written; tensors that are not quantized have none."""
+    if not isinstance(value, dict):
+        return value is None
+    numbers, histograms = ("amax", "max_abs_error"), ("scale_exponent_histogram", "element_exponent_histogram")
+    return all(_is_statistic(value.get(key)) for key in numbers) and all(
+        _is_histogram(value.get(key)) for key in histograms
+    )
 
 
 _COMMON = (
@@ -74,9 +117,12 @@ _OF_HASHES = (
     ),
     RecordKey("verified", "true or false", lambda value: isinstance(value, bool)),
 )
+_OF_ACCOUNTING = (RecordKey(ACCOUNTING, "the files of the source with sums that agree", is_accounting),)
 SCHEMAS: Mapping[str, tuple[RecordKey, ...]] = {
-    QUANTIZED: (*_OF_QUANTIZED, *_OF_HASHES),
-    DEQUANTIZED: (*_OF_DEQUANTIZED, *_OF_HASHES),
+    QUANTIZED: (*_OF_QUANTIZED, *_OF_HASHES, *_OF_ACCOUNTING),
+    DEQUANTIZED: (*_OF_DEQUANTIZED, *_OF_HASHES, *_OF_ACCOUNTING),
+    UNACCOUNTED_QUANTIZED: (*_OF_QUANTIZED, *_OF_HASHES),
+    UNACCOUNTED_DEQUANTIZED: (*_OF_DEQUANTIZED, *_OF_HASHES),
     EARLIER_QUANTIZED: _OF_QUANTIZED,
     EARLIER_DEQUANTIZED: _OF_DEQUANTIZED,
 }
@@ -87,6 +133,8 @@ _OF_TENSOR = (
     RecordKey(
         "shape", "a list of sizes", lambda value: isinstance(value, list) and all(type(each) is int for each in value)
     ),
+    *(RecordKey(key, "finite numbers", _are_finite) for key in ("seed", "hadamard", "input_scale")),
+    RecordKey("statistics", "numbers and counts", _are_statistics),
 )
 
 
@@ -106,11 +154,16 @@ def schema_faults(content: Mapping[str, object]) -> Iterator[tuple[str, str]]:
             yield row.key, f"must have {row.needs}"
     tensors = content.get(TENSORS)
     for name, tensor in tensors.items() if isinstance(tensors, dict) else ():
-        known = tensor if isinstance(tensor, dict) else {}
-        bad = next((row for row in _OF_TENSOR if not row.is_valid(known.get(row.key))), None)
-        if bad is not None:
-            yield TENSORS, f"must have {bad.needs} as the {bad.key} of {printable(name)}"
+        fault = tensor_fault(tensor)
+        if fault is not None:
+            yield TENSORS, f"must have {fault.needs} as the {fault.key} of {printable(name)}"
             return
+
+
+def tensor_fault(tensor: object) -> RecordKey | None:
+    """Return the key of the record of a tensor whose value is not what it must be; None without one."""
+    known = tensor if isinstance(tensor, dict) else {}
+    return next((row for row in _OF_TENSOR if not row.is_valid(known.get(row.key))), None)
 
 
 def _as_json(value: object) -> str:

@@ -11,9 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mxcli.files.tensors import DTYPES
+from mxcli.files.tensors import DTYPES, TensorInfo
 
 ACTIVATION, GRADIENT, WEIGHT, MTP = "activation", "gradient", "weight", "mtp"
+SENSITIVE, VISION, AUDIO = "sensitive", "vision", "audio"
+"""Roles of linear layers that are kept by default, by the model: what published recipes keep, and towers next to a
+language model."""
 
 WIDE, NARROW, EXPONENT, INTEGER = "wide", "narrow", "exponent", "integer"
 ALL = (WIDE, NARROW, EXPONENT, INTEGER)
@@ -48,9 +51,14 @@ _ROUTERS = (
     r"(^|[._])(router|shared_expert_gate)(\.|$)|(^|\.)(mlp|moe|ffn|feed_forward|\w+_moe|mixer)\.gate\."
     r"|(^|\.)ffn_gate_inp(_shexp)?\."
 )
-_NORMS = r"(?i)(^|\.)([^.]*norm[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)\.(weight|gamma|scale|g)$"
-_TABLES = r"(?!patch)[^.]*(embed(ding)?s?|embd)|(embed_(tokens|in|positions)|positional_embed)[^.]*|wte|wpe|shared"
-_EMBEDDINGS = rf"(^|\.)({_TABLES})(\.weight)?$"
+_NORMS = r"(?i)(^|\.)([^.]*norm(?!al)[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)\.(weight|gamma|scale|g)$"
+_TABLES = (
+    r"(?!patch)[^.]*(embed(ding)?s?|embd)|(embed_(tokens|in|positions)|positional_embed)[^.]*|wte|wpe|shared"
+    r"|((tok|pos|word|label|type|class|seg|rel_pos|time)_)?emb|pe|[^.]*(embedding_table|codebooks?)"
+)
+_EMBEDDINGS = rf"(^|\.)({_TABLES})(\.\d+)?(\.weights?)?$"
+_HEADS = r"score|classifier|qa_outputs|v_head(\.summary)?|value_head|reward_head|classification_head|cls_head"
+_PARTS_OF_HEADS = r"dense|dense_proj|out_proj|linear\d?|\d+"
 
 # The first matching row decides.
 ROLES = (
@@ -91,6 +99,9 @@ ROLES = (
         MATRICES,
     ),
     RoleRow("lm_head", r"(^|\.)cls\.predictions\.decoder\.weight$", "output head"),
+    RoleRow(
+        "lm_head", rf"^({_HEADS})(\.(dense|dense_proj|out_proj|linear\d?|\d+))?\.weight$", "head of a task", MATRICES
+    ),
     RoleRow("norm", _NORMS, "normalization"),
     RoleRow("conv", r"(^|\.)patch_embed|conv", "convolution", dims=KERNELS, widths=FLOAT),
     RoleRow("conv", r"(^|\.)(ssm_conv1d|shortconv\.conv)\.weight$", "convolution", dims=MATRIX),
@@ -104,7 +115,7 @@ ROLES = (
     RoleRow(WEIGHT, r"(^|[._])weight(_(ih|hh)(_l\d+)?(_reverse)?)?$|(^|\.)kernel$", "linear layer", dims=MATRIX),
     RoleRow("conv", r"(^|[._])(weight|kernel)$", "convolution", dims=KERNELS),
     RoleRow(WEIGHT, r"^[^.]+$", "matrix without a module name", dims=MATRICES),
-    RoleRow("other", r"", "unknown to the role table"),
+    RoleRow("other", r"", "not named like a linear layer"),
 )
 TAGS = (
     TagRow("attn", r"(?i)(^|\.)[^.]*(attn|attention)[^.]*\."),
@@ -114,12 +125,13 @@ TAGS = (
     TagRow("shared_expert", r"(^|\.)shared_experts?\.|_shexp\."),
     TagRow("router", _ROUTERS),
     TagRow(MTP, r"(^|\.)(mtp[^.]*|eh_proj)\."),
-    TagRow("vision", r"(?i)(^|\.)(visual|vision|vision_[^.]*|vit|image_encoder|(multi_modal|mm)_projector)\."),
+    TagRow(VISION, r"(?i)(^|\.)(visual|vision|vision_[^.]*|vit|image_encoder|(multi_modal|mm)_projector)\."),
+    TagRow(AUDIO, r"(?i)(^|\.)(audio|speech)(_[^.]*)?\."),
 )
 ALIASES = {"embedding": "embed"}
 
 SELECTABLE = frozenset(
-    {ACTIVATION, GRADIENT, *(row.role for row in ROLES), *(row.tag for row in TAGS), *ALIASES.values()}
+    {ACTIVATION, GRADIENT, SENSITIVE, *(row.role for row in ROLES), *(row.tag for row in TAGS), *ALIASES.values()}
 )
 
 
@@ -131,6 +143,12 @@ def role_of(name: str, shape: tuple[int, ...], dtype: str) -> str:
 def role_row(name: str, shape: tuple[int, ...], dtype: str) -> RoleRow:
     """Return the row of ROLES that decides; plans print its reason."""
     return _first_row(_template(name), len(shape), _width(dtype))
+
+
+def reason_of(info: TensorInfo) -> str:
+    """Return why a tensor has its role, in words; empty if neither its model nor its name says."""
+    row = role_row(info.name, info.shape, info.dtype)
+    return info.reason or (row.reason if row.role == info.role else "")
 
 
 def tags_of(name: str, role: str) -> frozenset[str]:

@@ -17,6 +17,8 @@ from mxcli.files.tensors import DTYPES, LARGEST, FileContents, TensorInfo, byte_
 MAX_HEADER_BYTES = 100_000_000
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
+STALE_METADATA = frozenset({"_quantization_metadata", "quantization_config", "quantization"})
+"""Its keys that describe the codes of a file: an output has others, or none."""
 FIELDS = ("dtype", "shape", "data_offsets")
 
 

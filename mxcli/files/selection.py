@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mxcli.errors import UsageError, closest, did_you_mean, printable, together
-from mxcli.files.roles import ACTIVATION, ALIASES, GRADIENT, SELECTABLE, WEIGHT, role_row, tags_of
+from mxcli.files.roles import ACTIVATION, ALIASES, GRADIENT, SELECTABLE, WEIGHT, reason_of, tags_of
 from mxcli.files.tensors import DTYPES, TensorInfo
 
 MOST_CHARACTERS = 4096
@@ -222,6 +222,6 @@ def _decision(info: TensorInfo, rule: Rule | None, restricts: bool, default_role
 
 
 def _kind(info: TensorInfo) -> str:
-    """Return the role, with the table's reason if the table decided it."""
-    row = role_row(info.name, info.shape, info.dtype)
-    return f"{info.role}, {row.reason}" if row.role == info.role else info.role
+    """Return the role and, if known, why it has that role."""
+    reason = reason_of(info)
+    return f"{info.role}, {reason}" if reason else info.role

@@ -21,6 +21,7 @@ from mxcli.files.directory import (
     choose_index,
     counted,
     dump_files,
+    is_index,
     listing,
     model_names,
     of_kind,
@@ -30,8 +31,11 @@ from mxcli.files.directory import (
     without_weights,
 )
 from mxcli.files.model_files import CONFIG, PRODUCER_CONFIG, RECORD
+from mxcli.files.pipelines import refuse_pipeline
 from mxcli.files.plain import foreign_content, path_problem, read_head
 from mxcli.files.safetensors import looks_like_safetensors
+from mxcli.files.trainers.adapters import refuse_adapter
+from mxcli.files.trainers.formats import format_of, is_state, refuse_format, refuse_part, state_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,12 @@ def locate(source: str | Path) -> Source:
         raise InputError(problem + _neighbour(path))
     if path.is_dir():
         return _in_directory(path)
-    if path.name.endswith(INDEX_SUFFIX):
+    if is_index(path.name):
         return _indexed(path, listing(path.parent), [])
+    refuse_part(path)
     kind = _kind_of(path)
     names = listing(path.parent)
+    refuse_adapter(path.parent, [path.name], names)
     indexed = any(name.endswith(INDEX_SUFFIX) for name in names)
     if "config.json" in names and not indexed and model_names(kind, names, []) == [path.name]:
         return _in_directory(path.parent, (kind,))
@@ -84,19 +90,23 @@ def locate(source: str | Path) -> Source:
 
 def _in_directory(root: Path, kinds: Sequence[str] = (SAFETENSORS, PYTORCH, GGUF, NUMPY)) -> Source:
     names = listing(root)
+    refuse_pipeline(root, names)
     notes: list[str] = []
     index = choose_index(root, names, notes)
     if index is not None:
         return _indexed(root / index, names, notes)
+    weights = [name for name in names if not is_state(name)]
     for kind in kinds:
-        chosen = model_names(kind, names, notes)
+        chosen = model_names(kind, weights, notes)
         if chosen:
+            refuse_format(root, chosen)
+            refuse_adapter(root, chosen, names)
             refuse_variants(root, kind, chosen)
             refuse_gaps(root, chosen)
-            notes += _unfinished(names)
+            notes += [*state_note(root, names), *_unfinished(names)]
             return Source(root, kind, tuple(root / name for name in chosen), None, True, tuple(notes))
     kind, dumped = dump_files(root)
-    if dumped:
+    if dumped and format_of(root) is None:
         return Source(root, kind, dumped, is_dump=True)
     raise InputError(without_weights(root, names))
 
@@ -108,10 +118,10 @@ def _indexed(path: Path, names: list[str], notes: list[str]) -> Source:
     if kinds or kind not in (SAFETENSORS, PYTORCH):
         raise InputError(f"{printable(path)}: its shards must all be .safetensors or all PyTorch files.")
     used = {shard.name for shard in index.shards}
-    others = [name for name in of_kind(kind, names) if name not in used]
+    others = [name for name in of_kind(kind, names) if name not in used and not is_state(name)]
     if others:
         notes.append(f"{counted(others)} not named by {printable(path.name)}; not read.")
-    notes += _unfinished(names)
+    notes += [*state_note(path.parent, names), *_unfinished(names)]
     return Source(path.parent, kind, index.shards, index, True, tuple(notes))
 
 

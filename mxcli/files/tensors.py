@@ -74,6 +74,7 @@ class TensorInfo:
     position of its first byte in `file`, or IN_MEMORY if the bytes must be decoded first (compressed, pickled,
     byte-swapped or transposed data). `nbytes` counts the bytes that `read` returns. `block_type` is the GGUF type of
     the blocks, empty for other tensors. `layer` is the module it was captured at, empty for uncaptured tensors.
+    `reason` says why it has its role; empty if its name decided it.
     """
 
     name: str
@@ -85,6 +86,7 @@ class TensorInfo:
     nbytes: int
     block_type: str = ""
     layer: str = ""
+    reason: str = ""
 
     @property
     def type_name(self) -> str:

@@ -60,6 +60,11 @@ class BlockFormat:
         """True if the scale format holds powers of two only."""
         return self.scale.mantissa_bits == 0
 
+    @property
+    def scales_whole_tensor(self) -> bool:
+        """True if some scale is of the whole tensor: next to those of its blocks, or as its only one."""
+        return self.tensor_scale is not None or self.block == (None, None)
+
 
 _FP8_BLOCKS: dict[str, tuple[int | None, int | None]] = {
     "": (None, None),

@@ -33,6 +33,7 @@ from mxcli.output.fields import (
     or_null,
 )
 from mxcli.output.formats import FORMAT
+from mxcli.output.loaders import LOADER
 from mxcli.output.report import REPORT
 
 Document = Mapping[str, Any]
@@ -61,7 +62,8 @@ WRITTEN: Final = Fields(_TENSOR, keyed(format=TEXT_OR_NULL, bytes=COUNT, output_
 """A tensor in a plan, and in one of an output."""
 _NOTES = keyed(notes=array(TEXT))
 _MEASURED_TENSORS = Fields(_NOTES, keyed(tensors=array(MEASURED.object_schema())))
-_OUTPUT = keyed(output=TEXT, layout=TEXT, files=array(TEXT), output_bytes=COUNT, ignored=array(TEXT))
+_OUTPUT = keyed(output=TEXT, layout=TEXT, files=array(TEXT), output_bytes=COUNT, ignored=array(TEXT),
+                loaders=array(LOADER.object_schema()))  # fmt: skip
 _SHARE = keyed(share=object_of({"number": POSITIVE, "of": POSITIVE}))
 _PAIR: Final[Schema] = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
 _VERSION: Final[Schema] = or_null(array(COUNT))
@@ -78,10 +80,11 @@ _BENCHED = keyed(shape=array(COUNT), dtype=TEXT, data=TEXT, rounds=COUNT, rows=a
 DOCUMENTS: Final[Mapping[str, Fields[Document]]] = {
     "quantize": Fields(_of(REPORT), _OUTPUT.optional(), _SHARE.optional()),
     "quantize.plan": Fields(
-        keyed(source=TEXT, layout=TEXT, counts=mapping(COUNT), source_bytes=COUNT, output_bytes=COUNT),
+        keyed(source=TEXT, model=TEXT_OR_NULL, model_source=TEXT_OR_NULL, layout=TEXT, counts=mapping(COUNT)),
+        keyed(source_bytes=COUNT, output_bytes=COUNT),
         _MEMORY,
         keyed(free_disk_bytes=or_null(COUNT), output=TEXT_OR_NULL, files=array(TEXT), notes=array(TEXT)),
-        keyed(ignored=array(TEXT), tensors=array(WRITTEN.object_schema())),
+        keyed(ignored=array(TEXT), loaders=array(LOADER.object_schema()), tensors=array(WRITTEN.object_schema())),
     ),
     "report.plan": Fields(
         _of(REPORT, "source", "elements", "bytes", "by_dtype", "options", "recipes", "counts"),

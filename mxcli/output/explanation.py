@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from mxcli.errors import UsageError, did_you_mean, printable
@@ -24,6 +24,7 @@ from mxcli.numerics.scale_rules import (
 from mxcli.numerics.scheme import scale_rules
 from mxcli.numerics.training import TRAINING_RECIPES, TrainingRecipe
 from mxcli.output.formats import TEXT_WIDTH, facts_lines, format_page, scalar_facts
+from mxcli.output.loaders import rule_sentences
 from mxcli.output.screen import Screen, bold
 from mxcli.output.training import training_facts
 
@@ -41,6 +42,8 @@ Row = (
     | Transform
 )
 
+LAYOUT_TABLE = "layouts"
+"""The name of the table of layouts with the engines that load them."""
 TRAINING = "training"
 """Prefix of the names of training recipes, some of which are named as their format."""
 
@@ -120,8 +123,9 @@ def _page(row: Row, screen: Screen) -> list[str]:
             *_facts(row, screen),
         ]
     if isinstance(row, Layout):
-        return [_title(row, "a layout of checkpoints"), "", *_words(row.meaning, screen), "",
-                *_facts(row, screen, holds=", ".join(row.formats))]  # fmt: skip
+        held = _facts(row, screen, holds=", ".join(row.formats))
+        return [_title(row, "a layout of checkpoints"), "", *_words(row.meaning, screen), "", *held, "",
+                *_listed(rule_sentences(row), screen)]  # fmt: skip
     if isinstance(row, Metric):
         unit = f" [{row.unit}]" if row.unit else ""
         better = {"low": "lower is better", "high": "higher is better"}.get(row.better, "neither direction is better")
@@ -207,6 +211,13 @@ def _value_words(value: object) -> str:
 def _words(text: str, screen: Screen) -> list[str]:
     sentence = text[:1].upper() + text[1:]
     return _wrapped(sentence if sentence.endswith(".") else sentence + ".", screen)
+
+
+def _listed(sentences: Sequence[str], screen: Screen) -> list[str]:
+    """Return sentences, each begun on a line of its own and continued below with an indentation."""
+    width = max(min(screen.width or TEXT_WIDTH, TEXT_WIDTH), 20)
+    wrapper = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return [line for each in sentences for line in wrapper.wrap(each)]
 
 
 def _wrapped(text: str, screen: Screen) -> list[str]:

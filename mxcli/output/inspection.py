@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mxcli.errors import printable
+from mxcli.files.roles import reason_of
 from mxcli.output.fields import (
     COUNT,
     TEXT,
@@ -54,6 +55,8 @@ _TENSOR: Fields[_Listed] = Fields(
     Field("shape", lambda each: list(each.info.shape), array(COUNT), "shape", right=False,
           cell=lambda each: shape_text(each.info.shape)),
     Field("role", lambda each: each.info.role, TEXT, "role", right=False),
+    Field("reason", lambda each: reason_of(each.info), TEXT, "why", right=False, drop=4,
+          cell=lambda each: reason_of(each.info) or ABSENT),
     Field("layer", partial(_captured, "layer"), title="layer", right=False, drop=3),
     Field("step", lambda each: str(_captured("step", each)), title="step", drop=2),
     Field("rank", lambda each: str(_captured("rank", each)), title="rank", drop=2),
@@ -72,6 +75,8 @@ INSPECTION: Fields[Inspection] = Fields(
     records("files", lambda inspection: inspection.files.items(), _FILE),
     Field("index", lambda inspection: str(inspection.index) if inspection.index else None, TEXT_OR_NULL),
     attributes(TEXT_OR_NULL, "dialect"),
+    Field("model", lambda inspection: inspection.model.title, TEXT_OR_NULL),
+    Field("model_source", lambda inspection: inspection.model.source or None, TEXT_OR_NULL),
     record_of("total", lambda inspection: inspection.total, TOTAL),
     records_by_name("by_dtype", lambda inspection: inspection.by_dtype, TOTAL),
     records_by_name("by_role", lambda inspection: inspection.by_role, TOTAL),
@@ -92,6 +97,8 @@ def inspection_text(inspection: Inspection, screen: Screen) -> str:
     layout = f"quantized ({inspection.dialect})" if inspection.dialect else "not quantized"
     source = source_line(inspection.source, inspection.total, inspection.by_dtype, len(inspection.files))
     lines = [bold(line, screen) for line in folded_lines(f"{source}; {layout}", screen)]
+    if inspection.captured is None:
+        lines += folded_lines(inspection.model.words, screen)
     if inspection.captured:
         lines += folded_lines(captured_line(inspection.captured), screen)
     records_there = inspection.captures.values()

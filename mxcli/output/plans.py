@@ -26,6 +26,7 @@ from mxcli.output.comparison import COMPARISON, rule_lines
 from mxcli.output.export import json_text
 from mxcli.output.fields import COUNT, SOURCE, TEXT, TEXT_OR_NULL, Field, Fields, array
 from mxcli.output.inspection import source_line
+from mxcli.output.loaders import LOADER, loader_lines
 from mxcli.output.numbers import ABSENT, byte_size, counted, quantity, shape_text, significant
 from mxcli.output.recommendation import objective_line, target_line
 from mxcli.output.report import REPORT, count_lines, headed, headlines
@@ -125,21 +126,21 @@ def _effort_words(effort: Effort) -> tuple[str, ...]:
 
 
 def _effort_record(effort: Effort) -> dict[str, object]:
-    cost = {"measurements": effort.measurements, "bytes_read": effort.bytes_read}
-    return {**cost, **_memory(effort.need, effort.site)}
+    return {"measurements": effort.measurements, "bytes_read": effort.bytes_read, **_memory(effort.need, effort.site)}
 
 
 def plan_text(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, site: Site, screen: Screen) -> str:
     """Return the text of what `quantize` would write; `report` measured nothing yet."""
     files, layout = output_files(checkpoint, arrangement), arrangement.layout
     needs = [
+        checkpoint.model.words,
         f"layout {layout.name}: {layout.meaning}",
         f"final size {output_size(report, arrangement)}; {_memory_words(arrangement.need, site)}",
         f"would compute on {site.device}",
         f"would write {counted(len(files), 'file')}: {', '.join(map(printable, files))}",
+        *loader_lines(arrangement.loaders, layout.name, arrangement.engines),
+        *([] if site.free_bytes is None else [f"free disk {byte_size(site.free_bytes)} at {printable(site.folder)}"]),
     ]
-    if site.free_bytes is not None:
-        needs.append(f"free disk {byte_size(site.free_bytes)} at {printable(site.folder)}")
     columns = _WRITTEN.only("name", "dtype", "shape", "bytes", "output_bytes", "reason")
     return _page(
         headlines(report, screen),
@@ -152,6 +153,8 @@ def plan_json(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, 
     """Return the same as JSON."""
     content: dict[str, object] = {
         "source": report.source,
+        "model": checkpoint.model.title,
+        "model_source": checkpoint.model.source or None,
         "layout": arrangement.layout.name,
         "counts": dict(report.counts),
         "source_bytes": report.total.bytes,
@@ -162,6 +165,7 @@ def plan_json(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, 
         "files": output_files(checkpoint, arrangement),
         "notes": list(report.notes),
         "ignored": list(arrangement.ignored),
+        "loaders": [LOADER.record(verdict) for verdict in arrangement.loaders],
         "tensors": [_WRITTEN.record(_of_task(task)) for task in arrangement.tasks],
     }
     return json_text("quantize.plan", content)
@@ -360,11 +364,9 @@ def recommendation_plan_json(planned: PlannedRecommendation) -> str:
 def capture_plan_text(plan: CapturePlan, screen: Screen) -> str:
     """Return the layers with the bytes of each role in the file of a step, and the disk and memory of a capture."""
     windows, roles, count = plan.windows, plan.request.recorded, counted(len(plan.layers), "linear layer")
-    first, *lines = folded_lines(
-        f"{printable(plan.source)}: {count}, {plan.model.dtype}; {counted(windows.steps, 'step')} of "
-        f"{windows.batch:,} x {windows.tokens:,} tokens of {printable(plan.text.name)}",
-        screen,
-    )
+    of = f"{windows.batch:,} x {windows.tokens:,} tokens of {printable(plan.text.name)}"
+    head = f"{printable(plan.source)}: {count}, {plan.model.dtype}; {counted(windows.steps, 'step')} of {of}"
+    first, *lines = folded_lines(head, screen)
     sizes = {tensor.name: tensor.nbytes for tensor in plan.tensors}
     columns = (Column("layer", right=False), Column("weight", right=False, drop=1), *map(Column, roles))
     rows: list[Row] = [

@@ -33,6 +33,7 @@ from mxcli.output.fields import (
 )
 from mxcli.output.formats import rules_words
 from mxcli.output.inspection import source_line
+from mxcli.output.loaders import LOADER, loader_lines
 from mxcli.output.numbers import EXACT, counted, shape_text, significant
 from mxcli.output.screen import Screen, bold, folded_lines
 from mxcli.output.table import Row, aligned
@@ -170,6 +171,7 @@ VERIFICATION: Fields[Verification] = Fields(
         ),
     ),
     Field("notes", lambda result: list(result.notes), array(TEXT)),
+    records("loaders", lambda result: result.loaders, LOADER),
     records("repaired", lambda result: result.repaired, _REPAIR),
     records("checks", lambda result: result.results, _CHECK),
     records("findings", lambda result: _found(result), _FINDING),
@@ -199,7 +201,9 @@ def verification_text(result: Verification, screen: Screen, top: int | None = No
             lines += ["", *_check_lines(check, screen, shown)]
     if result.compared:
         lines += ["", *_error_lines(result, screen, shown)]
-    return "\n".join([*lines, "", *bold_lines(conclusion(result), screen)])
+    texts = loader_lines(result.loaders, result.layout, result.engines)
+    loaders = [line for text in texts for line in folded_lines(text, screen)]
+    return "\n".join([*lines, *([""] if loaders else []), *loaders, "", *bold_lines(conclusion(result), screen)])
 
 
 def _repaired_line(repair: Repair) -> str:

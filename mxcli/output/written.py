@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mxcli.errors import printable
+from mxcli.files.accounting import Accounted, Accounting
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import RECORD
 from mxcli.files.progress import Share
 from mxcli.flows.measure.report import Report
+from mxcli.flows.write.accounting import accounting_of
 from mxcli.flows.write.arrange import Arrangement
-from mxcli.flows.write.sharding import INDEX, is_indexed
+from mxcli.flows.write.dequantize import Restored
+from mxcli.flows.write.names import model_name
+from mxcli.flows.write.sharding import is_indexed
+from mxcli.output.loaders import LOADER
 from mxcli.output.numbers import byte_size, counted
+
+_SHOWN = 3
+"""Weights carried along that a line names."""
 
 
 def output_files(checkpoint: Checkpoint, arrangement: Arrangement) -> list[str]:
     """Return the names of the files of an output, its record last."""
-    names = [shard.name for shard in arrangement.shards] + [INDEX] * is_indexed(arrangement.shards)
+    index = [model_name(checkpoint).index] if is_indexed(arrangement.shards) else []
+    names = [*(shard.name for shard in arrangement.shards), *index]
     carried = [path.relative_to(checkpoint.root).as_posix() for path in checkpoint.side_files]
     return [*names, *arrangement.configs, *carried, RECORD]
 
@@ -26,11 +37,60 @@ def output_size(report: Report, arrangement: Arrangement) -> str:
     return f"{byte_size(after)}{share}"
 
 
+def accounting_words(accounting: Accounting) -> str:
+    """Return what was done with the files of a source: read, carried, left out and why."""
+    return (
+        f"{_read(accounting.read)}, carried {_carried(accounting.carried)}, left out {_left_out(accounting.left_out)}"
+    )
+
+
+def _read(files: Sequence[Accounted]) -> str:
+    return f"read {counted(len(files), 'file')} ({_bytes(files)})"
+
+
+def _carried(files: Sequence[Accounted]) -> str:
+    if not files:
+        return "none"
+    weights = [printable(each.name) for each in files if each.is_weights]
+    more = f" and {len(weights) - _SHOWN:,} more" if weights[_SHOWN:] else ""
+    named = f", weights: {', '.join(weights[:_SHOWN])}{more}" if weights else ""
+    return f"{counted(len(files), 'file')} ({_bytes(files)}{named})"
+
+
+def _left_out(files: Sequence[Accounted]) -> str:
+    if not files:
+        return "none"
+    by_reason: dict[str, list[Accounted]] = {}
+    for each in files:
+        by_reason.setdefault(str(each.reason), []).append(each)
+    ranked = sorted(by_reason.items(), key=lambda alike: -sum(each.nbytes for each in alike[1]))
+    reasons = [f"{reason} ({_named(alike)})" for reason, alike in ranked]
+    return f"{counted(sum(each.files for each in files), 'file')} ({_bytes(files)}): {', '.join(reasons)}"
+
+
+def _named(files: Sequence[Accounted]) -> str:
+    """Return the largest of some files, how many others there are, and their bytes."""
+    largest = max(files, key=lambda each: each.nbytes)
+    more = f" and {len(files) - 1:,} more" if files[1:] else ""
+    return f"{printable(largest.name)}{more}, {_bytes(files)}"
+
+
+def _bytes(files: Sequence[Accounted]) -> str:
+    return byte_size(sum(each.nbytes for each in files))
+
+
+def restored_line(checkpoint: Checkpoint, restored: Restored) -> str:
+    """Return a line on a complete output of plain floats."""
+    words = accounting_words(accounting_of(checkpoint))
+    return f"written to {printable(restored.folder)}: {counted(len(restored.dtypes), 'weight')} dequantized; {words}"
+
+
 def written_line(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, folder: str) -> str:
     """Return a line on a complete output."""
     return (
         f"written to {printable(folder)}: {counted(len(output_files(checkpoint, arrangement)), 'file')}, "
-        f"layout {arrangement.layout.name}, weights {output_size(report, arrangement)}"
+        f"layout {arrangement.layout.name}, weights {output_size(report, arrangement)}; "
+        f"{accounting_words(accounting_of(checkpoint))}"
     )
 
 
@@ -42,6 +102,7 @@ def written_record(checkpoint: Checkpoint, arrangement: Arrangement, folder: str
         "files": output_files(checkpoint, arrangement),
         "output_bytes": arrangement.output_bytes,
         "ignored": list(arrangement.ignored),
+        "loaders": [LOADER.record(verdict) for verdict in arrangement.loaders],
     }
 
 

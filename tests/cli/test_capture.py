@@ -31,6 +31,7 @@ from mxcli.flows.capture.layers import Layer
 transformers = pytest.importorskip("transformers")
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind.\n" * 4
+TENSORS = "39 tensors are here; give the config.json that belongs to the weights.\n"
 NOTE = f"note: {SAMPLE} has no tokenizer: every byte of the text is a token.\n"
 Mxcli = Callable[..., Any]
 
@@ -99,17 +100,17 @@ def test_captures_are_what_autograd_says(mxcli: Mxcli, tmp_path: Path, text: Pat
 
 def test_json_and_sampling(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
     more = ("--batch", "3", "--sample-rows", "5", "--layers", "*layers.1.*", "--layers", "lm_head", "--forward-only")
-    told = strict_json(mxcli(*words(tmp_path / "out", text, *more, "--json")).out)
-    assert told["schema"] == "mxcli.capture/1"
-    assert told["roles"] == ["activation", "weight"]
-    assert (told["tokens"], told["tokens_per_window"], told["batch"], told["sample_rows"]) == (48, 16, 3, 5)
-    assert told["layers"][0] == "model.layers.1.self_attn.q_proj"
-    assert told["layers"][-1] == "lm_head"
-    assert len(told["layers"]) == 8
+    summary = strict_json(mxcli(*words(tmp_path / "out", text, *more, "--json")).out)
+    assert summary["schema"] == "mxcli.capture/1"
+    assert summary["roles"] == ["activation", "weight"]
+    assert (summary["tokens"], summary["tokens_per_window"], summary["batch"], summary["sample_rows"]) == (48, 16, 3, 5)
+    assert summary["layers"][0] == "model.layers.1.self_attn.q_proj"
+    assert summary["layers"][-1] == "lm_head"
+    assert len(summary["layers"]) == 8
     path = tmp_path / "out" / "step-000000.safetensors"
-    assert told["steps"] == [{"step": 0, "file": str(path), "loss": told["steps"][0]["loss"], "resumed": False}]
-    assert 0 < told["steps"][0]["loss"] < 8
-    assert told["bytes"] == path.stat().st_size
+    assert summary["steps"] == [{"step": 0, "file": str(path), "loss": summary["steps"][0]["loss"], "resumed": False}]
+    assert 0 < summary["steps"][0]["loss"] < 8
+    assert summary["bytes"] == path.stat().st_size
     shapes = {name: list(tensor.shape) for name, tensor in load_file(path).items()}
     assert shapes["model.layers.1.mlp.down_proj.activation"] == [5, 384]
     assert shapes["model.layers.1.mlp.down_proj.weight"] == [128, 384]
@@ -272,19 +273,19 @@ def test_what_is_refused(
 def test_models_that_will_not_do(mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "model"
 
-    def told(**config: object) -> tuple[int, str]:
+    def refused(**config: object) -> tuple[int, str]:
         settings = {**json.loads((SAMPLE / "config.json").read_text()), **config}
         (folder / "config.json").write_text(json.dumps(settings))
         code, err = refusal(mxcli, "capture", folder, "-o", tmp_path / "out", "--text", text, "--tokens", "8")
         return code, err.removeprefix(f"note: {folder} has no tokenizer: every byte of the text is a token.\n")
 
     shutil.copytree(SAMPLE, folder)
-    assert told(num_hidden_layers=5) == (
+    assert refused(num_hidden_layers=5) == (
         3,
         f"error: {folder}: lacks 9 weights of a LlamaForCausalLM, such as model.layers.4.input_layernorm.weight; give "
         "a complete checkpoint.\n",
     )
-    code, err = told(model_type="nothing-known")
+    code, err = refused(model_type="nothing-known")
     assert code == 3
     assert err.startswith(f"error: {folder}: transformers cannot read its config.json: ")
     (folder / "config.json").unlink()
@@ -364,7 +365,7 @@ def interrupting(*_: object) -> Iterator[Callable[[int, int, str], None]]:
 
 
 @pytest.mark.parametrize("rate", [(), ("--learning-rate", "0.05", "--dtype", "f32")])
-def test_a_signal_ends_a_run_after_the_step_and_resume_goes_on(
+def test_a_signal_ends_a_run_after_the_step_and_resume_continues(
     mxcli: Mxcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, rate: tuple[str, ...]
 ) -> None:
     argv = words(tmp_path / "cut", text, "--steps", "3", *rate)
@@ -377,16 +378,16 @@ def test_a_signal_ends_a_run_after_the_step_and_resume_goes_on(
         f"{tmp_path / 'cut'}: 1 of 3 steps are written; the same command with --resume continues from there.",
         "interrupted",
     ]
-    told = strict_json(mxcli(*argv, "--resume", "--json").out)
-    assert [step["resumed"] for step in told["steps"]] == [True, False, False]
+    summary = strict_json(mxcli(*argv, "--resume", "--json").out)
+    assert [step["resumed"] for step in summary["steps"]] == [True, False, False]
     whole = strict_json(mxcli(*words(tmp_path / "whole", text, "--steps", "3", *rate), "--json").out)
     assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
-    assert [step["loss"] for step in told["steps"]] == [step["loss"] for step in whole["steps"]]
+    assert [step["loss"] for step in summary["steps"]] == [step["loss"] for step in whole["steps"]]
     weights = [load_file(path)["lm_head.weight"] for path in sorted((tmp_path / "whole").iterdir())]
     assert torch.equal(weights[0], weights[1]) == (not rate)
 
 
-def test_a_run_is_gone_on_with_as_it_was(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
+def test_a_run_is_resumed_as_it_was(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
     argv = words(tmp_path / "out", text, "--roles", "activation")
     mxcli(*argv)
     first = tree(tmp_path / "out")
@@ -459,10 +460,12 @@ def test_what_is_forced_is_replaced_at_the_end(
         "step-000000.safetensors"
     }
     assert refusal(mxcli, *other[:-1], "--resume")[0] == 4
-    told = strict_json(mxcli(*other, "--resume", "--json").out)
-    assert [step["resumed"] for step in told["steps"]] == [True, False]
-    assert told["bytes"] == sum((tmp_path / "out" / f"step-00000{step}.safetensors").stat().st_size for step in (0, 1))
-    assert told["notes"][1] == (
+    summary = strict_json(mxcli(*other, "--resume", "--json").out)
+    assert [step["resumed"] for step in summary["steps"]] == [True, False]
+    assert summary["bytes"] == sum(
+        (tmp_path / "out" / f"step-00000{step}.safetensors").stat().st_size for step in (0, 1)
+    )
+    assert summary["notes"][1] == (
         f"{tmp_path / 'out'} holds captures of other commands, which stay: step-000000-rank-1.safetensors."
     )
     assert sorted(tree(tmp_path / "out")) == [
@@ -515,10 +518,14 @@ def test_one_step_is_one(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
         ),
         ({"num_attention_heads": 0}, "transformers cannot read its config.json: integer modulo by zero"),
         ({"num_key_value_heads": 0}, "transformers cannot make a causal language model of it: integer division or "),
+        ({"num_hidden_layers": 10**500}, f"its config.json states num_hidden_layers more than 2^64, and {TENSORS}"),
+        ({"num_hidden_layers": 300}, f"its config.json states num_hidden_layers 300, and {TENSORS}"),
+        ({"num_attention_heads": 2**31}, f"its config.json states num_attention_heads 2,147,483,648, and {TENSORS}"),
+        ({"num_labels": 10**9}, f"its config.json states num_labels 1,000,000,000, and {TENSORS}"),
         ({"pad_token_id": 9999}, "transformers cannot make a causal language model of it: Padding_idx must be within "),
     ],
 )
-def test_configurations_that_transformers_fails_at(
+def test_configurations_of_no_model(
     mxcli: Mxcli, tmp_path: Path, text: Path, config: dict[str, object], sentence: str
 ) -> None:
     folder = tmp_path / "model"
@@ -550,8 +557,8 @@ def altered(folder: Path, changes: dict[str, torch.Tensor]) -> Path:
 def test_weights_that_do_not_fit(mxcli: Mxcli, tmp_path: Path, text: Path) -> None:
     few = ("-o", tmp_path / "out", "--text", text, "--tokens", "8", "--roles", "activation", "--layers", "lm_head")
     more = altered(tmp_path / "more", {"extra.weight": torch.zeros(3), "another.weight": torch.zeros(3)})
-    told = strict_json(mxcli("capture", more, *few, "--json").out)
-    assert told["notes"][1:] == [
+    summary = strict_json(mxcli("capture", more, *few, "--json").out)
+    assert summary["notes"][1:] == [
         f"{more}: 2 of its tensors are not weights of a LlamaForCausalLM and are not used, such as another.weight."
     ]
     other = altered(tmp_path / "other", {"model.layers.0.mlp.up_proj.weight": torch.zeros(4, 4)})

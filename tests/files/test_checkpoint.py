@@ -14,7 +14,7 @@ from raw_checkpoint import safetensors_bytes, zeros
 
 from mxcli.errors import InputError
 from mxcli.files.checkpoint import open_checkpoint, read
-from mxcli.files.model_files import left_out_notes
+from mxcli.files.model_folder import left_out_notes
 
 Writer = Callable[..., Path]
 
@@ -270,7 +270,7 @@ def test_model_safetensors_is_the_model(model: Writer) -> None:
     checkpoint = open_checkpoint(root)
     assert checkpoint.files == (root / "model.safetensors",)
     assert checkpoint.notes == ("copy.safetensors is next to model.safetensors, which is the model; not read.",)
-    assert checkpoint.left_out == {"other weights": ["copy.safetensors", "pytorch_model.bin"]}
+    assert checkpoint.left_out == {"another copy of the weights": ["copy.safetensors", "pytorch_model.bin"]}
     assert open_checkpoint(root / "copy.safetensors").files == (root / "copy.safetensors",)
 
 
@@ -303,8 +303,11 @@ def test_directories_without_weights(model: Writer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no weights in it; \.safetensors, \.pt"):
         open_checkpoint(empty)
     pipeline = model({"unet/model.safetensors": {}, "vae/model.safetensors": {}, "model_index.json": {}}, "pipe")
-    with pytest.raises(InputError, match="no weights in it, but in its folders unet, vae; give one of those"):
+    with pytest.raises(InputError, match=r"pipe: a diffusers pipeline, .*; give one of them: .*pipe/unet, .*pipe/vae"):
         open_checkpoint(pipeline)
+    folders = model({"unet/model.safetensors": {}, "vae/model.safetensors": {}}, "folders")
+    with pytest.raises(InputError, match="no weights in it, but in its folders unet, vae; give one of those"):
+        open_checkpoint(folders)
     with pytest.raises(InputError, match=r"no weights that can be read, only m\.onnx"):
         open_checkpoint(model({"m.onnx": b"ONNX"}, "onnx"))
     with pytest.raises(InputError, match=r"config\.json: not a checkpoint; known endings are"):
@@ -359,12 +362,15 @@ def test_side_files(model: Writer) -> None:
     checkpoint = open_checkpoint(root)
     assert [path.relative_to(root).as_posix() for path in checkpoint.side_files] == carried
     assert checkpoint.notes == ("model.safetensors.index.json.partial is left by an unfinished run; not read.",)
-    weights = "Not carried to an output, other weights: pytorch_model.bin, original/consolidated.00.pth."
+    weights = [
+        "Not carried to an output, another copy of the weights: pytorch_model.bin.",
+        "Not carried to an output, the same model under its maker's own names: original/consolidated.00.pth.",
+    ]
     assert left_out_notes(checkpoint.left_out) == [
         "Not carried to an output, an old quantization config: hf_quant_config.json.",
-        weights,
+        *weights,
     ]
-    assert left_out_notes(checkpoint.left_out, ["hf_quant_config.json", "config.json"]) == [weights]
+    assert left_out_notes(checkpoint.left_out, ["hf_quant_config.json", "config.json"]) == weights
 
 
 def test_side_files_that_are_pipes_are_not_carried(model: Writer) -> None:

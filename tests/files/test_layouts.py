@@ -149,7 +149,7 @@ def test_the_configuration_of_nvfp4_is_complete() -> None:
         "ignore": ["lm_head"],
         "config_groups": {
             "group_0": {
-                "targets": ["Linear"],
+                "targets": [r"re:(.*\.)?a$"],
                 "format": "nvfp4-pack-quantized",
                 "weights": {
                     "num_bits": 4,
@@ -173,8 +173,8 @@ def test_several_formats_name_their_modules() -> None:
     assert settings["format"] == "mixed-precision"
     assert isinstance(groups, dict)
     assert {name: (group["targets"], group["format"]) for name, group in groups.items()} == {
-        "group_0": (["a"], "mxfp8-quantized"),
-        "group_1": (["b"], "nvfp4-pack-quantized"),
+        "group_0": ([r"re:(.*\.)?a$"], "mxfp8-quantized"),
+        "group_1": ([r"re:(.*\.)?b$"], "nvfp4-pack-quantized"),
     }
 
 

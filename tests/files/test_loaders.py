@@ -62,3 +62,28 @@ def test_entries_that_are_not_patterns_are_reported() -> None:
 def test_only_a_list_has_entries(value: object) -> None:
     assert listed(value) == ()
     assert listed(["a", 1]) == ("a", "1")
+
+
+@pytest.mark.parametrize(
+    ("entry", "module", "names_it"),
+    [
+        ("model.*.mlp", "model.layers.3.mlp", True),
+        ("model.*.mlp", "model.layers.3.mlp.up_proj", True),
+        ("model.*.mlp", "model.layers.3.mlp2", False),
+        ("*", "lm_head", True),
+        ("layers.[0]*", "layers.[0].mlp", True),
+        ("layers.[0]*", "layers.0.mlp", False),
+        ("layers.?.*", "layers.0.mlp", False),
+        ("*" * 40 + "x", "y" * 60, False),
+        ("*y" * 30 + "x", "y" * 60, False),
+    ],
+)
+def test_a_star_in_a_path_stands_for_anything_and_matching_ends(entry: str, module: str, names_it: bool) -> None:
+    assert by_path(entry, module) is names_it
+
+
+def test_an_expression_that_may_not_end_is_reported_and_not_matched() -> None:
+    ignored = Ignored("ignore", ("lm_head", "re:(.*.*.*.*.*)*x", "re:.*mlp.*"), by_name_or_regex, "")
+    assert unread(ignored) == {
+        "re:(.*.*.*.*.*)*x": "'re:(.*.*.*.*.*)*x' repeats what is repeated, so that matching a name may not end"
+    }

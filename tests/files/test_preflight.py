@@ -14,7 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from mxcli.cli.app import run
-from mxcli.files.model_files import permissions, side_files
+from mxcli.files.model_files import permissions
+from mxcli.files.model_folder import side_files
 from mxcli.files.preflight import needed_bytes
 from mxcli.files.progress import Draft, ProgressRecord
 from mxcli.flows.plan.memory import need_of

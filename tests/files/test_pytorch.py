@@ -32,7 +32,7 @@ class Command:
 def _weights() -> dict[str, object]:
     square = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     return {
-        "model_state": {
+        "net.1": {
             "lstm": {"weight_ih_l0": square},
             "transposed": square.t(),
             "rows": square[1:3],
@@ -41,21 +41,21 @@ def _weights() -> dict[str, object]:
             "scalar": torch.tensor(2.5),
             "empty": torch.zeros(0, 5),
         },
-        "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}, 1: {"step": 7}}},
+        "more": {"state": {0: {"mean": torch.ones(2)}, 1: {"step": 7}}},
         "list": [torch.tensor([1, 2]), "text", None],
         "epoch": 3,
     }
 
 
 EXPECTED = {
-    "model_state.lstm.weight_ih_l0": ("F32", np.arange(24.0).reshape(4, 6).tolist()),
-    "model_state.transposed": ("F32", np.arange(24.0).reshape(4, 6).T.tolist()),
-    "model_state.rows": ("F32", np.arange(6.0, 18.0).reshape(2, 6).tolist()),
-    "model_state.column": ("F32", [2.0, 8.0, 14.0, 20.0]),
-    "model_state.bf16": ("BF16", [[0x3F80, 0xC000]]),
-    "model_state.scalar": ("F32", 2.5),
-    "model_state.empty": ("F32", []),
-    "optimizer.state.0.exp_avg": ("F32", [1.0, 1.0]),
+    "net.1.lstm.weight_ih_l0": ("F32", np.arange(24.0).reshape(4, 6).tolist()),
+    "net.1.transposed": ("F32", np.arange(24.0).reshape(4, 6).T.tolist()),
+    "net.1.rows": ("F32", np.arange(6.0, 18.0).reshape(2, 6).tolist()),
+    "net.1.column": ("F32", [2.0, 8.0, 14.0, 20.0]),
+    "net.1.bf16": ("BF16", [[0x3F80, 0xC000]]),
+    "net.1.scalar": ("F32", 2.5),
+    "net.1.empty": ("F32", []),
+    "more.state.0.mean": ("F32", [1.0, 1.0]),
     "list.0": ("I64", [1, 2]),
 }
 
@@ -70,8 +70,8 @@ def test_nested_containers_are_flattened(tmp_path: Path, name: str, options: dic
     arrays = {tensor: (info.dtype, read(checkpoint, info)) for tensor, info in checkpoint.tensors.items()}
     assert {tensor: (dtype, array.tolist()) for tensor, (dtype, array) in arrays.items()} == EXPECTED
     assert all(array.flags.c_contiguous and not array.flags.writeable for _, array in arrays.values())
-    assert checkpoint.tensors["model_state.empty"].shape == (0, 5)
-    assert checkpoint.tensors["model_state.lstm.weight_ih_l0"].role == "weight"
+    assert checkpoint.tensors["net.1.empty"].shape == (0, 5)
+    assert checkpoint.tensors["net.1.lstm.weight_ih_l0"].role == "weight"
     assert f"{path}: 4 values that are not tensors (steps, options, names) are not read." in checkpoint.notes
 
 
@@ -80,8 +80,8 @@ def test_tensors_of_the_zip_format_are_in_place(tmp_path: Path) -> None:
     torch.save(_weights(), path)
     checkpoint = open_checkpoint(path)
     in_place = {name for name, info in checkpoint.tensors.items() if info.offset != IN_MEMORY}
-    assert in_place == EXPECTED.keys() - {"model_state.transposed", "model_state.column", "model_state.empty"}
-    info = checkpoint.tensors["model_state.rows"]
+    assert in_place == EXPECTED.keys() - {"net.1.transposed", "net.1.column", "net.1.empty"}
+    info = checkpoint.tensors["net.1.rows"]
     stored = path.read_bytes()[info.offset : info.offset + info.nbytes]
     assert np.frombuffer(stored, "<f4").tolist() == list(range(6, 18))
 
@@ -133,12 +133,40 @@ def test_strided_tensors_are_read_as_they_look(tmp_path: Path, name: str, option
 
 
 def test_an_expanded_tensor_that_memory_does_not_hold_is_named(tmp_path: Path) -> None:
+    """It is refused before anything is read of it: the file has 4 bytes of it."""
     torch.save({"x": torch.zeros(1).expand(10**8, 10**8)}, tmp_path / "a.pt")
-    checkpoint = open_checkpoint(tmp_path / "a.pt")
     with pytest.raises(
-        EnvironmentFailure, match=r"'x', stored with strides \[0, 0\], needs 40,000,000,000,000,000 bytes"
+        EnvironmentFailure,
+        match=r"'x', stored with strides \[0, 0\], needs 40,000,000,000,000,000 bytes of memory, and there are [\d,]+; "
+        r"save it without expand\(\), as the 1 elements that it has",
     ):
-        read(checkpoint, checkpoint.tensors["x"])
+        open_checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("options", [{}, LEGACY], ids=["zip", "legacy"])
+def test_an_expanded_tensor_is_read_if_there_is_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
+) -> None:
+    """Views of 1000 numbers with a million elements each, and a plain tensor, which is not limited."""
+    row = torch.arange(1000.0)
+    tensors = {
+        "rows": row.expand(1000, 1000),
+        "overlapping": row.as_strided((500, 500), (1, 1)),
+        "plain": torch.ones(2000),
+    }
+    torch.save(tensors, tmp_path / "a.pt", **options)
+    checkpoint = open_checkpoint(tmp_path / "a.pt")
+    assert read(checkpoint, checkpoint.tensors["rows"])[999, 7] == 7
+    monkeypatch.setattr("mxcli.files.pytorch.free_memory", lambda: 3_999_999)
+    with pytest.raises(
+        EnvironmentFailure, match=r"'rows', .* needs 4,000,000 bytes of memory, and there are 3,999,999; "
+    ):
+        read(checkpoint, checkpoint.tensors["rows"])
+    assert read(checkpoint, checkpoint.tensors["overlapping"])[3, 4] == 7
+    monkeypatch.setattr("mxcli.files.pytorch.free_memory", lambda: 10)
+    with pytest.raises(EnvironmentFailure, match=r"strides \[1, 1\], needs 1,000,000 bytes"):
+        read(checkpoint, checkpoint.tensors["overlapping"])
+    assert read(checkpoint, checkpoint.tensors["plain"]).sum() == 2000
 
 
 def test_shared_storage_is_a_tie(tmp_path: Path) -> None:
@@ -169,7 +197,8 @@ def test_sharded_directories(tmp_path: Path) -> None:
     torch.save({"x": 1}, tmp_path / "training_args.bin")
     checkpoint = open_checkpoint(tmp_path)
     assert list(checkpoint.tensors) == ["a.weight", "b.weight"]
-    assert checkpoint.notes[0] == "training_args.bin is training state; not read."
+    state = (tmp_path / "training_args.bin").stat().st_size
+    assert f"training_args.bin is training state ({state:,} bytes); not read." in checkpoint.notes
     index = (
         '{"metadata": {"total_size": 32}, "weight_map": {"a.weight": "pytorch_model-00001-of-00002.bin",'
         ' "b.weight": "pytorch_model-00002-of-00002.bin"}}'

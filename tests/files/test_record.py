@@ -11,8 +11,20 @@ from mxcli.files.record import read_record, record_content, stated_record
 
 HASH, OTHER = "0" * 32, "f" * 32
 WHOLE = "0" * 64
+ACCOUNTING: dict[str, Any] = {
+    "files": 4,
+    "bytes": 30,
+    "read": {"files": 2, "bytes": 9},
+    "carried": {"files": 1, "bytes": 1, "weights": ["2_Dense/model.safetensors"]},
+    "left_out": {
+        "files": 1,
+        "bytes": 20,
+        "listed": [{"name": "optimizer.pt", "files": 1, "bytes": 20, "reason": "training state"}],
+    },
+    "tensors": {"kept": {"tensors": 1, "bytes": 8}},
+}
 SOUND: dict[str, Any] = {
-    "schema": "mxcli.quantized/2",
+    "schema": "mxcli.quantized/3",
     "version": "0.1.0",
     "command": ["quantize", "m", "-o", "q"],
     "options": {"format": "nvfp4"},
@@ -27,6 +39,7 @@ SOUND: dict[str, Any] = {
     "stored": {"a.safetensors": {"w": {"xxh3_128": HASH}}},
     "source_hashes": {"w": HASH},
     "tensors": {"w": {"decision": "kept", "dtype": "BF16", "shape": [2, 3]}},
+    "accounting": ACCOUNTING,
 }
 
 
@@ -73,6 +86,41 @@ def test_what_is_in_form_is_kept_beside_what_is_not() -> None:
     assert sorted(record.faults) == ["headers", "sha256"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("tensors", {"statistics": {"amax": 10**400}}, "must have numbers and counts as the statistics of w"),
+        ("tensors", {"statistics": {"amax": float("inf")}}, "must have numbers and counts as the statistics of w"),
+        ("tensors", {"statistics": {"max_abs_error": 2**1024}}, "must have numbers and counts as the statistics of w"),
+        ("tensors", {"input_scale": {"amax": float("nan")}}, "must have finite numbers as the input_scale of w"),
+        ("tensors", {"hadamard": {"size": 16, "seed": -(2**2000)}}, "must have finite numbers as the hadamard of w"),
+        ("tensors", {"seed": float("-inf")}, "must have finite numbers as the seed of w"),
+        ("tensors", {"statistics": {"amax": "3.5"}}, "must have numbers and counts as the statistics of w"),
+        ("tensors", {"statistics": {"max_abs_error": True}}, "must have numbers and counts as the statistics of w"),
+        ("tensors", {"statistics": {"amax": -1.0}}, "must have numbers and counts as the statistics of w"),
+        ("tensors", {"statistics": {"scale_exponent_histogram": {"3": 1.5}}}, "numbers and counts"),
+        ("tensors", {"statistics": {"element_exponent_histogram": [1, 2]}}, "numbers and counts"),
+        ("tensors", {"statistics": [1.5]}, "must have numbers and counts as the statistics of w"),
+        ("options", {"format": "nvfp4", "seed": 10**309}, "must have the options of the run"),
+        ("options", {"format": "nvfp4", "hadamard": {"size": float("-inf")}}, "must have the options of the run"),
+        ("options", {"format": "nvfp4", "overrides": [{"seed": 10**309}]}, "must have the options of the run"),
+        ("input", {"a": {"bytes": 10**999}}, "must have the files of the source with their sizes"),
+    ],
+)
+def test_numbers_are_finite_and_statistics_are_numbers(key: str, value: dict[str, Any], fault: str) -> None:
+    changed = {"w": {**SOUND["tensors"]["w"], **value}} if key == "tensors" else value
+    assert list(stated_record({**SOUND, key: changed}).faults) == [key]
+    record = stated_record({**SOUND, key: changed})
+    assert fault in record.faults[key]
+    assert list(record.tensors) == ([] if key == "tensors" else ["w"])
+
+
+@pytest.mark.parametrize("statistics", [{"amax": 1.5, "max_abs_error": None}, {"amax": 0}, {}, {"other": "text"}])
+def test_statistics_as_they_are_written_are_no_fault(statistics: dict[str, Any]) -> None:
+    tensor = {**SOUND["tensors"]["w"], "decision": "quantized", "statistics": statistics}
+    assert stated_record({**SOUND, "tensors": {"w": tensor}}).faults == {}
+
+
 HASH_KEYS = ("headers", "sha256", "source_hashes", "stored")
 
 
@@ -106,7 +154,8 @@ def test_a_key_of_another_form_is_named(key: str, value: object) -> None:
 
 def test_an_empty_record_is_not_one() -> None:
     assert stated_record({}).faults == {
-        "schema": "is missing; it must be one of mxcli.quantized/2, mxcli.dequantized/2, mxcli.quantized/1, "
+        "schema": "is missing; it must be one of mxcli.quantized/3, mxcli.dequantized/3, mxcli.quantized/2, "
+        "mxcli.dequantized/2, mxcli.quantized/1, "
         "mxcli.dequantized/1"
     }
 
@@ -130,3 +179,30 @@ def test_a_record_that_is_written_again_is_parsed_again(tmp_path: Path) -> None:
     assert record.source_hashes == {"w": OTHER}
     path.unlink()
     assert record_content(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bytes": 31},
+        {"files": 3},
+        {"read": {"files": 2}},
+        {"read": {"files": 2, "bytes": -9}},
+        {"carried": {"files": 1, "bytes": 1}},
+        {"carried": {"files": 1, "bytes": 1, "weights": [3]}},
+        {"left_out": {"files": 1, "bytes": 20, "listed": []}},
+        {"left_out": {"files": 1, "bytes": 20, "listed": [{"name": "a", "files": 1, "bytes": 20}]}},
+        {"left_out": {"files": 1, "bytes": 20, "listed": [{"name": "a", "files": 1, "bytes": 19, "reason": "hidden"}]}},
+        {"tensors": {"kept": 1}},
+        {"tensors": None},
+    ],
+)
+def test_an_accounting_whose_sums_do_not_agree_proves_nothing(change: dict[str, Any]) -> None:
+    record = stated_record({**SOUND, "accounting": {**ACCOUNTING, **change}})
+    assert record.faults == {"accounting": "must have the files of the source with sums that agree"}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_records_of_earlier_versions_need_no_accounting(version: int) -> None:
+    earlier = {key: value for key, value in SOUND.items() if key != "accounting"}
+    assert stated_record({**earlier, "schema": f"mxcli.quantized/{version}"}).faults == {}

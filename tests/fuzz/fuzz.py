@@ -21,7 +21,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).parent))
 
 from commands import COMMANDS, RARE, Command
-from guard import MOST_CHARACTERS, Guard, Watchdog, Watched, held, interrupt, watched
+from guard import MOST_CHARACTERS, Guard, Watchdog, Watched, end_cases_by_signals, held, watched
 from readers import read_everything
 from seeds import KINDS, Kind
 from trees import Tree, change_late, listed
@@ -119,7 +118,7 @@ class Fuzzer:
         self.running = os.open(keep / f"running-{seed}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         tempfile.tempdir = str(self.temporary)
         os.chdir(scratch / "working")
-        signal.signal(signal.SIGALRM, interrupt)
+        end_cases_by_signals()
         sys.addaudithook(self.guard)
 
     def case(self, kind: Kind, number: int, *, debug: bool = False) -> Watched | None:
@@ -290,18 +289,12 @@ def _pipes(folder: str, names: list[str]) -> set[str]:
     }
 
 
-def _load() -> None:
-    """Import what takes seconds to import, and write its caches, before any case."""
+def _write_caches() -> None:
+    """Let matplotlib list the fonts of the system, which starts a program, before any case is watched."""
     with contextlib.suppress(ImportError):
-        from matplotlib import font_manager, pyplot
+        from matplotlib import font_manager
 
         font_manager.fontManager.get_font_names()
-        pyplot.close(pyplot.figure())
-    with contextlib.suppress(ImportError):
-        import transformers
-
-        transformers.utils.logging.set_verbosity_error()
-        transformers.AutoModelForCausalLM  # noqa: B018 - loaded lazily
 
 
 def fuzz(
@@ -323,6 +316,7 @@ def fuzz(
     ) as scratch:
         os.environ["MPLCONFIGDIR"] = str(Path(scratch, "matplotlib"))
         try:
+            _write_caches()
             return Fuzzer(Path(scratch), seed, kinds, levels, verbs, keep).fuzz(seconds, only)
         finally:
             os.chdir(here)

@@ -18,6 +18,11 @@ from types import FrameType
 from typing import Any
 
 MOST_SECONDS, MOST_BYTES, MOST_CHARACTERS = 10.0, 1 << 30, 60_000
+_TIMERS = (
+    (signal.ITIMER_PROF, signal.SIGPROF, 3 * MOST_SECONDS),
+    (signal.ITIMER_REAL, signal.SIGALRM, 9 * MOST_SECONDS),
+)
+"""Timers that end a case, by the time that this process computes, and by the clock if it waits; with their signals."""
 _STARTS = frozenset(
     ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.startfile",
      "socket.connect", "socket.getaddrinfo", "socket.bind", "urllib.Request", "pty.spawn", "webbrowser.open")
@@ -83,6 +88,12 @@ class Watched:
     found: list[str] = field(default_factory=list)
 
 
+def end_cases_by_signals() -> None:
+    """Let the timers of cases end them."""
+    for _, number, _ in _TIMERS:
+        signal.signal(number, interrupt)
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
     """End a case that does not end by itself."""
     raise KeyboardInterrupt("it does not end")
@@ -95,7 +106,8 @@ def watched(work: Callable[[], int | str], guard: Guard) -> Watched:
     began, peak = time.process_time(), peak_bytes()
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = io.TextIOWrapper(io.BytesIO(), "utf-8"), err
-    signal.setitimer(signal.ITIMER_REAL, 3 * MOST_SECONDS)
+    for timer, _, seconds in _TIMERS:
+        signal.setitimer(timer, seconds)
     guard.seen, guard.active = [], True
     try:
         outcome.code = work()
@@ -106,8 +118,9 @@ def watched(work: Callable[[], int | str], guard: Guard) -> Watched:
         outcome.found.append("raised " + "".join(traceback.format_exception(error))[-2500:])
     finally:
         guard.active, guard.late = False, None
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        for timer, _, _ in _TIMERS:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(timer, 0)
         sys.stdout, sys.stderr = before
     outcome.text = err.getvalue()
     seconds, grown = time.process_time() - began, peak_bytes() - peak

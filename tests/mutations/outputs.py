@@ -18,8 +18,8 @@ import numpy as np
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.gguf import block_sizes
 from mxcli.files.layouts.gguf import BLOCK_TYPES
+from mxcli.files.models.fused import fused_sets
 from mxcli.files.tensors import TensorInfo
-from mxcli.flows.plan.fused import fused_sets
 from mxcli.flows.write.restore import plain_view
 from mxcli.numerics.formats import BlockFormat
 
@@ -147,7 +147,9 @@ class Output:
     def fused(self) -> list[tuple[Stored, ...]]:
         """Return sets of weights that loaders fuse."""
         by_name = {weight.name: weight for weight in self.stored}
-        return [tuple(by_name[name] for name in names) for names in fused_sets(by_name).values() if len(names) > 1]
+        columns = {name: self._view.tensors[name].shape[-1] for name in by_name}
+        sets = fused_sets(self._view.source.config).among(columns)
+        return [tuple(by_name[name] for name in names) for names in sets.values()]
 
     def alike(self) -> list[list[Stored]]:
         """Return groups of weights of one kind and shape in several layers."""

@@ -14,8 +14,7 @@ from mxcli.files.layouts.compressed_tensors_config import (
     CONFIG_SCHEMES,
     ConfigScheme,
     config_groups,
-    is_targeted,
-    scheme_of,
+    schemes_of,
     transforms_of,
 )
 from mxcli.files.layouts.known_settings import COMPRESSED_TENSORS_SETTINGS
@@ -37,6 +36,7 @@ from mxcli.files.layouts.layout import (
 )
 from mxcli.files.layouts.loaders import Hazard, Ignored, by_name_or_regex, listed
 from mxcli.files.layouts.parts import CODES, ENCODE, SCALES, constant
+from mxcli.files.layouts.targets import is_expert, read_targets, targets_of
 from mxcli.numerics.blocks import packed_columns
 from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.scale_rules import MantissaScaleRule
@@ -87,22 +87,22 @@ def _scale_dtype(weight: Weight) -> str:
 
 
 def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, object]:
-    """Return the configuration: one format targets `Linear`; with several, each group names its modules."""
+    """Return the configuration: each group names its modules, and the group of experts comes first, since transformers
+    takes the first one that names some."""
     modules: dict[str, list[str]] = {}
     for weight in weights:
         modules.setdefault(weight.format.name, []).append(module_of(weight))
-    mixed = len(modules) > 1
     calibrated = {weight.format.name for weight in weights if weight.input_scale is not None}
-    groups = {
-        f"group_{index}": {
-            **CONFIG_SCHEMES[name].group(calibrated=name in calibrated),
-            "targets": sorted(modules[name]) if mixed else ["Linear"],
-        }
-        for index, name in enumerate(sorted(modules))
-    }
+    names = sorted(modules, key=lambda name: (not any(map(is_expert, modules[name])), name))
+    groups = {}
+    for index, name in enumerate(names):
+        others = [module for other in names if other != name for module in modules[other]]
+        targets = targets_of(modules[name], [*ignored, *others])
+        group = CONFIG_SCHEMES[name].group(calibrated=name in calibrated)
+        groups[f"group_{index}"] = {**group, "targets": targets}
     return {
         "quant_method": "compressed-tensors",
-        "format": MIXED if mixed else CONFIG_SCHEMES[next(iter(modules))].format,
+        "format": MIXED if len(modules) > 1 else CONFIG_SCHEMES[names[0]].format,
         "quantization_status": "compressed",
         "version": VERSION,
         "config_groups": groups,
@@ -119,7 +119,8 @@ def _weights(disk: OnDisk) -> list[Weight]:
             f"config.json: its sparsity_config states {printable(sparsity['format'])}, which mxcli does not read."
         )
     groups = config_groups(disk.settings, is_ours=_is_ours(disk))
-    return found_weights(disk, SCALE, lambda module: _weight(module, scheme_of(module, groups), disk))
+    scheme_of = schemes_of(groups)
+    return found_weights(disk, SCALE, lambda module: _weight(module, scheme_of(module), disk))
 
 
 def _weight(module: str, scheme: ConfigScheme, disk: OnDisk) -> Weight:
@@ -172,19 +173,19 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
 
 
 def _ignored(disk: OnDisk) -> Ignored:
-    groups = disk.settings.get("config_groups")
-    targets = [
-        target
-        for group in (groups.values() if isinstance(groups, Mapping) else ())
-        for target in listed(group.get("targets") if isinstance(group, Mapping) else None)
-    ]
+    targets = read_targets((listed(group.get("targets")), True) for group in _groups(disk))
     return Ignored(
         "ignore",
         listed(disk.settings.get("ignore")),
         by_name_or_regex,
         "a module by its path, or by a regular expression after re: that matches its beginning",
-        targeted=lambda module: is_targeted(module, targets),
+        targeted=lambda module: targets.of(module) is not None,
     )
+
+
+def _groups(disk: OnDisk) -> list[Mapping[str, object]]:
+    groups = disk.settings.get("config_groups")
+    return [group for group in (groups.values() if isinstance(groups, Mapping) else ()) if isinstance(group, Mapping)]
 
 
 def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
@@ -218,10 +219,9 @@ def _contradictions(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
         return []
     formats = {row.format for row in rows} | {MIXED, "naive-quantized"}
     scales = {row.scale_dtype for row in rows}
-    groups = disk.settings.get("config_groups")
-    settings = [disk.settings, *(groups.values() if isinstance(groups, Mapping) else ())]
-    stated = [("format", one.get("format"), formats) for one in settings if isinstance(one, Mapping)]
-    for group in (one.get("weights") for one in settings if isinstance(one, Mapping)):
+    settings = [disk.settings, *_groups(disk)]
+    stated = [("format", one.get("format"), formats) for one in settings]
+    for group in (one.get("weights") for one in settings):
         if isinstance(group, Mapping):
             dtype = _DTYPES.get(str(group.get("scale_dtype")))
             stated += [("scale_dtype", dtype, scales)] if len(rows) == 1 and rows[0].scale_dtype != "F32" else []
@@ -248,26 +248,24 @@ def _dtype_of(name: str, disk: OnDisk) -> str | None:
 
 def _missing_input_scales(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
     """Return a hazard per weight whose activation scale the configuration states and no tensor holds."""
-    groups = disk.settings.get("config_groups")
     promised: list[tuple[Sequence[str], str]] = []
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        inputs = group.get("input_activations") if isinstance(group, Mapping) else None
+    for group in _groups(disk):
+        inputs = group.get("input_activations")
         dynamic = inputs.get("dynamic") if isinstance(inputs, Mapping) else True
-        if dynamic is not True:
-            promised.append((listed(group.get("targets")), ".input_global_scale" if dynamic else ".input_scale"))
-    found = []
-    for module in map(module_of, weights):
-        ending = next((ending for targets, ending in promised if is_targeted(module, targets)), None)
-        if ending is not None and module + ending not in disk.tensors:
-            found.append(
-                Hazard(
-                    printable(module + ending),
-                    "missing",
-                    "a scale, since its config group states scales of activations that are stored",
-                    "Calibrate the activations, or set input_activations to null.",
-                )
-            )
-    return found
+        ending = "" if dynamic is True else ".input_global_scale" if dynamic else ".input_scale"
+        promised.append((listed(group.get("targets")), ending))
+    targets = read_targets(promised)
+    names = [module + ending for module in map(module_of, weights) if (ending := targets.of(module))]
+    return [
+        Hazard(
+            printable(name),
+            "missing",
+            "a scale, since its config group states scales of activations that are stored",
+            "Calibrate the activations, or set input_activations to null.",
+        )
+        for name in names
+        if name not in disk.tensors
+    ]
 
 
 COMPRESSED_TENSORS = Layout(

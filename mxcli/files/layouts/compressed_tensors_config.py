@@ -3,14 +3,14 @@ target."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mxcli.errors import InputError, printable, together
 from mxcli.files.layouts.layout import Config, OnDisk, Transforms, Unread
+from mxcli.files.layouts.targets import EXPERTS, LINEAR, invalid_targets, read_targets
 
-LINEAR, TRANSFORM_CONFIG = "Linear", "transform_config"
+TRANSFORM_CONFIG = "transform_config"
 _KEYS = ("num_bits", "type", "strategy", "group_size", "block_structure")
 
 
@@ -107,27 +107,22 @@ def config_groups(settings: Config, *, is_ours: bool = False) -> list[tuple[Sequ
     return found
 
 
-def scheme_of(module: str, groups: Iterable[tuple[Sequence[str], ConfigScheme]]) -> ConfigScheme:
-    """Return the scheme of the group that targets a module by name or pattern, else of the one that targets a class."""
-    by_class = None
-    for targets, scheme in groups:
-        if any(_targets(target, module) for target in targets):
-            return scheme
-        if any(target.isidentifier() and target[0].isupper() for target in targets):
-            by_class = by_class or scheme
-    if by_class is None:
-        raise ValueError("no config group targets it")
-    return by_class
+def schemes_of(groups: Sequence[tuple[Sequence[str], ConfigScheme]]) -> Callable[[str], ConfigScheme]:
+    """Return the function from a module to the scheme of the group that targets it: by name, by pattern, by the class
+    of linear layers, or else by any other class. It raises ValueError if there is none, or an invalid pattern."""
+    faults = invalid_targets(target for targets, _ in groups for target in targets)
+    targets = read_targets(groups)
+    others = [name for name in targets.classes if name not in (LINEAR, *EXPERTS)]
 
+    def scheme_of(module: str) -> ConfigScheme:
+        if faults:
+            raise ValueError(faults[0])
+        scheme = targets.of(module) or next((targets.classes[name] for name in others), None)
+        if scheme is None:
+            raise ValueError("no config group targets it")
+        return scheme
 
-def _targets(target: str, module: str) -> bool:
-    """Return whether a target names a module or, after `re:`, matches its beginning."""
-    if not target.startswith("re:"):
-        return target == module
-    try:
-        return re.match(target.removeprefix("re:"), module) is not None
-    except re.error as error:
-        raise ValueError(f"the target '{printable(target)}' is not a regular expression: {error}") from error
+    return scheme_of
 
 
 def transforms_of(disk: OnDisk) -> Transforms:
@@ -165,11 +160,3 @@ def _places(schemes: Mapping[str, object]) -> dict[str, set[str]]:
 
 
 _OF_WEIGHTS = {"weight_input", "weight_output"}
-
-
-def is_targeted(module: str, targets: Iterable[str]) -> bool:
-    """Return whether a target names the module, or linear layers as a class; an invalid target names nothing."""
-    try:
-        return any(target == LINEAR or _targets(target, module) for target in targets)
-    except ValueError:
-        return False

@@ -189,21 +189,10 @@ def _ignored(disk: OnDisk) -> Ignored:
 
 
 def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
-    found = [
-        Hazard(
-            printable(weight.name),
-            f"{list(weight.shape)} ends in a partial block of {weight.format.block_name}",
-            "lengths that are multiples for transformers (to 5.24), which assumes that all blocks are equally long",
-            "Load it with vLLM or SGLang.",
-            certain=False,
-        )
-        for weight in weights
-        if _ends_in_partial_blocks(weight)
-    ]
     if disk.settings.get("quant_method") != "fp8":
-        return found
+        return []
     names = [_scale_name(weight.name, weight.variant or SCALE_INV) for weight in weights]
-    found += [
+    return [
         Hazard(
             printable(name),
             "powers of two as U8",
@@ -214,46 +203,20 @@ def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
         for name in names
         if disk.tensors[name].dtype == "U8"
     ]
-    return found
 
 
 def _remarks(weights: Sequence[Weight]) -> list[str]:
-    partial = [weight for weight in weights if _ends_in_partial_blocks(weight)]
-    formats = {weight.format.name for weight in weights}
-    notes = []
-    if partial:
-        notes.append(
-            f"{len(partial):,} of {len(weights):,} weights end in partial blocks ('{printable(partial[0].name)}', "
-            "…): vLLM and SGLang read them, transformers (to 5.24) fails or scales them wrongly; use --exclude for it."
-        )
-    if "e4m3:e8m0:128x128" in formats:
-        notes.append(
-            "Scales are F8_E8M0; fp8_e4m3_128x128 with --scale-rounding rceil stores the same ones as F32, which vLLM "
-            "and SGLang use."
-        )
-    if "mxfp8_e4m3" in formats:
-        notes.append(
-            "transformers and SGLang read this MXFP8; vLLM mistakes its quant_method for ModelOpt's: use --layout "
-            "modelopt or compressed-tensors there."
-        )
-    if "fp8_e4m3" in formats:
-        notes.append(
-            "Only transformers reads FP8 with one scale per tensor in this layout: use --layout compressed-tensors "
-            "for vLLM and SGLang."
-        )
-    return notes
-
-
-def _ends_in_partial_blocks(weight: Weight) -> bool:
-    """Return whether some dimension has several blocks, the last of them partial: transformers assumes equal
-    lengths."""
-    sizes = zip(weight.shape[-2:], weight.format.block, strict=True)
-    return any(block is not None and length > block and length % block > 0 for length, block in sizes)
+    if all(weight.format.name != "e4m3:e8m0:128x128" for weight in weights):
+        return []
+    return [
+        "Scales are F8_E8M0; fp8_e4m3_128x128 with --scale-rounding rceil stores the same ones as F32, which vLLM and "
+        "SGLang use."
+    ]
 
 
 FP8 = Layout(
     name="fp8",
-    meaning="DeepSeek-V3's FP8 by blocks with weight_scale_inv, which transformers, vLLM and SGLang load",
+    meaning="DeepSeek-V3's FP8 by blocks, with weight_scale_inv",
     source="transformers 5.24 (run); DeepSeek-V3; vLLM 0.33 and SGLang 0.5.23 (read)",
     formats=FORMATS,
     refusal=_refusal,

@@ -176,20 +176,10 @@ def _dtype(disk: OnDisk) -> str:
     return disk.stated_dtype or "F32"
 
 
-def _remarks(weights: Sequence[Weight]) -> list[str]:
-    kinds = sorted({BY_FORMAT[weight.format.name].name for weight in weights})
-    if "NVFP4" not in kinds:
-        return []
-    return [
-        "NVFP4 stores a weight's tensor scale as x.scale: llama.cpp multiplies by it, transformers 5.24 ignores it and "
-        "gets wrong weights."
-    ]
-
-
 GGUF = Layout(
     name="gguf",
     meaning="one GGUF file for llama.cpp: codes and scales in blocks, the model's settings and tokenizer in its header",
-    source="gguf 0.19, transformers 5.24; llama.cpp (read)",
+    source="gguf 0.19, transformers 5.24, llama.cpp b11549 (run)",
     formats=tuple(BY_FORMAT),
     refusal=_refusal,
     contents=_contents,
@@ -197,7 +187,6 @@ GGUF = Layout(
     weights=_weights,
     foreign=_foreign,
     dialects=("gguf",),
-    remarks=_remarks,
     kind=KIND,
 )
 

@@ -93,13 +93,9 @@ def _ignored(disk: OnDisk) -> Ignored:
     return Ignored(LEFT_ALONE, entries, by_path, reading, targeted=lambda module: module.endswith(".experts"))
 
 
-def _remarks(weights: Sequence[Weight]) -> list[str]:
-    return ["Only gpt-oss models are loaded from this layout (model_type gpt_oss), by transformers, vLLM and others."]
-
-
 GPT_OSS = Layout(
     name="gpt-oss",
-    meaning="MXFP4 of gpt-oss models: stacks of experts as _blocks and _scales, which transformers and vLLM load",
+    meaning="MXFP4 of gpt-oss models: stacks of experts as _blocks and _scales",
     source="transformers 5.24 (run); vLLM 0.33 (read)",
     formats=(MXFP4.name,),
     refusal=_refusal,
@@ -107,7 +103,6 @@ GPT_OSS = Layout(
     settings=_settings,
     weights=_weights,
     dialects=("gpt-oss",),
-    remarks=_remarks,
     ignored=_ignored,
     whole_stacks=True,
     known_settings=GPT_OSS_SETTINGS,

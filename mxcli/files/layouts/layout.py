@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mxcli.errors import InputError, printable, together
+from mxcli.files.dialect import quantization_settings
 from mxcli.files.directory import SAFETENSORS
 from mxcli.files.layouts.known_settings import KnownSetting
 from mxcli.files.layouts.loaders import Hazard, Ignored
@@ -124,9 +125,8 @@ class OnDisk:
 
     @property
     def settings(self) -> Config:
-        """Return the quantization_config; empty without one."""
-        found = self.config.get(QUANTIZATION_CONFIG)
-        return found if isinstance(found, Mapping) else {}
+        """Return the quantization_config, of the model or of its first part with one; empty without one."""
+        return quantization_settings(self.config)
 
     @property
     def dtype(self) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from mxcli.errors import printable
+from mxcli.files.patterns import REGEX, stated_expression
 
-REGEX = "re:"
 _WILD = frozenset("*?[")
 
 TRANSFORMERS_NAMES = {"embed_out": "lm_head"}
@@ -83,10 +81,7 @@ def by_name_or_regex(entry: str, module: str) -> bool:
     (compressed-tensors)."""
     if not entry.startswith(REGEX):
         return entry == module
-    try:
-        return re.match(entry.removeprefix(REGEX), module) is not None
-    except re.error as error:
-        raise ValueError(f"'{printable(entry)}' is not a regular expression: {error}") from error
+    return stated_expression(entry).match(module) is not None
 
 
 def by_glob_or_part(entry: str, module: str) -> bool:
@@ -104,8 +99,12 @@ def by_path(entry: str, module: str) -> bool:
     (transformers)."""
     if "*" not in entry:
         return module == entry or module.startswith(f"{entry}.")
-    pattern = ".*".join(map(re.escape, entry.split("*")))
-    return re.match(rf"({pattern})(\.|$)", module) is not None
+    return fnmatchcase(module, _only_stars(entry)) or fnmatchcase(module, f"{_only_stars(entry)}.*")
+
+
+def _only_stars(entry: str) -> str:
+    """Return a glob of an entry in which nothing but `*` stands for anything else."""
+    return entry.replace("[", "[[]").replace("?", "[?]")
 
 
 def _fits_glob(entry: str, module: str) -> bool:

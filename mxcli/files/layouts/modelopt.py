@@ -44,8 +44,7 @@ SQUEEZED = "squeezed"
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """An algorithm of ModelOpt: our format, its `quant_algo`, the dtype of its scales, the stated group size, and a
-    caution if not every loader supports it.
+    """An algorithm of ModelOpt: our format, its `quant_algo`, the dtype of its scales, and the stated group size.
 
     `group` is its config_groups entry for weights, and for inputs with a stored scale; None if it has no groups.
     `calibrated` is the `quant_algo` with such scales.
@@ -56,7 +55,6 @@ class Algorithm:
     scales: str
     group_size: int | None = None
     group: Mapping[str, object] | None = None
-    caution: str = ""
     calibrated: str = ""
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -76,7 +74,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     for row in (
         Algorithm("nvfp4", "W4A16_NVFP4", "F8_E4M3", 16, _NVFP4_GROUP, calibrated="NVFP4"),
         Algorithm("mxfp8_e4m3", "MXFP8", "U8", 32),
-        Algorithm("mxfp4_e2m1", "mxfp4", "U8", 32, caution="no engine loads ModelOpt's mxfp4 checkpoints"),
+        Algorithm("mxfp4_e2m1", "mxfp4", "U8", 32),
         Algorithm("fp8_e4m3_channel", "FP8_PER_CHANNEL_PER_TOKEN", "F32"),
         Algorithm("fp8_e4m3_128x128", "fp8_pb_wo", "F32"),
         Algorithm(
@@ -228,12 +226,6 @@ def _transforms(disk: OnDisk) -> Transforms:
     )
 
 
-def _remarks(weights: Sequence[Weight]) -> list[str]:
-    cautions = {ALGORITHMS[weight.format.name].caution: weight.format.name for weight in weights}
-    notes = [f"{name}: {caution}." for caution, name in cautions.items() if caution]
-    return [*notes, "transformers does not load ModelOpt checkpoints; vLLM, SGLang and TensorRT-LLM do."]
-
-
 def _ignored(disk: OnDisk) -> Ignored:
     """Return the list of hf_quant_config.json if there is one: vLLM looks there first."""
     stated, key = _stated_by(disk)
@@ -348,7 +340,7 @@ def _missing_input_scales(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazar
 
 MODELOPT = Layout(
     name="modelopt",
-    meaning="NVIDIA ModelOpt's unified checkpoint for vLLM, SGLang and TensorRT-LLM, with both configuration files",
+    meaning="NVIDIA ModelOpt's unified checkpoint, with both configuration files",
     source="NVIDIA ModelOpt 0.47; vLLM 0.33 (read)",
     formats=tuple(ALGORITHMS),
     refusal=_refusal,
@@ -357,7 +349,6 @@ MODELOPT = Layout(
     weights=_weights,
     dialects=("modelopt",),
     extra_configs=_extra_configs,
-    remarks=_remarks,
     ignored=_ignored,
     hazards=_hazards,
     transforms=_transforms,

@@ -266,7 +266,7 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
 
 QUARK = Layout(
     name="quark",
-    meaning="AMD Quark's export, which vLLM and (with amd-quark) transformers load: MXFP4, MXFP6 and FP8",
+    meaning="AMD Quark's export: MXFP4, MXFP6 and FP8",
     source="AMD Quark 0.13 (its exports decoded); vLLM 0.33 (read)",
     formats=tuple(LAYER_CONFIGS),
     refusal=_refusal,

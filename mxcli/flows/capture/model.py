@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mxcli.backends import AUTO, CPU
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedError, UsageError, import_extra, printable
 from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.model_counts import excessive_count
 from mxcli.files.model_files import CONFIG
 
 CHUNK_CHARACTERS = 1 << 20
@@ -161,8 +162,8 @@ def parse_dtype(word: str | None) -> str | None:
 def model_outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
     """Build the modules of a checkpoint's model from its config.json alone, to compute in `dtype` (None: the model's).
 
-    Raises EnvironmentFailure without transformers, InputError if it cannot build a causal language model from it, and
-    RefusedError for a quantized checkpoint.
+    Raises EnvironmentFailure without transformers, InputError if it states more parts than its tensors can be of, or
+    transformers cannot build a causal language model from it, and RefusedError for a quantized checkpoint.
     """
     folder = checkpoint.root
     shown = printable(folder)
@@ -172,6 +173,12 @@ def model_outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
         raise InputError(f"{shown}: has no {CONFIG}; give a transformers model directory.")
     if checkpoint.dialect is not None or "quantization_config" in checkpoint.config:
         raise RefusedError(f"{shown}: is quantized already; capture the original, or the output of `mxcli dequantize`.")
+    excess = excessive_count(checkpoint.config, len(checkpoint.tensors))
+    if excess is not None:
+        raise InputError(
+            f"{shown}: its {CONFIG} states {printable(excess)}, and {len(checkpoint.tensors):,} tensors are here; give "
+            f"the {CONFIG} that belongs to the weights."
+        )
     with _transformers(shown, f"read its {CONFIG}"):
         from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -47,8 +47,11 @@ def oriented(x: Array, axis: str) -> Array:
 
 
 def has_tensor_scale(planned: TensorPlan) -> bool:
-    """Return whether the tensor gets a scale of the whole tensor next to those of its blocks."""
-    return planned.scheme is not None and planned.scheme.format.tensor_scale is not None
+    """Return whether the tensor gets a scale of the whole tensor: next to those of its blocks, or as its only one."""
+    if planned.scheme is None:
+        return False
+    fmt = planned.scheme.format
+    return fmt.tensor_scale is not None or fmt.block == (None, None)
 
 
 def amax_key(axis: str, hadamard: Hadamard | None) -> AmaxKey:

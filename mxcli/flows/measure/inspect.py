@@ -10,6 +10,7 @@ from pathlib import Path
 from mxcli.files.captured_layers import captured_layers, ranks_of, steps_of
 from mxcli.files.captures import CAPTURED_ROLES, Capture
 from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.models.known import UNKNOWN, Model
 from mxcli.files.tensors import TensorInfo
 
 
@@ -55,6 +56,7 @@ class Inspection:
     by_dtype: Mapping[str, Total]
     by_role: Mapping[str, Total]
     notes: tuple[str, ...]
+    model: Model = UNKNOWN
     captured: Captured | None = None
 
 
@@ -74,6 +76,7 @@ def inspect_checkpoint(source: str, checkpoint: Checkpoint) -> Inspection:
         by_dtype=totals_by(lambda info: info.type_name, tensors),
         by_role=totals_by(lambda info: info.role, tensors),
         notes=checkpoint.notes,
+        model=checkpoint.model,
         captured=_captured(checkpoint) if checkpoint.captures else None,
     )
 

@@ -31,6 +31,7 @@ _OF_ONE_FORMAT = ("subnormal_percent", "binades_available", "binades_used", "cod
 _ANOMALIES: dict[str, Callable[[Mapping[str, Value]], object]] = {
     "with NaN or infinities": lambda m: m["nonfinite"],
     "with blocks lost to a scale that became zero or was clamped": lambda m: m["scale_underflowed_blocks"],
+    "with values that decode to infinity, which --exclude keeps as they are": lambda m: m["max_abs_error"] is None,
     "of zeros only": lambda m: (
         m["amax"] == 0 and not m["nonfinite"] and m.get("sampled_elements", m["elements"]) == m["elements"]
     ),

@@ -9,10 +9,12 @@ from itertools import chain
 from mxcli.errors import RefusedError, UsageError, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import COLUMN, PREFERRED, ROW, InputScale, find_layout
+from mxcli.files.models.fused import fused_sets, named_sets
+from mxcli.files.models.names import Config
+from mxcli.files.models.stacks import LAST, Orientation, orientations
 from mxcli.files.selection import Decision, Rule, select
-from mxcli.files.structure import LAST, reduction_axis, stores_conv1d
 from mxcli.files.tensors import TensorInfo
-from mxcli.flows.plan.fused import fused_sets, named_sets
+from mxcli.flows.plan.left_plain import left_plain
 from mxcli.flows.plan.overrides import Override, Request, requests_for, supports_rule
 from mxcli.flows.plan.reasons import (
     already_quantized,
@@ -66,7 +68,7 @@ class TensorPlan:
     `axis` COLUMN exchanges the last two dimensions before quantizing. `padded`: the last block of rows is completed
     with zeros. `group` names the set of tensors that share a tensor scale. `tied_to` names the stored tensor that this
     one is another name of; it is not stored again. `input_scale` is the scale of the layer's inputs, if they are
-    quantized too.
+    quantized too. `summed` is the axis that the layer sums over; None: not known.
     """
 
     tensor: TensorInfo
@@ -77,6 +79,7 @@ class TensorPlan:
     group: str | None = None
     tied_to: str | None = None
     input_scale: InputScale | None = None
+    summed: str | None = ROW
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -153,7 +156,7 @@ def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons))
     plans = []
     for axis, decided in along.items():
-        grouped, notes = _grouped(decided, options.fuse)
+        grouped, notes = _grouped(decided, checkpoint.config, options.fuse)
         if checkpoint.restored_from is not None:
             notes.append(requantized(checkpoint.restored_from))
         if options.rules.hadamard is not None:
@@ -200,22 +203,31 @@ def _tensor_plans(
     options: Options,
 ) -> Iterator[TensorPlan]:
     """Yield the decision on each tensor along an axis (None: the dimension that its layer sums over)."""
-    conv1d = stores_conv1d(checkpoint.tensors)
+    known = orientations(checkpoint.tensors, checkpoint.config)
     for name, info in checkpoint.tensors.items():
         tied_to = _tied(checkpoint, info)
         if tied_to is not None:
             yield TensorPlan(info, None, f"tied: the same as '{printable(tied_to)}', stored once", tied_to=tied_to)
             continue
-        summed = ROW if reduction_axis(info, checkpoint.config, conv1d=conv1d) == LAST else COLUMN
-        yield _tensor_plan(info, decisions[name], requests[name], axis or summed, options)
+        stored = known.of(info)
+        yield _tensor_plan(info, decisions[name], requests[name], axis or axis_of(stored), stored, options)
 
 
-def _tensor_plan(info: TensorInfo, decision: Decision, request: Request, axis: str, options: Options) -> TensorPlan:
+def axis_of(stored: Orientation) -> str:
+    """Return the axis of the dimension that a layer sums over."""
+    return ROW if stored.axis == LAST else COLUMN
+
+
+def _tensor_plan(
+    info: TensorInfo, decision: Decision, request: Request, axis: str, stored: Orientation, options: Options
+) -> TensorPlan:
     fmt = request.format
     kept = why_kept(info, decision, fmt)
     if kept is not None or fmt is None:
         return TensorPlan(info, None, f"kept: {kept}")
-    planned = TensorPlan(info, _scheme(fmt, request, info.dtype, options), f"quantized: {decision.reason}", axis)
+    reason = f"quantized: {decision.reason}" if stored.known else f"quantized: {decision.reason}; {stored.reason}"
+    summed = axis_of(stored) if stored.known else None
+    planned = TensorPlan(info, _scheme(fmt, request, info.dtype, options), reason, axis, summed=summed)
     if (problem := split_transform(planned)) is not None and options.on_indivisible == "keep":
         return TensorPlan(info, None, f"kept: {problem}")
     if divides(fmt, planned.shape):
@@ -271,14 +283,17 @@ def _tied(checkpoint: Checkpoint, info: TensorInfo) -> str | None:
     return stored.name if is_tied_again else None
 
 
-def _grouped(decided: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorPlan, ...], list[str]]:
+def _grouped(
+    decided: list[TensorPlan], config: Config | None, fuse: str | None
+) -> tuple[tuple[TensorPlan, ...], list[str]]:
     """Return the decisions with their groups, and notes on fused sets: those that share a scale, those not quantized
     alike."""
     by_name = {planned.tensor.name: planned for planned in decided}
     group_of: dict[str, str] = {}
     shared, torn = 0, []
     requested = named_sets(fuse) if fuse else ()
-    sets = fused_sets(by_name, requested)
+    joined = fused_sets(config, requested)
+    sets = joined.among({name: planned.shape[-1] for name, planned in by_name.items() if planned.shape})
     idle = ["+".join(each) for each in requested if not any(_named_by(each, names) > 1 for names in sets.values())]
     if idle:
         raise UsageError(
@@ -289,7 +304,7 @@ def _grouped(decided: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorP
         scheme = by_name[names[0]].scheme
         if any(by_name[name].scheme != scheme for name in names):
             torn.append(key)
-        elif scheme is not None and scheme.format.tensor_scale is not None:
+        elif scheme is not None and scheme.format.scales_whole_tensor:
             group_of |= dict.fromkeys(names, key)
             shared += 1
     notes = []
@@ -302,6 +317,8 @@ def _grouped(decided: list[TensorPlan], fuse: str | None) -> tuple[tuple[TensorP
             f"{len(torn):,} fused sets ('{printable(torn[0])}'{', …' if len(torn) > 1 else ''}) are quantized in "
             "part or differently; loaders that fuse them, such as vLLM, refuse that."
         )
+    if joined.note is not None and (shared or torn):
+        notes.append(joined.note)
     grouped = (
         replace(planned, group=group_of[planned.tensor.name]) if planned.tensor.name in group_of else planned
         for planned in decided

@@ -29,9 +29,9 @@ from typing import Any
 from mxcli.errors import InputError, UsageError, did_you_mean, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import find_layout
+from mxcli.files.models.fused import named_sets
 from mxcli.files.plain import read_head
 from mxcli.files.selection import Rule
-from mxcli.flows.plan.fused import named_sets
 from mxcli.flows.plan.overrides import Override, Request, apply_override, names_matching
 from mxcli.flows.plan.plan import AXES, INDIVISIBLE_POLICIES, Options
 from mxcli.flows.plan.toml_lines import Path as Place

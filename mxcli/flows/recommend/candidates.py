@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from mxcli.errors import RefusedError, UsageError
+from mxcli.files.models.fused import fused_sets, named_sets
+from mxcli.files.models.names import Config
 from mxcli.files.tensors import DTYPES, TensorInfo
 from mxcli.flows.measure.measure import stored_bits
-from mxcli.flows.plan.fused import FUSED, fused_set, named_sets
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.recommend.knapsack import Optimum, least_weight, optimum
 from mxcli.numerics.blocks import grid_shape
@@ -67,20 +68,22 @@ class Group:
         return sum(info.elements for info in self.tensors)
 
 
-def group_name(name: str, sets: Iterable[Sequence[str]] = FUSED) -> str:
-    """Return the group of a weight: all experts of a module, a fused set, else itself."""
+def group_name(name: str, keys: Mapping[str, str]) -> str:
+    """Return the group of a weight: all experts of a module, a fused set (`keys` by weight), else itself."""
     experts = _EXPERTS.fullmatch(name)
-    return experts[1] if experts else fused_set(name, sets) or name
+    return experts[1] if experts else keys.get(name, name)
 
 
-def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
-    """Return the groups of the tensors that some plan quantizes, in the order of the source."""
+def groups_of(plans: Sequence[Plan], config: Config | None = None) -> tuple[Group, ...]:
+    """Return the groups of the tensors that some plan quantizes, in the order of the source; `config` is that of the
+    source."""
     found: dict[str, list[TensorInfo]] = {}
     fuse = plans[0].options.fuse
-    sets = (*named_sets(fuse), *FUSED) if fuse else FUSED
+    columns = {step.tensor.name: step.shape[-1] for step in plans[0].tensors if step.shape}
+    keys = fused_sets(config, named_sets(fuse) if fuse else ()).keys(columns)
     for steps in zip(*(plan.tensors for plan in plans), strict=True):
         if any(step.scheme for step in steps):
-            found.setdefault(group_name(steps[0].tensor.name, sets), []).append(steps[0].tensor)
+            found.setdefault(group_name(steps[0].tensor.name, keys), []).append(steps[0].tensor)
     return tuple(Group(name if len(infos) > 1 else infos[0].name, tuple(infos)) for name, infos in found.items())
 
 

@@ -11,7 +11,8 @@ from mxcli.errors import RefusedError
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import PREFERRED
 from mxcli.flows.plan.plan import Plan
-from mxcli.flows.write.arrange import arrange, ignored_modules
+from mxcli.flows.write.arrange import arrange
+from mxcli.flows.write.ignored import ignored_modules
 
 WEIGHT = ".weight"
 _HEAD = "lm_head"

@@ -10,10 +10,10 @@ from typing import Any
 from mxcli.backends.backend import Backend
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import quantized_from
+from mxcli.files.models.fused import fused_sets
 from mxcli.files.selection import Rule, select
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.measure.inspect import Total, totals_by
-from mxcli.flows.plan.fused import fused_sets
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.verify.diff_blocks import (
     NOTHING,
@@ -121,7 +121,7 @@ def diff_sides(
     """
     names = _names(a, b, selectors)
     sizes = {name: _size(a, name) + _size(b, name) for name in names}
-    found, scales = list[Difference](), _Scales()
+    found, scales = list[Difference](), _Scales(a)
     explained: dict[str, Explanation] = {}
     total, done = sum(sizes.values()), 0
     for name in names:
@@ -165,7 +165,8 @@ def _only_tensor_scales(checkpoint: Checkpoint, stored: StoredWeight) -> _Tensor
 class _Scales:
     """Tensor scales of both sides, by weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, side: Side) -> None:
+        self._side = side
         self._scales: dict[str, tuple[_TensorScales, _TensorScales]] = {}
         self._differing: set[str] = set()
 
@@ -180,7 +181,8 @@ class _Scales:
         """Numbers of fused sets that share a tensor scale in A only, and in B only. Sets without a differing scale are
         skipped: they are stored differently, for instance as a number and its inverse, but equal."""
         only = [0, 0]
-        for members in fused_sets(self._scales).values():
+        columns = {name: self._side.tensors[name].shape[-1] for name in self._scales}
+        for members in fused_sets(self._side.checkpoint.config).among(columns).values():
             if self._differing.isdisjoint(members):
                 continue
             shared = [len({self._scales[name][at] for name in members}) == 1 for at in (0, 1)]

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mxcli.errors import InputError, printable
+from mxcli.errors import InputError, UsageError, printable
 from mxcli.files.hashes import ContentHash
 from mxcli.files.model_files import RECORD
 from mxcli.files.record import OutputRecord, record_content, stated_record
+from mxcli.numerics.formats import find_format
 
 _RULES = ("format", "scale_rounding", "rounding", "dialect")
 
@@ -18,12 +19,13 @@ _RULES = ("format", "scale_rounding", "rounding", "dialect")
 class Record:
     """Statements of a record in the form that mxcli writes; `faults` has what is wrong with each key.
 
-    `tensors` are the records of the source's tensors, `files` the names of the output's files, `sha256` the hash of
-    each whole file, `headers` of each shard's header, `stored` of each tensor of each shard, and `source_hashes` of
-    each tensor that was read of the source.
+    `layout` is the name of the output's layout, `tensors` are the records of the source's tensors, `files` the names of
+    the output's files, `sha256` the hash of each whole file, `headers` of each shard's header, `stored` of each tensor
+    of each shard, and `source_hashes` of each tensor that was read of the source.
     """
 
     is_there: bool = False
+    layout: str = ""
     tensors: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     sha256: Mapping[str, str] = field(default_factory=dict)
@@ -49,6 +51,7 @@ def read_record(root: Path) -> Record:
     stated = stated_record(content)
     return Record(
         is_there=True,
+        layout=str(stated.content.get("layout", "")),
         tensors=stated.tensors,
         files=stated.files,
         sha256=stated.sha256,
@@ -67,8 +70,29 @@ def _contradictions(record: OutputRecord) -> Iterator[tuple[str, str]]:
     if record.tensors and (alone := sorted(record.source_hashes.keys() - record.tensors.keys())):
         yield "tensors", f"lacks {printable(alone[0])}, whose hash is in 'source_hashes'"
     options = record.content.get("options")
-    if isinstance(options, Mapping) and options.get("overrides") == []:
-        yield from _odd_rules(record)
+    if isinstance(options, Mapping):
+        yield from _other_formats(record, options)
+        if options.get("overrides") == []:
+            yield from _odd_rules(record)
+
+
+def _other_formats(record: OutputRecord, options: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield a quantized tensor whose format the options and their overrides do not have."""
+    overrides = options.get("overrides")
+    stated = [options, *(overrides if isinstance(overrides, list) else ())]
+    formats = {_format_name(each.get("format")) for each in stated if isinstance(each, Mapping)}
+    for name, each in record.tensors.items():
+        if each.get("decision") == "quantized" and _format_name(each.get("format")) not in formats:
+            yield "options", f"has no format {printable(each.get('format'))}, which 'tensors' has for {printable(name)}"
+            return
+
+
+def _format_name(stated: object) -> str:
+    """Return the name of a format for one of its names; an unknown one stands for itself."""
+    try:
+        return find_format(str(stated)).name
+    except UsageError:
+        return str(stated)
 
 
 def _odd_rules(record: OutputRecord) -> Iterator[tuple[str, str]]:

@@ -26,17 +26,18 @@ from mxcli.files.output_folder import stays_inside
 from mxcli.files.partials import json_bytes
 from mxcli.files.progress import header_hash
 from mxcli.files.record import OutputRecord, as_written, read_record
-from mxcli.files.record_schema import EARLIER_QUANTIZED, QUANTIZED
+from mxcli.files.record_schema import ALL_QUANTIZED, QUANTIZED
 from mxcli.files.selection import Rule
 from mxcli.files.shard_file import Shard
 from mxcli.files.tensors import Array
 from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options, Plan, make_plan
 from mxcli.flows.write.arrange import Arrangement, arrange
+from mxcli.flows.write.names import model_name
 from mxcli.flows.write.pipeline import WriteJob
 from mxcli.flows.write.quantize import write_jobs
 from mxcli.flows.write.restore import open_floats
-from mxcli.flows.write.sharding import INDEX, index_of
+from mxcli.flows.write.sharding import index_of
 from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.scheme import TENSOR_RULES, Rules
 
@@ -106,7 +107,7 @@ def _record(folder: Path) -> OutputRecord:
             f"{printable(folder)}: has no {RECORD}, and only an output of mxcli can be repaired: nothing else says "
             "which bytes it had. Quantize its source again."
         )
-    if record.content.get("schema") not in (QUANTIZED, EARLIER_QUANTIZED):
+    if record.content.get("schema") not in ALL_QUANTIZED:
         raise RefusedError(
             f"{printable(folder)}: its {RECORD} is {printable(record.content.get('schema'))}; only {QUANTIZED} can be "
             "repaired. Make the output again."
@@ -184,18 +185,22 @@ def _with_scales(plan: Plan, scales: Mapping[str, InputScale | None]) -> Plan:
 
 
 def _shards(arrangement: Arrangement, record: OutputRecord) -> tuple[dict[str, Shard], list[str]]:
-    """Return the recorded shards by name, each with the recorded header, and why there is none of that header."""
+    """Return the recorded shards by name, each with the recorded header and hashes of all its tensors, and why there
+    is none of that header."""
     entries = [entry for shard in arrangement.shards for entry in shard.entries]
     found: dict[str, Shard] = {}
     problems = []
     for name, header in record.headers.items():
         candidates = _candidates(name, arrangement, [each for each in entries if each.name in record.stored[name]])
         shard = next((each for each in candidates if header_hash(each.header) == header), None)
+        unhashed = [entry.name for entry in shard.entries if entry.name not in record.stored[name]] if shard else []
         if shard is None:
             problems.append(
                 f"{printable(name)}: the recorded options arrange other tensors, or differently, with this source. "
                 f"{_AGAIN}"
             )
+        elif unhashed:
+            problems.append(f"{printable(name)}: {RECORD} lacks the hash of {printable(unhashed[0])}. {_AGAIN}")
         else:
             found[name] = shard
     return found, problems
@@ -244,7 +249,7 @@ def _changed_sources(source: Checkpoint, record: OutputRecord, jobs: Sequence[Wr
 
 def _content(name: str, source: Checkpoint, arrangement: Arrangement, shards: Mapping[str, Shard]) -> bytes | None:
     """Return the content of a file that is not a shard; None if nothing makes it."""
-    documents = {INDEX: index_of(tuple(shards.values())), **arrangement.configs}
+    documents = {model_name(source).index: index_of(tuple(shards.values())), **arrangement.configs}
     if name in documents:
         return json_bytes(documents[name])
     carried = {path.relative_to(source.root).as_posix(): path for path in source.side_files}

@@ -18,7 +18,7 @@ from mxcli.files.layouts.loaders import unread as unread_entries
 from mxcli.files.model_files import RECORD
 from mxcli.files.tensors import DTYPES
 from mxcli.flows.verify.record import Record, read_record
-from mxcli.flows.write.arrange import ignored_modules
+from mxcli.flows.write.ignored import ignored_modules
 from mxcli.flows.write.restore import PlainView, StoredWeight, on_disk, reading_layout, view_of_weights
 
 LINEAR_ROLES = frozenset({"weight", "lm_head", "router", "mtp"})
@@ -29,7 +29,8 @@ LINEAR_ROLES = frozenset({"weight", "lm_head", "router", "mtp"})
 class Subject:
     """A checkpoint, its layout (None: FP8 without scales), the plain view of the weights that fit, and the faults of
     `misfits` by name. `tensor_parallel` is the number of devices to divide it over (None: not checked). `unread` says
-    why the codes cannot be read though nothing may be wrong with them (None: they can)."""
+    why the codes cannot be read though nothing may be wrong with them (None: they can). `engines` are those that must
+    load it."""
 
     checkpoint: Checkpoint
     layout: Layout | None
@@ -37,6 +38,7 @@ class Subject:
     misfits: Mapping[str, str]
     tensor_parallel: int | None = None
     unread: str | None = None
+    engines: tuple[str, ...] = ()
 
     @property
     def weights(self) -> Mapping[str, StoredWeight]:
@@ -100,8 +102,10 @@ def check_whole(source: Path) -> None:
         )
 
 
-def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Subject:
-    """Return a checkpoint to verify.
+def subject_of(
+    checkpoint: Checkpoint, tensor_parallel: int | None = None, engines: tuple[str, ...] = ()
+) -> Subject:
+    """Return a checkpoint to verify, divided over devices and loaded by `engines`.
 
     Raises RefusedError for a plain source and for a layout that cannot be read back, InputError if the configuration
     that describes the codes is missing.
@@ -138,7 +142,7 @@ def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None) -> Su
         view = view_of_weights(checkpoint, layout, found, recorded=_recorded_dtypes(read_record(checkpoint.root)))
     except Unread as error:
         return Subject(checkpoint, layout, None, {}, tensor_parallel, error.reasons[0])
-    return Subject(checkpoint, layout, view, misfits, tensor_parallel, unread)
+    return Subject(checkpoint, layout, view, misfits, tensor_parallel, unread, engines)
 
 
 def _recorded_dtypes(record: Record) -> dict[str, str]:

@@ -15,6 +15,7 @@ from mxcli.errors import UsageError, printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.directory import GGUF, INDEX_SUFFIX, KINDS, listing
 from mxcli.files.gguf import GGUF_NAMES
+from mxcli.files.loaders.verdict import Verdict
 from mxcli.files.model_files import RECORD
 from mxcli.files.source_watch import watching
 from mxcli.flows.measure.inspect import Total, totals_by
@@ -31,9 +32,11 @@ from mxcli.flows.verify.against.judgement import Traced, judged_weights
 from mxcli.flows.verify.against.originals import Original, Originals, originals_of
 from mxcli.flows.verify.against.provenance import Amaxes, Provenance, Tracer
 from mxcli.flows.verify.alone import Coverage, check_alone, summaries_of
+from mxcli.flows.verify.checks.accounting import ACCOUNTING_CHECKS
 from mxcli.flows.verify.checks.check import PROBLEM, Check, Findings, Result
 from mxcli.flows.verify.checks.config import DEVICE_CHECKS, skipped_ignored
 from mxcli.flows.verify.checks.fused import FUSED_CHECKS, Summarized
+from mxcli.flows.verify.checks.loaders import LOADER_CHECKS, Judged, by_rules
 from mxcli.flows.verify.checks.model_config import MODEL_CONFIG_CHECKS
 from mxcli.flows.verify.checks.record import Hashing, threads
 from mxcli.flows.verify.checks.rules import RULE_CHECKS, stated_schemes
@@ -71,7 +74,8 @@ class Verified:
 @dataclass(frozen=True, slots=True)
 class Verification:
     """The outcome. `results` has every check, worst severity first; `against` is the user's name of the source;
-    `repaired` are files that were repaired before."""
+    `loaders` are the verdicts of engines, `engines` those that must load it; `repaired` are files that were repaired
+    before."""
 
     source: str
     layout: str
@@ -82,6 +86,8 @@ class Verification:
     against: str | None
     notes: tuple[str, ...]
     coverage: Coverage
+    loaders: tuple[Verdict, ...] = ()
+    engines: tuple[str, ...] = ()
     repaired: tuple[Repair, ...] = ()
 
     @property
@@ -161,6 +167,9 @@ def verify_subject(
     findings = Findings()
     with Hashing(subject) as hashing, _watching(subject, originals) as hashes:
         findings.run(CHECKPOINT_CHECKS, subject)
+        judged = by_rules(subject)
+        if judged is not None:
+            findings.run(LOADER_CHECKS, judged)
         tracer, weights, doubts = Tracer(backend, _producer(subject), stated=stated_schemes(subject)), [], []
         amaxes = Amaxes(backend, originals, subject)
         total, done = sum(stored.nbytes for stored in subject.weights.values()), 0
@@ -181,15 +190,15 @@ def verify_subject(
     weights = _most_frequent(subject, weights, tracer, amaxes, originals)
     findings.run(FUSED_CHECKS, Summarized(subject, {each.name: each.summary for each in weights}))
     if compared is not None:
-        findings.run((*SOURCE_CHECKS, *MODEL_CONFIG_CHECKS), compared)
+        findings.run((*SOURCE_CHECKS, *ACCOUNTING_CHECKS, *MODEL_CONFIG_CHECKS), compared)
     if compared is not None and not compared.other_tensors:
         traced = _traced(subject, weights, originals)
         for each in traced.values():
             by_rule = each.provenance.exact and not each.provenance.implied
             findings.run(ORIGINAL_CHECKS, AgainstOriginal(each.stored, each.distance, by_rule))
-        for judged in judged_weights(subject, traced, amaxes, backend):
-            findings.run(JUDGED_CHECKS, judged)
-    _skip(findings, subject, compared, against)
+        for weight in judged_weights(subject, traced, amaxes, backend):
+            findings.run(JUDGED_CHECKS, weight)
+    _skip(findings, subject, compared, against, judged)
     return Verification(
         source=name,
         layout=subject.layout.name if subject.layout is not None else str(subject.checkpoint.dialect),
@@ -200,6 +209,8 @@ def verify_subject(
         against=against,
         notes=_notes(subject, originals),
         coverage=coverage,
+        loaders=() if judged is None else judged.verdicts,
+        engines=subject.engines,
     )
 
 
@@ -304,15 +315,27 @@ def _most_frequent(
 _MEASURED = frozenset({"F64", "F32", "F16", "BF16"})
 
 
-def _skip(findings: Findings, subject: Subject, compared: AgainstSource | None, against: str | None) -> None:
+def _skip(
+    findings: Findings,
+    subject: Subject,
+    compared: AgainstSource | None,
+    against: str | None,
+    judged: Judged | None,
+) -> None:
     """Record the reason for every check that is skipped."""
     if compared is None:
         why = "needs --against SOURCE" if against is None else "the codes are not read"
-        findings.skip((*SOURCE_CHECKS, *MODEL_CONFIG_CHECKS, *ORIGINAL_CHECKS, *JUDGED_CHECKS), why)
+        findings.skip(
+            (*SOURCE_CHECKS, *ACCOUNTING_CHECKS, *MODEL_CONFIG_CHECKS, *ORIGINAL_CHECKS, *JUDGED_CHECKS), why
+        )
     elif compared.other_tensors:
         findings.skip((*ORIGINAL_CHECKS, *JUDGED_CHECKS), "SOURCE is another one than the record names")
     if subject.tensor_parallel is None:
         findings.skip(DEVICE_CHECKS, "needs --tp N")
+    if judged is None:
+        findings.skip(LOADER_CHECKS, "no weight could be read")
+    elif not subject.engines:
+        findings.skip(_named("named_loader"), "needs --for ENGINE")
     reason = skipped_ignored(subject)
     if reason is not None:
         findings.skip(_named(*_IGNORE_CHECKS), reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from mxcli.files.layouts import (
     find_layout,
 )
 from mxcli.files.layouts.gguf import file_type
+from mxcli.files.loaders.verdict import Verdict
 from mxcli.files.model_files import CONFIG
 from mxcli.files.outline import Destination, OutputOutline, unchanged_outline
 from mxcli.files.shard_file import Form, Shard
@@ -32,44 +33,15 @@ from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.plan.reasons import nothing_to_quantize
+from mxcli.flows.write.cache_scheme import with_cache_scheme
+from mxcli.flows.write.ignored import ignored_modules
+from mxcli.flows.write.loading import loader_notes, loader_verdicts, loading_of
 from mxcli.flows.write.misread import refuse_caught, refuse_stale
 from mxcli.flows.write.sharding import Unit, shards_of
 from mxcli.flows.write.split import Piece, pieces_of, stack_module
 
-NEVER_LINEAR = frozenset({"norm", "embedding", "bias", "buffer", "scale", "codes", "lora"})
-"""Roles outside linear layers: loaders do not look for their codes."""
-STACKED = frozenset({"weight", "mtp"})
-"""Roles of stacks of linear layers, which are parameters of the module that holds them."""
-
-
-def ignored_modules(kept: Iterable[TensorInfo], tied: Mapping[str, str], quantized: Iterable[str]) -> tuple[str, ...]:
-    """Return full paths of modules that stay plain, sorted: routers, output heads (tied ones included), and all others
-    that may be linear layers.
-
-    `quantized` are names of quantized weights; a stack of experts stands for the module that holds it, unless that
-    holds a quantized weight too.
-    """
-    modules = {alias.removesuffix(".weight") for alias in tied if alias.endswith(".weight")}
-    stacks: set[str] = set()
-    for info in kept:
-        if info.role in NEVER_LINEAR or len(info.shape) < 2:
-            continue
-        if info.name.endswith(".weight"):
-            modules.add(info.name.removesuffix(".weight"))
-        elif len(info.shape) > 2 and "." in info.name and info.role in STACKED:
-            stacks.add(info.name.rpartition(".")[0])
-    others = {name.removesuffix(".weight") for name in quantized}
-    parents = {parent for name in others for parent in _parents(name)} if stacks else set()
-    return tuple(sorted((modules | (stacks - parents)) - others - {""}))
-
-
-def _parents(module: str) -> Iterator[str]:
-    """Yield the modules that contain a module."""
-    while "." in module:
-        module = module.rpartition(".")[0]
-        yield module
-
-
+LINEAR_ROLES = frozenset({"weight", "mtp"})
+"""Roles of linear layers that loaders may join with others."""
 Units = Mapping[Path, Sequence[Unit]]
 
 
@@ -166,7 +138,8 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class Arrangement:
     """The output: the tasks in order, the shards they fill, and configuration files by name; `ignored` are the modules
-    that stay plain, `constants` are tensors missing in the source."""
+    that stay plain, `constants` are tensors missing in the source. `loaders` are the verdicts of engines, `engines`
+    those that it is made for, `devices` the number that it must divide over (None: not requested)."""
 
     layout: Layout
     tasks: tuple[Task, ...]
@@ -175,6 +148,9 @@ class Arrangement:
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
     constants: Mapping[str, Array] = field(default_factory=dict)
+    loaders: tuple[Verdict, ...] = ()
+    engines: tuple[str, ...] = ()
+    devices: int | None = None
 
     @property
     def tensors(self) -> tuple[TensorPlan, ...]:
@@ -201,13 +177,21 @@ class Arrangement:
 
 
 def arrange(
-    checkpoint: Checkpoint, plan: Plan, layout: str | None = None, *, max_shard_bytes: int | None = None
+    checkpoint: Checkpoint,
+    plan: Plan,
+    layout: str | None = None,
+    *,
+    max_shard_bytes: int | None = None,
+    engines: Sequence[str] = (),
+    devices: int | None = None,
 ) -> Arrangement:
     """Arrange a plan in files; `layout` None: that of the plan's options, else the preferred one if it can hold the
-    plan. Without `max_shard_bytes` the sharding of the source is kept.
+    plan. Without `max_shard_bytes` the sharding of the source is kept. `engines` must load the output, divided over
+    `devices`.
 
     Tensors that the layout cannot hold are kept, with a note. Raises RefusedError, with all problems at once, for a
-    format or padding that a named layout cannot hold, for names that would occur twice, and if nothing is quantized.
+    format or padding that a named layout cannot hold, for what one of the engines does not load, for names that would
+    occur twice, and if nothing is quantized.
     """
     chosen = layout_of(checkpoint, plan, layout)
     _refuse_impossible(plan, chosen)
@@ -224,19 +208,24 @@ def arrange(
         units.setdefault(task.planned.tensor.file, []).extend(task.units)
     kept = [task.planned.tensor for task in tasks if not task.pieces]
     weights = [piece.weight for task in tasks for piece in task.pieces]
+    loading = loading_of(chosen, weights, _plain_columns(tasks), checkpoint.config, devices)
+    loaders = loader_verdicts(loading, engines)
     ignored = ignored_modules(kept, checkpoint.tied, [weight.name for weight in weights])
     settings = chosen.settings(weights, ignored)
-    configs = {
+    configs: Mapping[str, Mapping[str, object]] = {
         # A source without configuration gets only the settings that describe the codes.
         CONFIG: {**(checkpoint.config or {}), **({QUANTIZATION_CONFIG: settings} if settings else {})},
         **chosen.extra_configs(weights, ignored),
     }
+    configs, cache_notes = with_cache_scheme(configs, checkpoint, chosen)
     refuse_caught(checkpoint, chosen, configs, weights)
     shards = _described(container.shards(checkpoint, outline, units, weights, max_shard_bytes), tasks, chosen)
     refuse_stale(checkpoint, kept, weights)
-    remarks = (*chosen.remarks(weights), *outline.remarks)
+    remarks = (*chosen.remarks(weights), *loader_notes(loading, loaders, engines), *outline.remarks, *cache_notes)
     notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(layout or plan.options.layout)), *remarks)
-    return Arrangement(chosen, tasks, shards, configs, ignored, notes, outline.constants)
+    return Arrangement(
+        chosen, tasks, shards, configs, ignored, notes, outline.constants, loaders, tuple(engines), devices
+    )
 
 
 def layout_of(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> Layout:
@@ -252,6 +241,16 @@ def layout_of(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> 
             "checkpoint it was made from."
         )
     return chosen
+
+
+def _plain_columns(tasks: Sequence[Task]) -> dict[str, int]:
+    """Return the linear layers that stay plain, by name, with their columns."""
+    return {
+        task.target.name: task.planned.tensor.shape[-1]
+        for task in tasks
+        if not task.pieces and task.target is not None and len(task.planned.tensor.shape) == 2
+        if task.planned.tensor.role in LINEAR_ROLES
+    }
 
 
 def _described(shards: tuple[Shard, ...], tasks: Sequence[Task], layout: Layout) -> tuple[Shard, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mxcli.backends.backend import Backend
 from mxcli.errors import UsageError, printable
+from mxcli.files.accounting import ACCOUNTING
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import Entry
 from mxcli.files.model_files import CONFIG
@@ -18,6 +19,7 @@ from mxcli.files.record_schema import DEQUANTIZED
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.memory import Need, need_of
+from mxcli.flows.write.accounting import accounting_of, dequantized_tensors
 from mxcli.flows.write.pipeline import Outcome, Work, WriteJob, WriteOptions, write_checkpoint
 from mxcli.flows.write.records import fingerprint
 from mxcli.flows.write.restore import PlainView, omission_notes, plain_view
@@ -79,6 +81,7 @@ def dequantize_checkpoint(
         "layout": view.layout.name,
         "dtypes": dtypes,
         "notes": list(notes),
+        ACCOUNTING: accounting_of(checkpoint).record(dequantized_tensors(view)),
     }
     work = Work(
         shards=shards_of(plain, units, max_shard_bytes),

@@ -10,8 +10,8 @@ from mxcli.backends.backend import Backend
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import LAYOUTS, InputScale, Layout
+from mxcli.files.models.fused import fused_sets, named_sets
 from mxcli.flows.measure.amax import SharedAmax
-from mxcli.flows.plan.fused import fused_set, joined_sets, named_sets
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.products.output_error import CapturedInputs
 from mxcli.flows.write.arrange import layout_of
@@ -38,11 +38,12 @@ def with_input_scales(
     missing = [each for each in layers if not inputs.has(each)]
     if missing:
         raise _not_captured(missing, captures)
-    sets = joined_sets(named_sets(plan.options.fuse) if plan.options.fuse else ())
     by_name = {each.tensor.name: each for each in layers}
+    sets = fused_sets(checkpoint.config, named_sets(plan.options.fuse) if plan.options.fuse else ())
+    keys = sets.keys({name: each.shape[-1] for name, each in by_name.items()})
     alike: dict[str, list[str]] = {}
     for name in by_name:
-        alike.setdefault(fused_set(name, sets) or name, []).append(name)
+        alike.setdefault(keys.get(name, name), []).append(name)
     amax = SharedAmax(alike.values(), lambda name: inputs.amax(by_name[name], backend))
     zeros = [each for each in layers if not amax.of(each.tensor.name)]
     if zeros:

@@ -23,7 +23,8 @@ from mxcli.files.record import as_written
 from mxcli.files.shard_file import Shard
 from mxcli.files.source_watch import SourceWatch, watching
 from mxcli.files.tensors import Array, TensorInfo
-from mxcli.flows.write.sharding import INDEX, index_of, is_indexed
+from mxcli.flows.write.names import model_name
+from mxcli.flows.write.sharding import index_of, is_indexed
 
 Progress = Callable[[int, int, str], None]
 """A callback with bytes of the source done, bytes in all, and the tensor just done."""
@@ -138,7 +139,7 @@ def planned_draft(
     checkpoint: Checkpoint, shards: Sequence[Shard], configs: Mapping[str, Record], record: Record | None = None
 ) -> Draft:
     """Return the draft of a whole output, as far as it is known before its source is watched."""
-    index = {INDEX: index_of(shards)} if is_indexed(shards) else {}
+    index = {model_name(checkpoint).index: index_of(shards)} if is_indexed(shards) else {}
     return Draft(
         shards=tuple(shards),
         documents={**index, **configs},

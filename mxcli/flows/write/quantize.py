@@ -13,7 +13,7 @@ from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint, read
-from mxcli.files.model_files import left_out_notes
+from mxcli.files.model_folder import left_out_notes
 from mxcli.files.progress import Share
 from mxcli.files.tensors import IN_MEMORY, Array
 from mxcli.flows.measure.amax import SharedAmax
@@ -47,6 +47,8 @@ def quantize_checkpoint(
     backend: Backend,
     layout: str | None = None,
     max_shard_bytes: int | None = None,
+    engines: Sequence[str] = (),
+    devices: int | None = None,
     options: WriteOptions = WriteOptions(),
     command: Sequence[str] = (),
 ) -> Written:
@@ -58,7 +60,9 @@ def quantize_checkpoint(
     cannot be used and, under the policy `error`, with the names of all tensors that are not finite;
     EnvironmentFailure if the disk or the backend fails, after which, as after a signal, the run can be resumed.
     """
-    arrangement = arrange(checkpoint, plan, layout, max_shard_bytes=max_shard_bytes)
+    arrangement = arrange(
+        checkpoint, plan, layout, max_shard_bytes=max_shard_bytes, engines=engines, devices=devices
+    )
     run = _Run(checkpoint, arrangement, backend)
     work = Work(
         shards=arrangement.shards,

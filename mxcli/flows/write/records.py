@@ -9,18 +9,22 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from mxcli.files.accounting import ACCOUNTING
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.complete import check_files, is_complete
 from mxcli.files.layouts import COLUMN
 from mxcli.files.merge import Merging
 from mxcli.files.output_dir import Check
 from mxcli.files.record import as_written
-from mxcli.files.record_schema import EARLIER_QUANTIZED, QUANTIZED
+from mxcli.files.record_schema import ALL_QUANTIZED, QUANTIZED
 from mxcli.files.source_watch import fingerprint_of
 from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options, Plan, TensorPlan
+from mxcli.flows.write.accounting import KEPT, TIED, accounting_of, quantized_tensors
+from mxcli.flows.write.accounting import QUANTIZED as QUANTIZED_TENSORS
 from mxcli.flows.write.arrange import Arrangement
+from mxcli.flows.write.names import place_of
 from mxcli.numerics.formats import find_format
 from mxcli.numerics.hadamard import hadamard_record
 from mxcli.numerics.metric_formulas import Value
@@ -30,8 +34,8 @@ from mxcli.numerics.stats import Stats, stats_of, stats_record
 
 
 def fingerprint(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return size and fingerprint of each weight file by name."""
-    return {file.name: fingerprint_of(file) for file in checkpoint.files}
+    """Return size and fingerprint of each weight file by its name in the source."""
+    return {place_of(checkpoint, file): fingerprint_of(file) for file in checkpoint.files}
 
 
 _LAST = ("seed", "hadamard")
@@ -51,7 +55,12 @@ def planned_record(
         "input": fingerprint(checkpoint),
         "requantized_from": checkpoint.restored_from,
         "layout": arrangement.layout.name,
+        "engines": list(arrangement.engines),
+        "tensor_parallel": arrangement.devices,
         "notes": list(arrangement.notes),
+        ACCOUNTING: accounting_of(checkpoint).record(
+            quantized_tensors(checkpoint, ((each.tensor.name, _decision(each)) for each in arrangement.tensors))
+        ),
         "tensors": {each.tensor.name: _tensor(each) for each in arrangement.tensors},
     }
 
@@ -89,10 +98,14 @@ def _override(override: Override) -> dict[str, object]:
     return {key: value for key, value in record.items() if value not in (None, False)}
 
 
+def _decision(planned: TensorPlan) -> str:
+    return QUANTIZED_TENSORS if planned.scheme else TIED if planned.tied_to else KEPT
+
+
 def _tensor(planned: TensorPlan) -> dict[str, object]:
     info = planned.tensor
     record: dict[str, object] = {
-        "decision": "quantized" if planned.scheme else "tied" if planned.tied_to else "kept",
+        "decision": _decision(planned),
         "reason": planned.reason,
         "role": info.role,
         "dtype": info.dtype,
@@ -155,8 +168,7 @@ def gathered(memos: Iterable[Any]) -> dict[str, Stats]:
 
 
 FINISHING: Mapping[str, Callable[[dict[str, Any], Sequence[str]], dict[str, object]]] = {
-    schema: lambda record, memos: with_statistics(record, gathered(map(json.loads, memos)))
-    for schema in (QUANTIZED, EARLIER_QUANTIZED)
+    schema: lambda record, memos: with_statistics(record, gathered(map(json.loads, memos))) for schema in ALL_QUANTIZED
 }
 """Functions that complete the record of a kind of output from the per-tensor statistics
 logged by each run; others are complete."""

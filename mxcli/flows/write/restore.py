@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,10 +12,10 @@ from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read, with_roles
+from mxcli.files.dialect import MARKED, MARKER, QUANTIZATION_KEYS
 from mxcli.files.layouts import (
     COLUMN,
     LAYOUTS,
-    QUANTIZATION_CONFIG,
     Content,
     Entry,
     ForeignWeight,
@@ -25,9 +25,12 @@ from mxcli.files.layouts import (
     layout_of_dialect,
     quantized_from,
 )
+from mxcli.files.model_files import CONFIG
 from mxcli.files.record import read_record
 from mxcli.files.roles import role_of
+from mxcli.files.safetensors import STALE_METADATA
 from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
+from mxcli.flows.write.unread import refuse_unread_parts, refuse_unread_settings
 
 ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale", "._weight_act_per_tensor_scale")
 
@@ -100,7 +103,6 @@ class PlainView:
             stored = self.weights.get(info.name)
             return self.read(info) if stored is None else values_of(self.source, stored, backend)
 
-        note = self.layout.transforms(on_disk(self.source)).note
         files = {info.file for info in self.tensors.values() if info.offset == IN_MEMORY}
         decoders: dict[Path, Callable[[TensorInfo], Array]] = dict.fromkeys(files, decode)
         return replace(
@@ -109,7 +111,7 @@ class PlainView:
             metadata={file: self._plain_metadata(entries) for file, entries in self.source.metadata.items()},
             config=None if self.source.config is None else without_quantization(self.source.config),
             dialect=None,
-            notes=self.source.notes if note is None else (*self.source.notes, note),
+            notes=(*self.source.notes, *omission_notes(self)),
             decoders={**self.source.decoders, **decoders},
             restored_from=self.layout.name,
             stored=self.source,
@@ -127,9 +129,16 @@ def open_floats(source: str | Path, *, requantize: bool = False) -> Checkpoint:
     Errors are then relative to its dequantized values: the loss of its first quantization is unknown.
     """
     checkpoint = open_checkpoint(source)
-    if checkpoint.dialect is None or not requantize:
-        return checkpoint
-    return plain_view(checkpoint).checkpoint(Cpu())
+    if checkpoint.dialect is None:
+        return _without_stale_settings(checkpoint)
+    return plain_view(checkpoint).checkpoint(Cpu()) if requantize else checkpoint
+
+
+def _without_stale_settings(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a plain source without the settings of codes that its configuration and its files still state."""
+    config = None if checkpoint.config is None else without_quantization(checkpoint.config)
+    note = _stale_note(checkpoint)
+    return replace(checkpoint, config=config, notes=checkpoint.notes if note is None else (*checkpoint.notes, note))
 
 
 def plain_view(checkpoint: Checkpoint, dtype: str | None = None) -> PlainView:
@@ -140,6 +149,7 @@ def plain_view(checkpoint: Checkpoint, dtype: str | None = None) -> PlainView:
     """
     layout = reading_layout(checkpoint)
     disk = on_disk(checkpoint)
+    refuse_unread_settings(checkpoint, layout, disk)
     transforms = layout.transforms(disk)
     if transforms.refusal is not None:
         raise RefusedError(
@@ -151,6 +161,8 @@ def plain_view(checkpoint: Checkpoint, dtype: str | None = None) -> PlainView:
     alone = [_without_partner(info) for info in view.tensors.values() if _needs_partner(info)]
     if alone:
         raise together(InputError, printable(checkpoint.where), alone)
+    others = {name: info for name, info in view.tensors.items() if name not in transforms.tensors}
+    refuse_unread_parts(checkpoint, others, view.dtypes)
     return view
 
 
@@ -211,8 +223,38 @@ def without_quantization(config: Mapping[str, object]) -> dict[str, object]:
     return {
         key: without_quantization(part) if isinstance(part, Mapping) else part
         for key, part in config.items()
-        if key not in (QUANTIZATION_CONFIG, "compression_config")
+        if not _is_quantization(key, part)
     }
+
+
+def stale_settings(config: Mapping[str, object], where: str = "") -> Iterator[str]:
+    """Yield the paths of the quantization settings in a configuration."""
+    for key, part in config.items():
+        if _is_quantization(key, part):
+            yield f"{where}{key}"
+        elif isinstance(part, Mapping):
+            yield from stale_settings(part, f"{where}{key}.")
+
+
+def _is_quantization(key: str, value: object) -> bool:
+    """Return whether a key of a configuration has settings of codes: those of MLX and Mistral are named by what is in
+    them."""
+    return key in QUANTIZATION_KEYS or (
+        key == "quantization" and isinstance(value, Mapping) and not value.keys().isdisjoint(_OTHER_SETTINGS)
+    )
+
+
+_OTHER_SETTINGS = frozenset({"bits", "group_size", "qformat_weight", "qscheme_act"})
+
+
+def _stale_note(checkpoint: Checkpoint) -> str | None:
+    """Return a note on the settings of the source's codes, but for the configuration's own, which an output
+    replaces; None without any."""
+    paths = [path for path in stale_settings(checkpoint.config or {}) if path != QUANTIZATION_KEYS[0]]
+    stale = [f"{printable(path)} of {CONFIG}" for path in paths]
+    keys = {key for entries in checkpoint.metadata.values() for key in entries.keys() & STALE_METADATA}
+    stale += [f"{key} of __metadata__" for key in sorted(keys)]
+    return f"Settings of the source's codes, which an output does not keep: {', '.join(stale)}." if stale else None
 
 
 def reading_layout(checkpoint: Checkpoint) -> Layout:
@@ -228,6 +270,13 @@ def reading_layout(checkpoint: Checkpoint) -> Layout:
         return found
     if checkpoint.dialect is None:
         raise RefusedError(f"{printable(checkpoint.root)}: not quantized; there is nothing to dequantize.")
+    if checkpoint.dialect == MARKED:
+        first = next(name for name in checkpoint.tensors if name.endswith(MARKER))
+        raise RefusedError(
+            f"{printable(checkpoint.where)}: stored as ComfyUI does ({printable(first)}), whose order of 4-bit codes "
+            f"and of scales is another one than ModelOpt's; only {', '.join(LAYOUTS)} are read back. Use the "
+            "checkpoint that it was made from."
+        )
     method = on_disk(checkpoint).settings.get("quant_method")
     stated = f" (the quant_method in config.json is '{printable(method)}')" if isinstance(method, str) else ""
     raise RefusedError(
@@ -251,7 +300,8 @@ def _tensors(
     first = {stored.contents[0].entry.name: stored.plain for stored in weights.values()}
     first |= {name: weight.plain for name, weight in foreign.items()}
     consumed = {content.entry.name for stored in weights.values() for content in stored.contents}
-    scales = {name.removesuffix(".weight") + ending for name in weights for ending in ACTIVATION_SCALES}
+    endings = (*ACTIVATION_SCALES, MARKER)
+    scales = {name.removesuffix(".weight") + ending for name in weights for ending in endings}
     plain: dict[str, TensorInfo] = {}
     unused: list[str] = []
     for name, info in checkpoint.tensors.items():
@@ -265,13 +315,17 @@ def _tensors(
             unused.append(name)
         elif name not in consumed:
             plain[name] = info
-    return with_roles(plain, checkpoint.captures), tuple(unused)
+    return with_roles(checkpoint.model.with_roles(plain), checkpoint.captures), tuple(unused)
 
 
 def omission_notes(view: PlainView) -> Sequence[str]:
     """Return notes on the tensors of the source that are omitted, and on transforms that its weights contain."""
     note = view.layout.transforms(on_disk(view.source)).note
     notes = [] if note is None else [note]
-    if view.unused:
-        notes.append(f"{len(view.unused):,} activation scales ('{printable(view.unused[0])}', …) are omitted.")
-    return notes
+    markers = [name for name in view.unused if name.endswith(MARKER)]
+    scales = [name for name in view.unused if not name.endswith(MARKER)]
+    for names, what in ((scales, "activation scales"), (markers, "markers of the source's codes")):
+        if names:
+            notes.append(f"{len(names):,} {what} ('{printable(names[0])}', …) are omitted.")
+    stale = _stale_note(view.source)
+    return notes if stale is None else [*notes, stale]

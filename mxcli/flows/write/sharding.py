@@ -9,12 +9,12 @@ from pathlib import Path
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.captures import CAPTURE_KEY
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.directory import SAFETENSORS, SOLE
 from mxcli.files.layouts import Entry
+from mxcli.files.safetensors import STALE_METADATA
 from mxcli.files.shard_file import Shard
+from mxcli.flows.write.names import is_whole, model_name, names_of
 
-INDEX = "model.safetensors.index.json"
-
+_DROPPED = STALE_METADATA | {CAPTURE_KEY}
 
 Unit = tuple[Entry, ...]
 """Tensors that stay in one file: the codes of a weight and its scales."""
@@ -41,7 +41,7 @@ def shards_of(
     files = [file for file in checkpoint.files if units.get(file)]
     if max_bytes is not None:
         return _filled(checkpoint, [(file, unit) for file in files for unit in units[file]], max_bytes)
-    names = _names(files, indexed=checkpoint.index is not None)
+    names = names_of(checkpoint, files)
     return tuple(
         Shard(name, tuple(entry for unit in units[file] for entry in unit), _metadata(checkpoint, [file]))
         for file, name in zip(files, names, strict=True)
@@ -50,7 +50,7 @@ def shards_of(
 
 def is_indexed(shards: Sequence[Shard]) -> bool:
     """Return whether shards need an index: always, except for the single file with the name of a whole model."""
-    return [shard.name for shard in shards] not in [[name] for name in SOLE.values()]
+    return len(shards) != 1 or not is_whole(shards[0].name)
 
 
 def index_of(shards: Sequence[Shard]) -> dict[str, object]:
@@ -72,7 +72,7 @@ def _filled(checkpoint: Checkpoint, units: Sequence[tuple[Path, Unit]], max_byte
             room = max_bytes
         filled[-1].append((file, unit))
         room -= needed
-    names = [SOLE[SAFETENSORS]] if len(filled) == 1 else _numbered(len(filled))
+    names = model_name(checkpoint).files(len(filled))
     return tuple(
         Shard(
             name,
@@ -86,19 +86,4 @@ def _filled(checkpoint: Checkpoint, units: Sequence[tuple[Path, Unit]], max_byte
 def _metadata(checkpoint: Checkpoint, files: Sequence[Path]) -> dict[str, str]:
     """Return the metadata that all files have in common."""
     metadata = [set(checkpoint.metadata.get(file, {}).items()) for file in files]
-    return {key: text for key, text in sorted(set.intersection(*metadata)) if key != CAPTURE_KEY}
-
-
-def _names(files: Sequence[Path], *, indexed: bool) -> list[str]:
-    """Return the names of the source's files as safetensors files; a single file without index is the sole model
-    file."""
-    if len(files) == 1 and not indexed:
-        return [SOLE[SAFETENSORS]]
-    names = [f"{file.stem.replace('pytorch_model', 'model')}.safetensors" for file in files]
-    if len(set(names)) == len(names):
-        return names
-    return _numbered(len(files))
-
-
-def _numbered(count: int) -> list[str]:
-    return [f"model-{place:05}-of-{count:05}.safetensors" for place in range(1, count + 1)]
+    return {key: text for key, text in sorted(set.intersection(*metadata)) if key not in _DROPPED}

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from mxcli.files.checkpoint import Checkpoint, read
-from mxcli.files.layouts import COLUMN, ROW, Content, Entry, Layout, Weight, refusal
+from mxcli.files.layouts import COLUMN, Content, Entry, Layout, Weight, refusal
+from mxcli.files.models.stacks import alternates
 from mxcli.files.outline import Destination
-from mxcli.files.structure import BEFORE_LAST, LAST, reduction_axis
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.plan.plan import TensorPlan
 
 _STACK = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(\.weight)?")
-INTERLEAVED = frozenset({"gpt_oss"})
-"""Model types whose gate and up rows alternate, so that halves of the stack are not gate and up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +88,12 @@ def _experts(
     stack = _STACK.fullmatch(planned.tensor.name)
     if stack is None or len(planned.shape) != 3 or planned.scheme is None:
         return None
-    axis = ROW if reduction_axis(planned.tensor, config) == LAST else COLUMN
-    if not _is_decided(planned.tensor, config) or axis != planned.axis:
+    if planned.summed is None or planned.summed != planned.axis:
         return (
             "an expert stack that is either [expert, out, in] or [expert, in, out]: the configuration does not decide, "
             "and only the former is supported"
         )
-    if config is not None and config.get("model_type") in INTERLEAVED:
+    if alternates(planned.tensor, config):
         return "a stack of experts in which gate and up alternate"
     experts, rows, columns = planned.shape
     names = ("gate_proj", "up_proj") if stack[2] == "gate_up_proj" else ("down_proj",)
@@ -106,7 +103,7 @@ def _experts(
     pieces = []
     for expert in range(experts):
         module = f"{stack[1]}.{expert}"
-        shared = f"{module}.{'+'.join(names)}" if len(names) > 1 and planned.scheme.format.tensor_scale else None
+        shared = f"{module}.{'+'.join(names)}" if len(names) > 1 and planned.scheme.format.scales_whole_tensor else None
         for place, name in enumerate(names):
             weight = Weight(f"{module}.{name}.weight", (height, columns), planned.scheme, planned.tensor.dtype)
             refused = refusal(layout, weight)
@@ -115,10 +112,3 @@ def _experts(
             begin = place * height
             pieces.append(Piece(weight, layout.contents(weight), shared, expert, begin, begin + height))
     return tuple(pieces)
-
-
-def _is_decided(stack: TensorInfo, config: Mapping[str, object] | None) -> bool:
-    """Return whether the orientation of a stack is known: it differs for the exchanged shape, unlike an assumed one."""
-    experts, rows, columns = stack.shape
-    exchanged = replace(stack, shape=(experts, columns, rows))
-    return BEFORE_LAST in (reduction_axis(stack, config), reduction_axis(exchanged, config))

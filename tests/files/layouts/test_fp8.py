@@ -176,19 +176,10 @@ def test_an_invalid_block_is_reported_in_a_sentence(block: object) -> None:
         FP8.weights(on_disk({"a.weight": CODES, "a.weight_scale_inv": SCALES}, weight_block_size=block))
 
 
-def test_readers_are_distinguished() -> None:
-    assert FP8.remarks([weight("fp8_e4m3_128x128", (256, 128))]) == []
-    assert FP8.remarks([weight("fp8_e4m3_128x128", (96, 64))]) == []
-    (partial,) = FP8.remarks([weight("fp8_e4m3_128x128", (576, 128)), weight("fp8_e4m3_128x128", (256, 128))])
-    assert partial == (
-        "1 of 2 weights end in partial blocks ('a.weight', …): vLLM and SGLang read them, transformers (to 5.24) fails "
-        "or scales them wrongly; use --exclude for it."
-    )
-    assert [FP8.remarks([weight(name, (128, 128))])[0].split(":")[0].split(";")[0] for name in FP8.formats[1:]] == [
-        "Scales are F8_E8M0",
-        "transformers and SGLang read this MXFP8",
-        "Only transformers reads FP8 with one scale per tensor in this layout",
-    ]
+def test_scales_of_another_dtype_are_named() -> None:
+    assert [len(FP8.remarks([weight(name, (128, 128))])) for name in FP8.formats] == [0, 1, 0, 0]
+    (remark,) = FP8.remarks([weight("e4m3:e8m0:128x128", (576, 128))])
+    assert remark.startswith("Scales are F8_E8M0; fp8_e4m3_128x128 with --scale-rounding rceil stores the same ones")
 
 
 def test_what_readers_mistake_in_silence() -> None:
@@ -196,7 +187,6 @@ def test_what_readers_mistake_in_silence() -> None:
     disk = on_disk(tensors, quant_method="fp8", weight_block_size=[128, 128], modules_to_not_convert=["lm_head"])
     hazards = FP8.hazards(disk, FP8.weights(disk))
     assert [(hazard.where, hazard.value, hazard.certain) for hazard in hazards] == [
-        ("a.weight", "[192, 256] ends in a partial block of 128x128", False),
         ("a.weight_scale_inv", "powers of two as U8", False),
     ]
     bytes_allowed = on_disk({"a.weight": CODES, "a.weight_scale_inv": ("U8", (192, 10))}, quant_method="mxfp8")

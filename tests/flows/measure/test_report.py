@@ -118,3 +118,27 @@ def test_per_block_arrays(source: Path, tmp_path: Path) -> None:
     assert {name.rpartition(".")[2]: array.dtype.str for name, array in stored.items()} == {
         "amax": "<f4", "decode": "<f4", "saturated": "<i4", "underflowed": "<i4", "noise": "<f8"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("format", "rules", "overflows"),
+    [
+        ("mxfp8_e4m3", Rules(), True),
+        ("mxfp8_e4m3", Rules(scale_rounding="floor"), False),
+        ("mxfp6_e2m3", Rules(), True),
+        ("mxfp4_e2m1", Rules(), True),
+        ("fp8_e4m3", Rules(scale_rounding="rceil"), True),
+        ("fp8_e4m3", Rules(), False),
+    ],
+)
+def test_values_that_decode_to_infinity_are_a_note(tmp_path: Path, format: str, rules: Rules, overflows: bool) -> None:
+    """Weights near the largest float, in a format whose scales are powers of two."""
+    path = tmp_path / "x.safetensors"
+    save_file({"a.weight": np.full((2, 32), 3.38e38, np.float32), "b.weight": np.ones((2, 32), np.float32)}, path)
+    note = "1 tensor ('a.weight') with values that decode to infinity, which --exclude keeps as they are."
+    checkpoint = open_checkpoint(path)
+    plan = make_plan(checkpoint, Options(format, rules, layout="mxcli"))
+    written = quantize_checkpoint(checkpoint, plan, tmp_path / "q", backend=Cpu())
+    gathered = report_from_stats("x", checkpoint, plan, arrange(checkpoint, plan), written.layers)
+    assert (note in gathered.notes) is overflows
+    assert (note in make_report("x", checkpoint, plan, backend=Cpu()).notes) is overflows

@@ -121,7 +121,7 @@ def test_the_numbers_are_those_of_the_rows_read(source: Path, format: str, monke
     rows = {name: np.concatenate(parts) for name, parts in read.items()}
     shared = float(max(np.abs(rows[GATE]).max(), np.abs(rows[UP]).max()))
     for name, x in rows.items():
-        amax = shared if name in (GATE, UP) and resolve(format).format.tensor_scale else None
+        amax = shared if name in (GATE, UP) and resolve(format).format.scales_whole_tensor else None
         stats = cpu.quantize(x, "F32", resolve(format), tensor_amax=amax).stats
         assert stats is not None
         found = metrics(report, name)

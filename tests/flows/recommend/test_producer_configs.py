@@ -37,6 +37,8 @@ def mixed(tmp_path: Path) -> dict[str, str]:
 
 ATTENTION = [f"model.layers.0.self_attn.{name}_proj" for name in ("k", "o", "q", "v")]
 MLP = ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]
+ATTENTION_TARGETS = [r"re:(.*\.)?layers\.0\.self_attn\.(k_proj|o_proj|q_proj|v_proj)$"]
+MLP_TARGETS = [r"re:(.*\.)?layers\.0\.mlp\.(gate_proj|up_proj)$"]
 IGNORED = ["lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.mlp.gate"]
 
 
@@ -45,8 +47,8 @@ def test_compressed_tensors(mixed: dict[str, str]) -> None:
     assert settings["format"] == "mixed-precision"
     assert settings["ignore"] == IGNORED
     assert {group["format"]: group["targets"] for group in settings["config_groups"].values()} == {
-        "mxfp8-quantized": ATTENTION,
-        "nvfp4-pack-quantized": MLP,
+        "mxfp8-quantized": ATTENTION_TARGETS,
+        "nvfp4-pack-quantized": MLP_TARGETS,
     }
     config = pytest.importorskip("compressed_tensors.quantization").QuantizationConfig.model_validate(settings)
     assert {scheme.format for scheme in config.config_groups.values()} == {"mxfp8-quantized", "nvfp4-pack-quantized"}
@@ -56,7 +58,7 @@ def test_llm_compressor(mixed: dict[str, str]) -> None:
     recipe = yaml.safe_load(mixed["llm-compressor.yaml"])
     modifier = recipe["quant_stage"]["quant_modifiers"]["QuantizationModifier"]
     assert modifier["ignore"] == IGNORED
-    nvfp4 = next(group for group in modifier["config_groups"].values() if group["targets"] == MLP)
+    nvfp4 = next(group for group in modifier["config_groups"].values() if group["targets"] == MLP_TARGETS)
     assert nvfp4["weights"] == {
         "num_bits": 4,
         "type": "float",

@@ -147,9 +147,10 @@ def test_experts_of_a_module_move_together(tmp_path: Path) -> None:
         ["model.layers.0.mlp.experts"],
         ["model.layers.1.mlp.experts"],
     )
-    assert group_name("m.experts.gate_up_proj") == group_name("m.experts.down_proj") == "m.experts"
-    assert group_name("m.shared_experts.down_proj.weight") == "m.shared_experts.down_proj.weight"
-    assert group_name("m.query_key.weight", [("query_key", "value")]) == "m.query_key+value"
+    keys = {"m.query_key.weight": "m.query_key+value"}
+    assert group_name("m.experts.gate_up_proj", keys) == group_name("m.experts.down_proj", keys) == "m.experts"
+    assert group_name("m.shared_experts.down_proj.weight", keys) == "m.shared_experts.down_proj.weight"
+    assert group_name("m.query_key.weight", keys) == "m.query_key+value"
 
 
 def test_options_go_into_the_recipe(checkpoint: Checkpoint) -> None:

@@ -10,6 +10,7 @@ import pytest
 from planted import GATE, SHARD, UP, found, quantized, source, values, verified
 from tiny_models import LLAMA, llama, noise, read_header
 
+from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options
 
 CODES = f"{UP}_packed"
@@ -117,6 +118,63 @@ def test_a_record_that_contradicts_itself_or_the_files_is_found(
 ) -> None:
     result = found(verified(changed_record(output, tmp_path / "q", change)))
     assert places.items() <= result.items()
+
+
+@pytest.mark.parametrize(
+    ("statistics", "shown"),
+    [
+        ({"amax": 10**400}, "'tensors' must have numbers and counts as the statistics of"),
+        ({"max_abs_error": "0.5"}, "'tensors' must have numbers and counts as the statistics of"),
+        ({"scale_exponent_histogram": {"3": None}}, "'tensors' must have numbers and counts as the statistics of"),
+    ],
+)
+def test_statistics_that_are_not_numbers_are_a_problem(
+    tmp_path: Path, output: Path, statistics: dict[str, object], shown: str
+) -> None:
+    result = verified(
+        changed_record(output, tmp_path / "q", lambda record: record["tensors"][UP]["statistics"].update(statistics))
+    )
+    assert found(result) == {"record": ["mxcli.json"]}
+    assert values(result, "record") == [f"{shown} {UP}"]
+
+
+FORMATS_BY_LAYOUT = {
+    "compressed-tensors": ("nvfp4", "mxfp4", "mxfp8", "fp8_e4m3_channel"),
+    "modelopt": ("nvfp4", "fp8_e4m3_channel"),
+    "fp8": ("fp8_e4m3_128x128",),
+    "quark": ("mxfp4", "mxfp6_e3m2"),
+    "torchao": ("mxfp4", "nvfp4"),
+    "torchao-plain": ("mxfp4",),
+    "mxcli": ("mxfp4", "mxint8", "e3m2:e8m0:1x16", "nvfp4_2d"),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "fmt"), [(layout, fmt) for layout, formats in FORMATS_BY_LAYOUT.items() for fmt in formats]
+)
+def test_layout_and_format_of_the_record_are_those_of_the_files(tmp_path: Path, layout: str, fmt: str) -> None:
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options(fmt, layout=layout))
+    sound = found(verified(folder))
+    assert "record" not in sound
+    assert "recorded_layout" not in sound
+    other = "mxcli" if layout != "mxcli" else "compressed-tensors"
+    layouts = verified(changed_record(folder, tmp_path / "a", lambda record: record.update(layout=other)))
+    assert values(layouts, "recorded_layout") == [f"'layout' is {other}"]
+    formats = verified(
+        changed_record(folder, tmp_path / "b", lambda record: record["options"].update(format="fp8_e5m2"))
+    )
+    assert values(formats, "record")[0].startswith("'options' has no format ")
+    assert not formats.is_sound
+
+
+def test_formats_of_overrides_are_formats_of_the_options(tmp_path: Path) -> None:
+    options = Options("mxfp4", overrides=(Override("*.down_proj.weight", "mxfp8"),))
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", options)
+    assert "record" not in found(verified(folder))
+    changed = changed_record(folder, tmp_path / "d", lambda record: record["options"]["overrides"][0].pop("format"))
+    assert values(verified(changed), "record") == [
+        "'options' has no format mxfp8_e4m3, which 'tensors' has for model.layers.0.mlp.down_proj.weight"
+    ]
 
 
 @pytest.mark.parametrize("value", [None, 7, [], "x", {"a": 3}, {"../../x": "0" * 64}, {"a\0": {}}, [3], {"": {"": 1}}])

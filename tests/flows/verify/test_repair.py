@@ -252,8 +252,8 @@ def test_without_a_record_that_proves_it_there_is_no_repair(tmp_path: Path, nvfp
     (folder / RECORD).write_text(json.dumps(older))
     with pytest.raises(RefusedError, match="no repair can be proven"):
         repair(folder, model, Cpu())
-    (folder / RECORD).write_text(json.dumps({**record, "schema": "mxcli.dequantized/2", "dtypes": {"w": "BF16"}}))
-    with pytest.raises(RefusedError, match=r"only mxcli.quantized/2 can be repaired"):
+    (folder / RECORD).write_text(json.dumps({**record, "schema": "mxcli.dequantized/3", "dtypes": {"w": "BF16"}}))
+    with pytest.raises(RefusedError, match=r"only mxcli.quantized/3 can be repaired"):
         repair(folder, model, Cpu())
     (folder / RECORD).write_text(json.dumps({**record, "options": {"format": 3}}))
     with pytest.raises(InputError, match="'options' is not what mxcli writes"):
@@ -261,6 +261,20 @@ def test_without_a_record_that_proves_it_there_is_no_repair(tmp_path: Path, nvfp
     (folder / RECORD).unlink()
     with pytest.raises(RefusedError, match=r"has no mxcli.json, and only an output of mxcli can be repaired"):
         repair(folder, model, Cpu())
+
+
+@pytest.mark.parametrize("name", [PACKED, f"{UP}_scale", NORM])
+def test_a_tensor_without_a_recorded_hash_is_not_repaired(tmp_path: Path, nvfp4: tuple[Path, Path], name: str) -> None:
+    model, sound = nvfp4
+    folder = Path(shutil.copytree(sound, tmp_path / "q"))
+    in_tensor(PACKED)(folder)
+    record = json.loads((folder / RECORD).read_text())
+    del record["stored"][SHARD][name]
+    (folder / RECORD).write_text(json.dumps(record))
+    damaged = contents(folder)
+    with pytest.raises(RefusedError, match=f"{SHARD}: mxcli.json lacks the hash of {name}. Quantize the source again"):
+        repair(folder, model, Cpu())
+    assert contents(folder) == damaged
 
 
 def test_bytes_that_are_not_proven_leave_the_file_as_it_is(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:

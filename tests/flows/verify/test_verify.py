@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from planted import GATE, SHARD, UP, Tensors, changed, found, quantized, source, untouched, values, verified
+from safetensors.numpy import load_file, save_file
 from tiny_models import LLAMA, bf16, layer, llama, noise, write_model
 
 from mxcli.backends.cpu import Cpu
@@ -244,7 +245,8 @@ def test_experts_are_compared_with_the_stack_they_came_from(tmp_path: Path) -> N
     config = {"model_type": "qwen3_moe", "hidden_size": 32, "moe_intermediate_size": 48}
     model = source(tmp_path / "m", stacks, config)
     result = verified(quantized(model, tmp_path / "q", Options("nvfp4", layout="ct")), model)
-    assert found(result) == {}
+    assert found(result).keys() == {"some_loader"}  # transformers drops the tensor scales of experts
+    assert result.is_sound
     assert [(each.name, each.provenance is not None and each.provenance.exact) for each in result.weights] == [
         (f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight", True)
         for stack in (("gate", "up"), ("down",))
@@ -511,7 +513,47 @@ def test_the_list_of_compressed_tensors_is_read_as_its_loaders_do(
     tmp_path: Path, nvfp4: tuple[Path, Path], case: str
 ) -> None:
     settings, expected = LISTS[case]
-    assert found(verified(changed(nvfp4[1], tmp_path / "q", untouched, **settings))) == expected
+    groups = targeting(nvfp4[1], ["Linear"])
+    folder = changed(nvfp4[1], tmp_path / "q", untouched, config_groups=groups, **settings)
+    assert found(verified(folder)) == expected
+
+
+def targeting(folder: Path, targets: list[str]) -> dict[str, object]:
+    """The config groups of a checkpoint with other targets."""
+    groups = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]
+    return {name: group | {"targets": targets} for name, group in groups.items()}
+
+
+LAYERS = r"re:(.*\.)?layers\.\d+\..*_proj$"
+TARGETS: dict[str, tuple[list[str], dict[str, list[str]]]] = {
+    "by pattern": ([LAYERS], {}),
+    "by pattern, with the class of experts": ([LAYERS, "FusedMoE"], {}),
+    "by a pattern that takes the head": (["re:.*"], {"not_ignored": ["lm_head"]}),
+    "by name, with the head": ([LAYERS, "lm_head"], {"not_ignored": ["lm_head"]}),
+    "by class": (["Linear"], {"not_ignored": ["lm_head"]}),
+    "by a class of no linear layers": ([LAYERS, "LlamaAttention"], {}),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_targets_say_which_plain_layers_must_be_listed(tmp_path: Path, nvfp4: tuple[Path, Path], case: str) -> None:
+    targets, expected = TARGETS[case]
+    folder = changed(nvfp4[1], tmp_path / "q", untouched, config_groups=targeting(nvfp4[1], targets), ignore=[])
+    assert found(verified(folder)) == expected
+
+
+def test_targets_that_loaders_cannot_read_are_found(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
+    groups = targeting(nvfp4[1], [LAYERS, "re:("])
+    result = verified(changed(nvfp4[1], tmp_path / "q", untouched, config_groups=groups))
+    assert list(found(result)) == ["misfit"]
+    assert "the target 're:(' is not a regular expression" in result.found(PROBLEM)[0].findings[0].value
+
+
+def test_a_weight_that_no_target_names_is_found(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
+    groups = targeting(nvfp4[1], [r"re:(.*\.)?layers\.\d+\.(self_attn\.\w+|mlp\.gate_proj|mlp\.down_proj)$"])
+    result = verified(changed(nvfp4[1], tmp_path / "q", untouched, config_groups=groups))
+    findings = [each for each in result.found(PROBLEM)[0].findings if "no config group targets it" in each.value]
+    assert [each.where for each in findings] == ["model.layers.0.mlp.up_proj"]
 
 
 # As a part of a path, layers.1 catches layer 11 too.
@@ -555,8 +597,20 @@ def test_a_fused_layer_quantized_in_part_is_found(tmp_path: Path) -> None:
     assert values(result, "fused_in_part")[0] == "k_proj plain, q_proj mxfp8_e4m3, v_proj mxfp8_e4m3"
 
 
+def test_fused_layers_share_their_single_fp8_scale(tmp_path: Path) -> None:
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("fp8_e4m3"))
+    assert found(verified(folder, tmp_path / "m")) == {}
+
+
 def test_single_fp8_scales_may_differ_with_a_warning(tmp_path: Path) -> None:
-    result = verified(quantized(source(tmp_path / "m"), tmp_path / "q", Options("fp8_e4m3")))
+    """Codes of other producers, with a scale per layer."""
+
+    def halve(tensors: Tensors) -> None:
+        _, scale = tensors["model.layers.0.self_attn.k_proj.weight_scale"]
+        scale -= np.uint16(1 << 7)
+
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("fp8_e4m3"))
+    result = verified(changed(folder, tmp_path / "apart", halve))
     assert found(result).keys() == {"fused_scale"}
     assert result.is_sound
 
@@ -613,7 +667,10 @@ def test_blocks_of_rows_must_end_with_the_members_of_a_fused_layer(tmp_path: Pat
         "model.layers.0.self_attn.v_proj.weight": noise(64, 128),
     }
     folder = quantized(source(tmp_path / "m", tensors), tmp_path / "q", Options("fp8_e4m3_128x128", layout="ct"))
-    assert found(verified(folder)) == {"fused_blocks": ["model.layers.0.self_attn.q_proj.weight"]}
+    result = verified(folder)
+    assert found(result) == {"some_loader": ["model.layers.0.self_attn.q_proj.weight"] * 2}
+    assert values(result, "some_loader") == ["192 rows in blocks of 128"] * 2
+    assert result.is_sound
 
 
 def indexed(folder: Path, output: Path, **total: object) -> Path:

@@ -258,13 +258,16 @@ def test_stacks_of_a_module_are_split_together_or_not_at_all(tmp_path: Path) -> 
         "model.layers.0.mlp.experts.down_proj": noise(4, 32, 32),
         "model.layers.0.self_attn.q_proj.weight": noise(96, 96),
     }
-    config = {"model_type": "qwen3_moe", "hidden_size": 32}
-    quantized(
-        write_model(tmp_path / "m", stacks, config), tmp_path / "out", Options("mxfp4", layout="compressed-tensors")
-    )
+    source = write_model(tmp_path / "m", stacks, {"model_type": "qwen3_moe", "hidden_size": 32})
+    one = (Rule(False, "*.down_proj"),)
+    quantized(source, tmp_path / "out", Options("mxfp4", layout="compressed-tensors", selection=one))
     raw = read_raw(tmp_path / "out" / "model.safetensors")
     assert {name for name in raw if "experts" in name} == {name for name in stacks if "experts" in name}
     assert "model.layers.0.mlp.experts" in settings_of(tmp_path / "out")["ignore"]
+    quantized(source, tmp_path / "both", Options("mxfp4", layout="compressed-tensors"))
+    raw = read_raw(tmp_path / "both" / "model.safetensors")
+    assert "model.layers.0.mlp.experts.3.down_proj.weight_packed" in raw
+    assert not raw.keys() & {name for name in stacks if "experts" in name}
 
 
 def test_a_stack_of_unknown_orientation_is_loudly_kept(tmp_path: Path) -> None:
@@ -276,7 +279,8 @@ def test_a_stack_of_unknown_orientation_is_loudly_kept(tmp_path: Path) -> None:
     )
     assert "model.layers.0.mlp.experts" in settings_of(tmp_path / "out")["ignore"]
     own = quantized(source, tmp_path / "own", Options("mxfp4", layout="mxcli"))
-    assert own.arrangement.notes == ()
+    (note,) = own.arrangement.notes
+    assert note.startswith("transformers 5.24.0 loads this wrongly (run 2026-11): mxfp4_e2m1: it does not know this layout")
     assert "model.layers.0.mlp.experts.gate_up_proj_packed" in read_raw(tmp_path / "own" / "model.safetensors")
 
 
@@ -284,9 +288,10 @@ def test_a_source_made_of_stacks_goes_into_our_own_layout(tmp_path: Path) -> Non
     source = write_model(tmp_path / "m", {"l.experts.gate_up_proj": noise(4, 64, 32)})
     written = quantized(source, tmp_path / "out", Options("mxfp4"))
     assert written.arrangement.layout.name == "mxcli"
-    assert written.arrangement.notes == (
+    assert written.arrangement.notes[:-1] == (
         "Written in the layout mxcli, since compressed-tensors cannot hold most of the weights.",
     )
+    assert written.arrangement.notes[-1].startswith("transformers 5.24.0 loads this wrongly")
 
 
 def test_a_layout_refuses_what_it_cannot_hold_by_name(tmp_path: Path) -> None:
@@ -394,7 +399,7 @@ def test_the_record_says_what_became_of_every_tensor(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", llama(), LLAMA)
     written = quantized(source, tmp_path / "out", Options("nvfp4"), command=("mxcli", "quantize", "m"))
     record = record_of(tmp_path / "out")
-    assert record["schema"] == "mxcli.quantized/2"
+    assert record["schema"] == "mxcli.quantized/3"
     assert record["command"] == ["mxcli", "quantize", "m"]
     assert record["options"]["format"] == "nvfp4"
     assert record["input"]["model.safetensors"]["bytes"] == (source / "model.safetensors").stat().st_size

@@ -11,10 +11,9 @@ import numpy as np
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.directory import GGUF
 from mxcli.files.gguf_names import named_as_gguf
-from mxcli.files.layouts import COLUMN, ROW
-from mxcli.files.structure import LAST, reduction_axis
+from mxcli.files.models.stacks import orientations
 from mxcli.files.tensors import Array, TensorInfo
-from mxcli.flows.plan.plan import TensorPlan
+from mxcli.flows.plan.plan import TensorPlan, axis_of
 from mxcli.flows.write.restore import PlainView
 from mxcli.flows.write.split import pieces_of, read_piece, stack_module
 
@@ -70,8 +69,10 @@ def _experts(source: Checkpoint, info: TensorInfo, view: PlainView) -> dict[str,
     first = next((s.weight for name, s in view.weights.items() if module and name.startswith(f"{module}.")), None)
     if first is None or len(info.shape) != 3:
         return {}
-    axis = ROW if reduction_axis(info, source.config) == LAST else COLUMN
-    pieces = pieces_of(TensorPlan(info, first.scheme, "", axis), view.layout, source.config)
+    stored = orientations(source.tensors, source.config).of(info)
+    axis = axis_of(stored)
+    planned = TensorPlan(info, first.scheme, "", axis, summed=axis if stored.known else None)
+    pieces = pieces_of(planned, view.layout, source.config)
     if isinstance(pieces, str):
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -13,9 +14,9 @@ from mxcli.backends.abi import kernel_scheme
 from mxcli.backends.backend import Backend
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import quantized_from
+from mxcli.files.models.fused import fused_sets
 from mxcli.files.tensors import Array
 from mxcli.flows.measure.amax import SharedAmax, amax_key, largest, oriented
-from mxcli.flows.plan.fused import fused_sets
 from mxcli.flows.verify.against.originals import Originals
 from mxcli.flows.verify.checks.rules import Stated
 from mxcli.flows.verify.subject import Subject
@@ -172,7 +173,10 @@ def tensor_amax(
     backend: Backend, stored: StoredWeight, q: Quantized, scheme: Scheme, amaxes: Sequence[float]
 ) -> tuple[float | None, bool]:
     """Return the first amax that gives the stored tensor scale and True, or the first and False; (None, True) without a
-    stored tensor scale."""
+    stored tensor scale. Where the only scale is of the whole tensor, (None, True) if none gives it: its block shows
+    that."""
+    if q.format.block == (None, None) and q.format.tensor_scale is None:
+        return _amax_of_one_scale(backend, q, scheme, amaxes), True
     directions = _directions(stored)
     if q.format.tensor_scale is None or not directions:
         return None, True
@@ -189,18 +193,29 @@ def tensor_amax(
     return amaxes[0], False
 
 
+def _amax_of_one_scale(backend: Backend, q: Quantized, scheme: Scheme, amaxes: Sequence[float]) -> float | None:
+    """Return the first amax of which the rule makes the only scale of a weight; None if it does of none."""
+    untransformed = replace(scheme, hadamard=None)
+    for amax in amaxes:
+        made = backend.quantize(np.zeros((1, 1), np.float32), "F32", untransformed, tensor_amax=amax, stats=False)
+        if math.isfinite(amax) and same_scales(np.ravel(made.scales), np.ravel(q.scales)):
+            return amax
+    return None
+
+
 class Amaxes:
     """Magnitudes of the source from which the tensor scale of a weight may follow."""
 
     def __init__(self, backend: Backend, originals: Originals | None, subject: Subject) -> None:
         self._backend, self._originals, self._weights = backend, originals, subject.weights
         self._checkpoint = subject.checkpoint
-        self._amax = SharedAmax(fused_sets(subject.weights).values(), self._find)
+        columns = {name: stored.weight.shape[-1] for name, stored in subject.weights.items()}
+        self._amax = SharedAmax(fused_sets(subject.checkpoint.config).among(columns).values(), self._find)
 
     def of(self, stored: StoredWeight) -> list[float]:
         """Return the amax of the weight, of its fused set, and of the weights of its parent module with the same tensor
-        scale; [0.0] for a format without a tensor scale."""
-        if stored.weight.format.tensor_scale is None or self._originals is None:
+        scale; [0.0] for a format without a scale of the whole tensor."""
+        if not stored.weight.format.scales_whole_tensor or self._originals is None:
             return [0.0]
         name = stored.weight.name
         return list(dict.fromkeys([self._amax.own(name), self._amax.of(name), *self._shared(stored)]))
@@ -222,7 +237,8 @@ class Amaxes:
 
     def _place(self, stored: StoredWeight) -> tuple[str, str, bytes]:
         """Return the parent module of a weight, its format, and the bytes of its tensor scale."""
-        scales = [content.entry.name for content in stored.contents if content.holds.name in ("encode", "decode")]
+        holding = ("scales",) if stored.weight.format.tensor_scale is None else ("encode", "decode")
+        scales = [content.entry.name for content in stored.contents if content.holds.name in holding]
         text = b"".join(read(self._checkpoint, self._checkpoint.tensors[name]).tobytes() for name in scales)
         parent = stored.weight.name.removesuffix(".weight").rpartition(".")[0]
         return parent, stored.weight.format.name, text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from mxcli.files.layouts.loaders import unmatched, unread
-from mxcli.flows.plan.fused import fused_sets
+from mxcli.files.loaders.tensor_parallel import CONFIG, uncut
 from mxcli.flows.verify.checks.check import NOTE, PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.checks.fused import sets_among
 from mxcli.flows.verify.subject import Subject
 
 NOT_QUANTIZED = {"embedding": "an embedding table", "norm": "a norm", "router": "a router", "bias": "a bias"}
@@ -82,7 +83,7 @@ def _mixed_sets(subject: Subject) -> Iterator[Finding]:
     plain = {f"{module}.weight" for module in subject.plain_modules}
     tensors = subject.view.tensors if subject.view is not None else {}
     known = [name for name in tensors if name in subject.weights or name in plain]
-    for key, members in fused_sets(known).items():
+    for key, members in sets_among(subject, known).items():
         formats = {name: _format(subject, name) for name in members}
         if len(set(formats.values())) > 1:
             listed = ", ".join(f"{name.split('.')[-2]} {format}" for name, format in formats.items())
@@ -117,21 +118,6 @@ def _unexpected_roles(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 name, f"{what}, quantized", "a plain tensor: most loaders support nothing else", "Exclude it."
             )
-
-
-def _partial_blocks(subject: Subject) -> Iterator[Finding]:
-    """Yield members of fused layers, except the last, whose rows end within a block."""
-    for key, members in fused_sets(subject.weights).items():
-        for name in members[:-1]:
-            weight = subject.weights[name].weight
-            rows = weight.format.block[0] or 1
-            if rows > 1 and weight.shape[-2] % rows:
-                yield Finding(
-                    name,
-                    f"{weight.shape[-2]:,} rows in blocks of {rows}",
-                    f"whole blocks: another member of {key.rpartition('.')[2]} follows in the fused layer",
-                    "vLLM refuses it: use a format with blocks of one row.",
-                )
 
 
 def skipped_ignored(subject: Subject) -> str | None:
@@ -198,85 +184,14 @@ CONFIG_CHECKS: tuple[Check[Subject], ...] = (
     Check(
         "kind", WARNING, "quantized tensors that loaders expect plain", "embeddings, norms, routers", _unexpected_roles
     ),
-    Check(
-        "fused_blocks",
-        WARNING,
-        "fused layers whose members end within a block",
-        "rows of all members except the last, for blocks of several rows",
-        _partial_blocks,
-    ),
 )
-
-
-QUERY = frozenset({"q_proj", "wq", "q", "to_q", "query", "q_b_proj", "kv_b_proj"})
-KEY_VALUE = frozenset({"k_proj", "v_proj", "wk", "wv", "k", "v", "to_k", "to_v", "key", "value"})
-COLUMN_PARALLEL = (
-    QUERY
-    | KEY_VALUE
-    | frozenset(
-        {"qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "fc1", "c_fc", "dense_h_to_4h", "lm_head"}
-    )
-)
-"""Last name parts of modules split by rows (outputs)."""
-ROW_PARALLEL = frozenset({"o_proj", "down_proj", "w2", "wo", "out_proj", "fc2", "dense_4h_to_h"})
-"""Last name parts of modules split by columns (inputs)."""
-HEADS, KEY_VALUE_HEADS = "num_attention_heads", "num_key_value_heads"
 
 
 def _tensor_parallel(subject: Subject) -> Iterator[Finding]:
-    devices = subject.tensor_parallel
-    if devices is None or devices < 2:
-        return
-    heads = _heads(subject.checkpoint.config)
-    yield from _indivisible_heads(heads, devices)
-    for name, stored in subject.weights.items():
-        weight = stored.weight
-        if len(weight.shape) != 2:
-            continue
-        last = name.removesuffix(".weight").rpartition(".")[2]
-        rows, columns = weight.format.block
-        if last in COLUMN_PARALLEL:
-            parts = min(devices, heads.get(KEY_VALUE_HEADS, devices)) if last in KEY_VALUE else devices
-            fault = _fault(weight.shape[0], parts, rows or 1, "rows")
-        elif last in ROW_PARALLEL:
-            fault = _fault(weight.shape[1], devices, columns or 1, "columns")
-        else:
-            continue
-        if fault is not None:
-            yield Finding(name, *fault, "Use fewer devices, or a format with smaller blocks.")
-
-
-def _fault(length: int, parts: int, block: int, what: str) -> tuple[str, str] | None:
-    """Return the value and the need if a length does not divide into whole blocks per device, else None."""
-    if length % (parts * block) == 0:
-        return None
-    each = f"{length / parts:.6g}"
-    need = "a whole number" if block == 1 else f"whole blocks of {block}"
-    return f"{length:,} {what} over {parts} devices are {each} each", f"{need} of {what} for each device"
-
-
-def _indivisible_heads(heads: Mapping[str, int], devices: int) -> Iterator[Finding]:
-    count, shared = heads.get(HEADS), heads.get(KEY_VALUE_HEADS)
-    if count is not None and count % devices:
-        yield Finding("config.json", f"{HEADS} is {count}", f"a multiple of {devices} devices", "Use fewer devices.")
-    if shared is not None and shared % devices and devices % shared:
-        yield Finding(
-            "config.json",
-            f"{KEY_VALUE_HEADS} is {shared}",
-            f"a multiple of {devices} devices, or a number that divides it",
-            "Use fewer devices.",
-        )
-
-
-def _heads(config: Mapping[str, object] | None) -> dict[str, int]:
-    """Return the numbers of heads in the configuration, of the model or of its text part."""
-    parts = [config or {}, *(part for part in (config or {}).values() if isinstance(part, Mapping))]
-    found: dict[str, int] = {}
-    for key in (HEADS, KEY_VALUE_HEADS):
-        values = [value for part in parts if isinstance(value := part.get(key), int) and value > 0]
-        if values:
-            found[key] = values[0]
-    return found
+    weights = [stored.weight for stored in subject.weights.values()]
+    for each in uncut(weights, subject.checkpoint.config, subject.tensor_parallel or 1):
+        or_blocks = "" if each.where == CONFIG else ", or a format with smaller blocks"
+        yield Finding(each.where, each.value, each.need, f"Use fewer devices{or_blocks}.")
 
 
 DEVICE_CHECKS: tuple[Check[Subject], ...] = (

@@ -18,9 +18,8 @@ from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, TensorInfo
 from mxcli.flows.verify.checks.check import NOTE, PROBLEM, WARNING, Check, Finding, some
 from mxcli.flows.verify.errors import widened
 from mxcli.flows.verify.subject import Subject
+from mxcli.flows.write.unread import CACHE_SCALES
 
-CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_scale", ".prob_output_scale")
-"""Scales of attention, which do not belong to a weight."""
 _PIECE = 1 << 24
 _REQUANTIZE = "Requantize it, or update safetensors."
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mxcli.flows.plan.fused import fused_sets
+from mxcli.files.models.fused import fused_sets
 from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.checks.files import activation_scales
 from mxcli.flows.verify.subject import Subject
@@ -26,10 +26,18 @@ class Summarized:
         return "" if self.subject.layout is None else self.subject.layout.fused_by
 
 
-def _differing(scales: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, float]]]:
+def sets_among(subject: Subject, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the sets among weights that engines join in the subject's model."""
+    tensors = {} if subject.view is None else subject.view.tensors
+    shapes = {name: tensors[name].shape for name in names if name in tensors}
+    columns = {name: shape[-1] for name, shape in shapes.items() if shape}
+    return fused_sets(subject.checkpoint.config).among(columns)
+
+
+def _differing(subject: Subject, scales: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, float]]]:
     """Yield the fused sets whose members have different scales; members without a scale are skipped."""
     known = {name: scale for name, scale in scales.items() if not math.isnan(scale)}
-    for key, members in fused_sets(known).items():
+    for key, members in sets_among(subject, known).items():
         own = {name: known[name] for name in members}
         if len(set(own.values())) > 1:
             yield key, own
@@ -56,7 +64,7 @@ def _of_format(summarized: Summarized, *, two_levels: bool) -> dict[str, float]:
 def _tensor_scales(summarized: Summarized) -> Iterator[Finding]:
     if summarized.fused_by:
         return
-    for key, scales in _differing(_of_format(summarized, two_levels=True)):
+    for key, scales in _differing(summarized.subject, _of_format(summarized, two_levels=True)):
         yield Finding(
             key,
             f"tensor scales differ: {_listed(scales)}",
@@ -69,7 +77,7 @@ def _tensor_scales(summarized: Summarized) -> Iterator[Finding]:
 def _some_tensor_scales(summarized: Summarized) -> Iterator[Finding]:
     if not summarized.fused_by:
         return
-    for key, scales in _differing(_of_format(summarized, two_levels=True)):
+    for key, scales in _differing(summarized.subject, _of_format(summarized, two_levels=True)):
         yield Finding(
             key,
             f"tensor scales differ: {_listed(scales)}",
@@ -80,7 +88,7 @@ def _some_tensor_scales(summarized: Summarized) -> Iterator[Finding]:
 
 
 def _single_scales(summarized: Summarized) -> Iterator[Finding]:
-    for key, scales in _differing(_of_format(summarized, two_levels=False)):
+    for key, scales in _differing(summarized.subject, _of_format(summarized, two_levels=False)):
         yield Finding(
             key,
             f"scales differ: {_listed(scales)}",
@@ -96,7 +104,7 @@ def _activations(summarized: Summarized) -> Iterator[Finding]:
         if values.size == 1:
             named.setdefault(ending, {})[f"{module}.weight"] = float(values.reshape(())[()])
     for ending, scales in named.items():
-        for key, own in _differing(scales):
+        for key, own in _differing(summarized.subject, scales):
             yield Finding(
                 key,
                 f"{ending} differs: {_listed(own)}",

@@ -12,14 +12,12 @@ from typing import Any
 
 from mxcli.errors import printable
 from mxcli.files.directory import GGUF
+from mxcli.files.model_counts import excessive_count
 from mxcli.files.model_files import CONFIG
 from mxcli.flows.verify.checks.check import PROBLEM, Check, Finding, some
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.write.restore import without_quantization
 
-MOST = 4096
-"""A configuration that states more layers or experts is not built."""
-_COUNTS = re.compile(r"(layers?|experts?|blocks|heads)$|^(n_layer|depth|num_hidden_groups)$")
 _MATCHING = 0.6
 """Of fewer names matching, the checkpoint has another convention of names."""
 _REARRANGED = re.compile(r"\.experts\.|(^|\.)(inv_freq|position_ids|token_type_ids|rotary_emb|masked_bias|attn\.bias)")
@@ -48,9 +46,9 @@ def parameters_of(subject: Subject) -> Parameters | str:
         return f"{CONFIG} states no model_type"
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None:
         return "transformers and torch are not installed"
-    large = [key for key, value in _numbers(config) if _COUNTS.search(key) and value > MOST]
-    if large:
-        return f"{CONFIG} states a very large {printable(large[0])}"
+    excess = excessive_count(config, len(subject.checkpoint.tensors))
+    if excess is not None:
+        return f"{CONFIG} states {printable(excess)}, which is not built"
     built = _built(config)
     if isinstance(built, str):
         return built
@@ -62,14 +60,6 @@ def parameters_of(subject: Subject) -> Parameters | str:
     if found is None:
         return f"its names are not those of {model}"
     return Parameters(model, expected, found)
-
-
-def _numbers(config: Mapping[str, object], depth: int = 4) -> Iterator[tuple[str, int]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and depth:
-            yield from _numbers(value, depth - 1)
-        elif type(value) is int:
-            yield key, value
 
 
 def _built(config: Mapping[str, object]) -> tuple[str, dict[str, tuple[int, ...]]] | str:

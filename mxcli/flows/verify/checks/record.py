@@ -16,10 +16,12 @@ from mxcli.errors import InputError, printable
 from mxcli.files.checkpoint import read
 from mxcli.files.directory import GGUF, SAFETENSORS
 from mxcli.files.hashes import ContentHash, differing_bytes, hash_of, sha256_of
+from mxcli.files.layouts import LAYOUTS
 from mxcli.files.model_files import CONFIG, RECORD
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.verify.checks.check import PROBLEM, Check, Finding, some
 from mxcli.flows.verify.subject import Subject
+from mxcli.flows.write.names import place_of
 
 ANOTHER_MODEL = 0.9
 """Of more tensors than this share differing, the record is of another model."""
@@ -36,6 +38,10 @@ class Recorded:
     tensors: Mapping[str, ContentHash | str]
     headers: Mapping[str, str]
     files: Mapping[str, str]
+
+    def place_of(self, file: Path) -> str:
+        """Return the name of a weight file in the output, as a record has it."""
+        return place_of(self.subject.checkpoint, file)
 
     @property
     def expected(self) -> dict[str, ContentHash]:
@@ -63,7 +69,7 @@ class Recorded:
         whole = {name for name, found in self.files.items() if self.subject.record.sha256.get(name) == found}
         tensors = self.subject.checkpoint.tensors
         own = self.expected.keys() & self.tensors.keys() - self.differing.keys()
-        return frozenset(own) | {name for name, info in tensors.items() if info.file.name in whole}
+        return frozenset(own) | {name for name, info in tensors.items() if self.place_of(info.file) in whole}
 
     @cached_property
     def is_complete(self) -> bool:
@@ -85,20 +91,22 @@ class Hashing:
         self._subject = subject
         self._pool = ThreadPoolExecutor(threads(), "hash")
         root, record = subject.checkpoint.root, subject.record
-        files = {file.name: file for file in subject.checkpoint.files}
+        place = partial(place_of, subject.checkpoint)
+        files = {place(file): file for file in subject.checkpoint.files}
         submit = self._submit
         # Whole files first: they take longest.
         self._files = {name: submit(sha256_of, root / name) for name in record.sha256 if (root / name).is_file()}
         begins: dict[str, int] = {}
         for info in subject.checkpoint.tensors.values():
-            begins[info.file.name] = min(info.offset, begins.get(info.file.name, info.offset))
+            file = place(info.file)
+            begins[file] = min(info.offset, begins.get(file, info.offset))
         self._headers = {
             name: submit(_header_hash, files[name], begins[name]) for name in record.headers if name in begins
         }
         self._tensors = {
             name: submit(self._tensor_hash, info)
             for name, info in subject.checkpoint.tensors.items()
-            if name in record.stored.get(info.file.name, {})
+            if name in record.stored.get(place(info.file), {})
         }
 
     def __enter__(self) -> Hashing:
@@ -154,6 +162,20 @@ def _malformed(recorded: Recorded) -> Iterator[Finding]:
         )
 
 
+def _other_layout(recorded: Recorded) -> Iterator[Finding]:
+    """Yield the recorded layout if the files are in another one that is read."""
+    layout, stated = recorded.subject.layout, recorded.subject.record.layout
+    known = LAYOUTS.get(stated)
+    # Layouts that differ in the order of scales alone are read by one of them.
+    if layout is not None and stated and (known is None or known.weights is not layout.weights):
+        yield Finding(
+            RECORD,
+            f"'layout' is {printable(stated)}",
+            f"{layout.name}, the layout of the files",
+            "Copy the record of this output again, or the files.",
+        )
+
+
 def _differing(recorded: Recorded) -> Iterator[Finding]:
     record = recorded.subject.record
     if recorded.is_of_another_model:
@@ -202,7 +224,7 @@ def _listing(recorded: Recorded) -> Iterator[Finding]:
     if recorded.is_of_another_model or not record.stored:
         return
     by_shard = {name: shard for shard, entries in record.stored.items() for name in entries}
-    unlisted = {shard for shard in record.stored if shard not in {file.name for file in checkpoint.files}}
+    unlisted = record.stored.keys() - {recorded.place_of(file) for file in checkpoint.files}
     if checkpoint.index is not None and any((checkpoint.root / shard).is_file() for shard in unlisted):
         yield Finding(
             checkpoint.index.name,
@@ -223,8 +245,8 @@ def _listing(recorded: Recorded) -> Iterator[Finding]:
                 "recorded tensors only: nobody knows where this one is from",
                 "Copy the shards of this output again.",
             )
-        elif shard != info.file.name:
-            yield Finding(name, f"is in {info.file.name}", f"{shard}, as {RECORD} says", "Copy the shards again.")
+        elif shard != (found := recorded.place_of(info.file)):
+            yield Finding(name, f"is in {found}", f"{shard}, as {RECORD} says", "Copy the shards again.")
 
 
 def _decided(recorded: Recorded) -> Iterator[Finding]:
@@ -259,7 +281,7 @@ def _decided(recorded: Recorded) -> Iterator[Finding]:
 def _files(recorded: Recorded) -> Iterator[Finding]:
     subject = recorded.subject
     record, root = subject.record, subject.checkpoint.root
-    shards = {file.name for file in subject.checkpoint.files}
+    shards = {recorded.place_of(file) for file in subject.checkpoint.files}
     for name in dict.fromkeys((*record.files, *record.sha256)):
         if not (root / name).is_file():
             yield Finding(name, "missing", f"the file recorded in {RECORD}", "Copy it again.")
@@ -286,6 +308,13 @@ RECORD_CHECKS: tuple[Check[Recorded], ...] = (
         "a record that was changed: it proves nothing",
         "the form of every key and hash",
         _malformed,
+    ),
+    Check(
+        "recorded_layout",
+        PROBLEM,
+        "a record of another layout than the files have: the record or the files are of another output",
+        "the layout that the configuration and the names of tensors show",
+        _other_layout,
     ),
     Check(
         "recorded_bytes",

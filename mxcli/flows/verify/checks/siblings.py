@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -203,26 +203,40 @@ def _order(profiled: Profiled) -> Iterator[Finding]:
                 )
 
 
-def _emptied(profiled: Profiled) -> Iterator[Finding]:
-    for name, profile in profiled.profiles.items():
-        if profile.emptied:
-            yield Finding(
-                profiled.subject.weights[name].contents[0].entry.name,
-                f"{profile.emptied:,} of {profile.blocks:,} blocks hold only zeros and have a usual scale",
-                "codes that reach the top of their blocks: an empty block has the smallest scale, or 1",
-                _COMPARE,
-            )
+@dataclass(frozen=True, slots=True)
+class Oddity:
+    """A profile that no trained weight has: how it shows, the value and the need in words,
+    and whether the codes are named as the place."""
+
+    shows: Callable[[Profile], bool]
+    value: Callable[[Profile], str]
+    need: str
+    at_codes: bool = True
+
+    def find(self, profiled: Profiled) -> Iterator[Finding]:
+        """Yield the weights with such a profile."""
+        for name, profile in profiled.profiles.items():
+            if self.shows(profile):
+                codes = profiled.subject.weights[name].contents[0].entry.name
+                yield Finding(codes if self.at_codes else name, self.value(profile), self.need, _COMPARE)
 
 
-def _constant(profiled: Profiled) -> Iterator[Finding]:
-    for name, profile in profiled.profiles.items():
-        if profile.constant:
-            yield Finding(
-                profiled.subject.weights[name].contents[0].entry.name,
-                f"{profile.constant:,} runs of {RUN_BYTES:,} bytes hold one code only, not 0",
-                "codes that differ, as in a trained layer",
-                _COMPARE,
-            )
+EMPTIED = Oddity(
+    lambda profile: profile.emptied > 0,
+    lambda profile: f"{profile.emptied:,} of {profile.blocks:,} blocks hold only zeros and have a usual scale",
+    "codes that reach the top of their blocks: an empty block has the smallest scale, or 1",
+)
+CONSTANT = Oddity(
+    lambda profile: profile.constant > 0,
+    lambda profile: f"{profile.constant:,} runs of {RUN_BYTES:,} bytes hold one code only, not 0",
+    "codes that differ, as in a trained layer",
+)
+WEAK = Oddity(
+    lambda profile: 0 < profile.weak < profile.blocks,
+    lambda profile: f"{profile.weak:,} of {profile.blocks:,} blocks use less than a third of the range of their codes",
+    "codes that reach the top of their blocks: every rule scales them so",
+    at_codes=False,
+)
 
 
 def _copies(profiled: Profiled) -> Iterator[Finding]:
@@ -261,17 +275,6 @@ def _scales(profiled: Profiled) -> Iterator[Finding]:
 
 
 MANY_BLOCKS, FARTHEST, NARROW = 64, 16.0, 64
-
-
-def _weak(profiled: Profiled) -> Iterator[Finding]:
-    for name, profile in profiled.profiles.items():
-        if 0 < profile.weak < profile.blocks:
-            yield Finding(
-                name,
-                f"{profile.weak:,} of {profile.blocks:,} blocks use less than a third of the range of their codes",
-                "codes that reach the top of their blocks: every rule scales them so",
-                _COMPARE,
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +332,7 @@ SIBLING_CHECKS: tuple[Check[Profiled], ...] = (
         PROBLEM,
         "blocks whose codes were lost",
         "blocks of zeros whose scale is above a 64th of the median, and not 1",
-        _emptied,
+        EMPTIED.find,
     ),
     Check(
         "odd_scales",
@@ -344,7 +347,7 @@ SIBLING_CHECKS: tuple[Check[Profiled], ...] = (
         PROBLEM,
         "weights of which a part has a single value",
         f"runs of {RUN_BYTES:,} equal bytes that are not 0, if most of the weight is not so",
-        _constant,
+        CONSTANT.find,
     ),
     Check(
         "copied_codes",
@@ -358,7 +361,7 @@ SIBLING_CHECKS: tuple[Check[Profiled], ...] = (
         WARNING,
         "blocks that use little of their range",
         "blocks whose largest code is below 0.3 of the largest of the format, though their scale is not clamped",
-        _weak,
+        WEAK.find,
     ),
     Check(
         "odd_magnitude",

@@ -1,0 +1,143 @@
+"""Conditions of loader rules: partial blocks, experts, fused sets, devices, models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from mxcli.files.loaders.rule import Condition, Loading, Place
+from mxcli.files.loaders.tensor_parallel import uncut
+from mxcli.numerics.blocks import grid_shape
+
+if TYPE_CHECKING:
+    from mxcli.files.layouts.layout import Weight
+
+GROUP = 128
+"""Values of an input that engines quantize together for FP8 by blocks."""
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+Places = Sequence[Place]
+
+
+def _each(describe: Callable[[Weight], str | None]) -> Callable[[Loading, Sequence[Weight]], Places]:
+    """Return a function that finds the weights of which `describe` returns a value."""
+
+    def places(loading: Loading, weights: Sequence[Weight]) -> Places:
+        return [Place(weight.name, value) for weight in weights if (value := describe(weight)) is not None]
+
+    return places
+
+
+def is_expert(name: str) -> bool:
+    """Return whether a weight is of one expert of several."""
+    return _EXPERT.search(name) is not None
+
+
+def _partial_inputs(weight: Weight) -> str | None:
+    columns = weight.shape[-1]
+    return f"{columns:,} inputs in groups of {GROUP}" if columns % GROUP else None
+
+
+def _has_unequal_blocks(weight: Weight) -> bool:
+    """Return whether some dimension has several blocks, the last of them partial."""
+    sizes = zip(weight.shape[-2:], weight.format.block, strict=True)
+    return any(block is not None and length > block and length % block > 0 for length, block in sizes)
+
+
+def _divides_into_grid(weight: Weight) -> bool:
+    """Return whether a weight divides into as many equal blocks as it has scales."""
+    grid = grid_shape(weight.format, weight.shape)[-2:]
+    return all(length % count == 0 for length, count in zip(weight.shape[-2:], grid, strict=True))
+
+
+def _uneven(weight: Weight, *, fits: bool) -> str | None:
+    if not _has_unequal_blocks(weight) or _divides_into_grid(weight) != fits:
+        return None
+    return f"{list(weight.shape)} ends in a partial block of {weight.format.block_name}"
+
+
+LATENT = "kv_a_proj_with_mqa"
+"""A member of a set that SGLang joins without cutting it, so that its blocks may be partial."""
+
+
+def _fused_rows(loading: Loading, weights: Sequence[Weight], *, last: bool) -> Iterator[Place]:
+    """Yield members of fused sets that end within a block of rows; the last one of a set only if `last`."""
+    by_name = {weight.name: weight for weight in weights}
+    for key, members in loading.fused.items():
+        quantized = [by_name[name] for name in members if name in by_name]
+        if last and LATENT in key:
+            continue
+        for weight in quantized if last else quantized[:-1]:
+            rows = weight.format.block[0] or 1
+            if len(quantized) > 1 and rows > 1 and weight.shape[-2] % rows:
+                yield Place(weight.name, f"{weight.shape[-2]:,} rows in blocks of {rows}")
+
+
+def _torn(loading: Loading, weights: Sequence[Weight]) -> Iterator[Place]:
+    formats = {weight.name: weight.format.name for weight in loading.weights}
+    own = {weight.name for weight in weights}
+    for key, members in loading.fused.items():
+        found = {name: formats.get(name, "plain") for name in members}
+        if len(set(found.values())) > 1 and not own.isdisjoint(found):
+            yield Place(key, ", ".join(f"{name.split('.')[-2]} {format}" for name, format in found.items()))
+
+
+def _expert(weight: Weight) -> str | None:
+    return "an expert" if is_expert(weight.name) else None
+
+
+def _expert_of_several_blocks(weight: Weight) -> str | None:
+    grid = grid_shape(weight.format, weight.shape)
+    several = any(count > 1 for count in grid)
+    return f"an expert of {' x '.join(map(str, grid))} blocks" if is_expert(weight.name) and several else None
+
+
+def _model_type(loading: Loading, weights: Sequence[Weight]) -> Places:
+    found = loading.config.get("model_type")
+    return [] if found == "gpt_oss" or not weights else [Place("config.json", f"model_type is {found or 'not stated'}")]
+
+
+PARTIAL_INPUTS = Condition(f"a layer's inputs are not a multiple of {GROUP}", _each(_partial_inputs))
+PARTIAL_BLOCKS = Condition(
+    "the last of several blocks is partial, and the length is not a multiple of their number",
+    _each(lambda weight: _uneven(weight, fits=False)),
+)
+UNEVEN_BLOCKS = Condition(
+    "the last of several blocks is partial, and the length is a multiple of their number",
+    _each(lambda weight: _uneven(weight, fits=True)),
+)
+PARTIAL_ROWS = Condition(
+    "a member of a fused set other than its last ends within a block",
+    lambda loading, weights: tuple(_fused_rows(loading, weights, last=False)),
+)
+ANY_PARTIAL_ROWS = Condition(
+    "a member of a fused set ends within a block",
+    lambda loading, weights: tuple(_fused_rows(loading, weights, last=True)),
+)
+TORN = Condition(
+    "members of a fused set have different formats",
+    lambda loading, weights: tuple(_torn(loading, weights)),
+)
+UNSHARED = Condition(
+    "members of a fused set have different scales",
+    lambda loading, weights: [Place(key, "different scales") for key in loading.unshared],
+)
+EXPERTS = Condition("the model has experts", _each(_expert))
+LARGE_EXPERTS = Condition("an expert has several blocks", _each(_expert_of_several_blocks))
+DENSE = Condition(
+    "layers other than experts are quantized",
+    _each(lambda weight: None if is_expert(weight.name) else "not an expert"),
+    of_shapes=False,
+)
+WEIGHT_ONLY = Condition(
+    "the inputs have no stored scale (without --captures)",
+    _each(lambda weight: "no scale of its inputs" if weight.input_scale is None else None),
+)
+OTHER_MODEL = Condition("the model is not gpt-oss", _model_type)
+UNCUT = Condition(
+    "weights or scales do not divide over the devices (--tp)",
+    lambda loading, weights: [
+        Place(each.where, f"{each.value}, not {each.need}")
+        for each in uncut(weights, loading.config, loading.devices or 1)
+    ],
+)

@@ -1,0 +1,240 @@
+"""The table of loader rules: what each engine does with each layout and format.
+
+A rule that was run has the version and month of the run. The others were read in the source or the documents of the
+engine's version. What has no rule is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mxcli.files.loaders.conditions import (
+    ANY_PARTIAL_ROWS,
+    DENSE,
+    EXPERTS,
+    LARGE_EXPERTS,
+    OTHER_MODEL,
+    PARTIAL_BLOCKS,
+    PARTIAL_INPUTS,
+    PARTIAL_ROWS,
+    TORN,
+    UNCUT,
+    UNEVEN_BLOCKS,
+    UNSHARED,
+    WEIGHT_ONLY,
+)
+from mxcli.files.loaders.engine import ENGINES
+from mxcli.files.loaders.rule import (
+    AT_A_LOSS,
+    LOADS,
+    NOT_KNOWN,
+    READ,
+    REFUSES,
+    RUN,
+    WRONGLY,
+    Condition,
+    Evidence,
+    LoaderRule,
+)
+
+CT, MODELOPT, FP8, GPT_OSS, QUARK, GGUF, MXCLI = (
+    "compressed-tensors", "modelopt", "fp8", "gpt-oss", "quark", "gguf", "mxcli",
+)  # fmt: skip
+TORCHAO = ("torchao", "torchao-plain")
+LAYOUTS = (CT, MODELOPT, FP8, GPT_OSS, QUARK, *TORCHAO, GGUF, MXCLI)
+OTHERS_OF_MLX = (CT, MODELOPT, FP8, QUARK, *TORCHAO, MXCLI)
+
+NVFP4, MXFP4, MXFP6, MXFP8 = "nvfp4", "mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e4m3"
+MXFP6_E3M2, MXFP8_E5M2 = "mxfp6_e3m2", "mxfp8_e5m2"
+TENSOR, CHANNEL, BLOCK, E8M0_BLOCK = "fp8_e4m3", "fp8_e4m3_channel", "fp8_e4m3_128x128", "e4m3:e8m0:128x128"
+BLOCKS = (BLOCK, E8M0_BLOCK)
+
+_RUNS = {
+    "transformers": Evidence(RUN, "5.24.0", "2026-11"),
+    "torchao": Evidence(RUN, "0.18.0", "2026-11"),
+    "llama.cpp": Evidence(RUN, "b11549", "2026-11"),
+}
+"""The engines that are run with every rule, with the version and month of the run; of others most rules were read."""
+_VLLM_RUN = Evidence(RUN, "0.32.0", "2026-11")
+"""vLLM on a CPU, which has no kernels for most formats: what it refuses before it looks for one."""
+
+_REGROUP = f"Use --format {CHANNEL} or mxfp8, or --exclude those layers."
+
+
+def _row(
+    engine: str, layouts: str | Sequence[str], formats: Sequence[str], outcome: str, why: str = "", way_out: str = "",
+    when: Condition | None = None, checked_by: str = "", evidence: Evidence | None = None,
+) -> LoaderRule:  # fmt: skip
+    stated = evidence or _RUNS.get(engine) or Evidence(READ, ENGINES[engine].version)
+    named = (layouts,) if isinstance(layouts, str) else tuple(layouts)
+    return LoaderRule(engine, named, tuple(formats), outcome, stated, why, way_out, when, checked_by)
+
+
+def _of_servers(engine: str, layouts: Sequence[str]) -> Iterator[LoaderRule]:
+    """Yield the rules that vLLM and SGLang have in common, for the layouts they load."""
+    fp8 = tuple(layout for layout in layouts if layout != GPT_OSS)
+    yield _row(
+        engine, fp8, BLOCKS, REFUSES, "its kernels quantize a layer's inputs in groups of 128", _REGROUP,
+        when=PARTIAL_INPUTS,
+    )  # fmt: skip
+    every = engine == "sglang"
+    yield _row(
+        engine, [FP8] if every else fp8, BLOCKS, REFUSES,
+        "it joins fused layers, whose blocks of 128 rows must be whole" + ("" if every else " in all but the last"),
+        _REGROUP, when=ANY_PARTIAL_ROWS if every else PARTIAL_ROWS, evidence=None if every else _VLLM_RUN,
+    )  # fmt: skip
+    if every:
+        yield _row(
+            engine, [CT], BLOCKS, REFUSES, "it joins fused layers, whose blocks of 128 rows must be whole in all but "
+            "the last", _REGROUP, when=PARTIAL_ROWS,
+        )  # fmt: skip
+    yield _row(
+        engine, fp8, [TENSOR], AT_A_LOSS,
+        "it has one scale for a fused layer, and quantizes its members again to the largest of theirs",
+        "Requantize with a shared scale, which is the default, or use a scale per row.",
+        when=UNSHARED, checked_by="fused_scale",
+    )  # fmt: skip
+    yield _row(
+        engine, fp8, [], REFUSES, "it joins fused layers, which must have one format",
+        "Quantize the set to one format.", when=TORN, checked_by="fused_in_part",
+    )  # fmt: skip
+    yield _row(
+        engine, layouts, [], REFUSES, "every device needs whole blocks and heads",
+        "Use fewer devices, or a format with smaller blocks.", when=UNCUT, checked_by="tensor_parallel",
+    )  # fmt: skip
+
+
+_NO_SCHEME = "it has no scheme for this format"
+_COMPRESSED_TENSORS = (
+    _row("vllm", CT, [NVFP4, MXFP4, MXFP8, TENSOR, CHANNEL, BLOCK], LOADS),
+    _row(
+        "vllm", CT, [MXFP6], REFUSES, "it has no scheme for mxfp6-pack-quantized",
+        "Use --layout quark, which vLLM reads MXFP6 from.", evidence=_VLLM_RUN,
+    ),
+    _row("sglang", CT, [NVFP4, TENSOR, CHANNEL, BLOCK], LOADS),
+    _row("sglang", CT, [MXFP8], REFUSES, _NO_SCHEME, "Use --layout fp8, which SGLang reads MXFP8 from."),
+    _row("sglang", CT, [MXFP6], REFUSES, _NO_SCHEME),
+    _row("sglang", CT, [MXFP4], NOT_KNOWN, "its kernels for MXFP4 experts are for some devices only"),
+    _row("sglang", CT, [MXFP4], REFUSES, "it has no scheme for MXFP4 outside experts", when=DENSE),
+    _row("transformers", CT, [NVFP4, MXFP4, MXFP6, MXFP8, TENSOR, CHANNEL, BLOCK], LOADS),
+    _row(
+        "transformers", CT, [BLOCK], REFUSES, "compressed-tensors quantizes a layer's inputs in groups of 128",
+        _REGROUP, when=PARTIAL_INPUTS,
+    ),
+    _row(
+        "transformers", CT, [NVFP4], WRONGLY, "it stacks experts and drops their tensor scales, without an error",
+        "Use --format mxfp4, or vLLM or SGLang for NVFP4 experts.", when=EXPERTS,
+    ),
+    _row(
+        "transformers", CT, [MXFP8], REFUSES, "it fails to stack experts with their block scales",
+        "Use --layout fp8, or a format that it stacks, such as mxfp4 or fp8_e4m3_channel.", when=EXPERTS,
+    ),
+    _row(
+        "transformers", CT, [BLOCK], REFUSES, "it fails to stack experts with their block scales",
+        "Use --layout fp8, or --format fp8_e4m3_channel.", when=LARGE_EXPERTS,
+    ),
+    *_of_servers("vllm", [CT, MODELOPT, FP8, QUARK, GPT_OSS]),
+    *_of_servers("sglang", [CT, MODELOPT, FP8, QUARK, GPT_OSS]),
+)  # fmt: skip
+_MODELOPT = (
+    _row("vllm", MODELOPT, [NVFP4, MXFP8, TENSOR, CHANNEL, BLOCK], LOADS),
+    _row(
+        "vllm", MODELOPT, [MXFP4], REFUSES, "it does not know the quant_algo mxfp4", "Use --layout compressed-tensors.",
+    ),
+    _row("sglang", MODELOPT, [NVFP4, TENSOR], LOADS),
+    _row(
+        "sglang", MODELOPT, [MXFP8, CHANNEL, BLOCK, MXFP4], REFUSES,
+        "of ModelOpt's algorithms it reads FP8 and NVFP4, and others only within MIXED_PRECISION",
+        "Use --layout compressed-tensors or fp8.",
+    ),
+    _row("tensorrt-llm", MODELOPT, [NVFP4, TENSOR], LOADS),
+    _row(
+        "tensorrt-llm", MODELOPT, [NVFP4], NOT_KNOWN, "W4A16_NVFP4, weights alone, was not looked up in it",
+        "Give captured inputs with --captures.", when=WEIGHT_ONLY,
+    ),
+    _row(
+        "transformers", MODELOPT, [MXFP8, TENSOR, CHANNEL, BLOCK], WRONGLY,
+        "it does not know ModelOpt's checkpoints and takes codes as values, without an error",
+        "Use --layout compressed-tensors.",
+    ),
+    _row(
+        "transformers", MODELOPT, [NVFP4, MXFP4], REFUSES,
+        "it does not know ModelOpt's checkpoints, and packed codes have other shapes than weights",
+        "Use --layout compressed-tensors.",
+    ),
+)  # fmt: skip
+_FP8 = (
+    _row("transformers", FP8, [BLOCK, E8M0_BLOCK, MXFP8, TENSOR], LOADS),
+    _row(
+        "transformers", FP8, BLOCKS, REFUSES,
+        "where it dequantizes, as on a CPU, it takes all blocks to be equally long",
+        f"Use --format {CHANNEL} with --layout compressed-tensors, or --exclude those layers.", when=PARTIAL_BLOCKS,
+    ),
+    _row(
+        "transformers", FP8, BLOCKS, WRONGLY,
+        "where it dequantizes, as on a CPU, it takes all blocks to be equally long and scales some values by the scale "
+        "of another block, without an error",
+        f"Use --format {CHANNEL} with --layout compressed-tensors, or --exclude those layers.", when=UNEVEN_BLOCKS,
+    ),
+    _row("vllm", FP8, [BLOCK], LOADS),
+    _row("vllm", FP8, [E8M0_BLOCK], LOADS, "it converts the scales to binary32"),
+    _row(
+        "vllm", FP8, [MXFP8], REFUSES, "it takes the quant_method mxfp8 for ModelOpt's, whose scales have other names",
+        "Use --layout modelopt or compressed-tensors.",
+    ),
+    _row(
+        "vllm", FP8, [TENSOR], REFUSES, "it looks for weight_scale where there is one scale per tensor",
+        "Use --layout compressed-tensors.",
+    ),
+    _row("sglang", FP8, [BLOCK, MXFP8], LOADS),
+    _row("sglang", FP8, [E8M0_BLOCK], LOADS, "it converts the scales to binary32"),
+    _row(
+        "sglang", FP8, [TENSOR], REFUSES, "it looks for weight_scale where there is one scale per tensor",
+        "Use --layout compressed-tensors.",
+    ),
+)  # fmt: skip
+_OTHERS = (
+    _row("transformers", GPT_OSS, [MXFP4], LOADS),
+    _row("vllm", GPT_OSS, [MXFP4], LOADS),
+    _row("sglang", GPT_OSS, [MXFP4], LOADS),
+    _row("mlx", GPT_OSS, [MXFP4], LOADS),
+    *(
+        _row(
+            engine, GPT_OSS, [MXFP4], REFUSES, "it reads this layout of gpt-oss models only (model_type gpt_oss)",
+            "Use --layout compressed-tensors.", when=OTHER_MODEL, evidence=Evidence(READ, ENGINES[engine].version),
+        )
+        for engine in ("transformers", "vllm", "sglang", "mlx")
+    ),
+    _row("transformers", TORCHAO, [], LOADS),
+    _row("torchao", TORCHAO, [], LOADS),
+    _row("vllm", QUARK, [MXFP4, MXFP6, MXFP6_E3M2, TENSOR, CHANNEL], LOADS),
+    _row(
+        "transformers", QUARK, [MXFP4, MXFP6, MXFP6_E3M2, TENSOR, CHANNEL], LOADS, "with amd-quark installed",
+    ),
+    _row("sglang", QUARK, [TENSOR, CHANNEL], LOADS),
+    _row(
+        "sglang", QUARK, [MXFP4, MXFP6, MXFP6_E3M2], REFUSES,
+        "of MX formats it reads MXFP4 with quantized inputs only", "Use vLLM.",
+    ),
+    _row("llama.cpp", GGUF, [MXFP4, NVFP4], LOADS),
+    _row("transformers", GGUF, [MXFP4], LOADS),
+    _row(
+        "transformers", GGUF, [NVFP4], REFUSES, "it fails on the tensor scales, x.scale", "Use --format mxfp4.",
+    ),
+    _row(
+        "llama.cpp", [layout for layout in LAYOUTS if layout != GGUF], [], REFUSES, "it reads GGUF files only",
+        "Use --layout gguf.", evidence=Evidence(READ),
+    ),
+    _row(
+        "transformers", MXCLI, [], WRONGLY,
+        "it does not know this layout, and takes codes as values or draws weights at random, without an error",
+        "Use mxcli dequantize.",
+    ),
+    _row("vllm", MXCLI, [], REFUSES, "it does not know the quant_method mxcli", "Use mxcli dequantize."),
+    _row("sglang", MXCLI, [], REFUSES, "it does not know the quant_method mxcli", "Use mxcli dequantize."),
+    _row(
+        "mlx", OTHERS_OF_MLX, [], REFUSES, "its layers have other tensor names (weight, scales), and it loads strictly",
+        "Use mlx_lm.convert on the plain model.",
+    ),
+)  # fmt: skip
+RULES: tuple[LoaderRule, ...] = (*_COMPRESSED_TENSORS, *_MODELOPT, *_FP8, *_OTHERS)

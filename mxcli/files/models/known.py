@@ -1,0 +1,193 @@
+"""What a checkpoint's model is known to be: the role of every tensor, why, and where that is from.
+
+The classes of transformers' modules decide where the model type is known (`transformers_roles.py`, or the installed
+transformers for a type that it lacks), then what published recipes of diffusion models keep, then names alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+from mxcli.errors import printable
+from mxcli.files.models import transformers_roles
+from mxcli.files.models.built import build
+from mxcli.files.models.diffusion import kept_modules
+from mxcli.files.models.names import Config, parts_of, title_of_model
+from mxcli.files.models.served import DIFFUSERS
+from mxcli.files.roles import AUDIO, MTP, SENSITIVE, VISION, WEIGHT
+from mxcli.files.tensors import TensorInfo
+
+_WRITES = re.compile(r"(^|\.)(lm_head|language_model|llm|thinker)\.|^(model\.)?(layers|embed_tokens)\.")
+"""Names of the part that writes text: next to it, towers are apart."""
+_TOWERS = {
+    VISION: re.compile(
+        r"(?i)(^|\.)(visual|vit|vision|vision_[^.]*|image_(encoder|tower)|video_tower|(multi_modal|mm)_projector"
+        r"|(image|img)_(embed|processor|projection)[^.]*|merger|qformer|mlp1)\."
+    ),
+    AUDIO: re.compile(r"(?i)(^|\.)((audio|speech)_?(tower|encoder|model|embed|projection|projector)?)\."),
+}
+"""Towers by name, for models that are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known of a model: its `title` (None: the source names none), and the `source` of its roles ("": names
+    alone, and `unknown` says why). `roles` are by ends of names, `towers` by modules; `class_name` is its class in
+    diffusers ("": it is another model)."""
+
+    title: str | None = None
+    source: str = ""
+    unknown: str = "no config.json names its model"
+    roles: Mapping[str, str] = field(default_factory=dict, repr=False)
+    towers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    class_name: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return `model llama: roles from transformers 5.24.0`, or that it is not known, and why."""
+        title = "model" if self.title is None else f"model {printable(self.title)}"
+        if self.source:
+            return f"{title}: roles from {self.source}"
+        return f"{title}: not known ({self.unknown}); roles by names alone"
+
+    def with_roles(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """Return the tensors with the roles that the model gives them, and why."""
+        writes = any(map(_WRITES.search, tensors))
+        found = {name: self._described(info, writes) for name, info in tensors.items()}
+        layers = {name.removesuffix(".weight"): name for name, info in found.items() if info.role == WEIGHT}
+        for module, row in kept_modules(self.class_name, layers).items() if self.class_name else ():
+            reason = f"{row.why}, kept plain by {row.source}"
+            found[layers[module]] = replace(found[layers[module]], role=SENSITIVE, reason=reason)
+        return found
+
+    def _described(self, info: TensorInfo, writes: bool) -> TensorInfo:
+        role, reason = self._role(info)
+        if role in (WEIGHT, MTP):
+            tower = self._tower(info.name, writes)
+            if tower is not None:
+                role, reason = tower
+        return info if (role, reason) == (info.role, "") else replace(info, role=role, reason=reason)
+
+    def _role(self, info: TensorInfo) -> tuple[str, str]:
+        """Return the role and why; the reason is empty if names decided it."""
+        words = _template(info.name).split(".")
+        if len(info.shape) < 2 or info.role in ("codes", "scale", "lora"):
+            return info.role, ""
+        for count in range(min(len(words), 4), 0, -1):
+            role = self.roles.get(".".join(words[-count:]))
+            if role is not None:
+                return role, f"{REASONS.get(role, role)} in {self.source}"
+        role = self.roles.get("^" + ".".join(words))
+        if role is None and self.title is not None and "." not in info.name and info.role == WEIGHT:
+            return "other", "a parameter of no module"
+        return (info.role, "") if role is None else (role, f"{REASONS.get(role, role)} in {self.source}")
+
+    def _tower(self, name: str, writes: bool) -> tuple[str, str] | None:
+        """Return the tower of a linear layer next to a language model, and why it is one."""
+        parts = name.split(".")[:-1]
+        for part in parts:
+            if part in self.towers:
+                return self.towers[part], f"in {printable(part)}, next to the language model ({self.source})"
+        for sense, pattern in _TOWERS.items():
+            match = pattern.search(name) if writes else None
+            if match is not None:
+                return sense, f"in {printable(match[0].strip('.'))}, next to the language model by its name"
+        return None
+
+
+UNKNOWN = Model()
+"""The model of a source that names none."""
+NATIVE = dict.fromkeys(("t2v", "i2v", "ti2v", "flf2v", "vace", "s2v"), "WanModel")
+"""Model types of diffusion models in their makers' own files, by the class that makers call them."""
+REASONS = {
+    "weight": "linear layer",
+    "embedding": "embedding table",
+    "conv": "convolution",
+    "lm_head": "output head",
+    "router": "chooses experts",
+    "norm": "normalization",
+    "other": "not a linear layer",
+}
+"""Roles in words."""
+
+
+def known_model(config: Config | None) -> Model:
+    """Return what is known of the model that a configuration names."""
+    title = title_of_model(config)
+    if config is None or title is None:
+        return UNKNOWN
+    class_name = config.get("_class_name")
+    if isinstance(class_name, str) and "model_type" not in config:
+        return Model(title, DIFFUSERS, "", class_name=class_name)
+    if config.get("model_type") in NATIVE:
+        return Model(title, DIFFUSERS, "", class_name=NATIVE[str(config["model_type"])])
+    types = [kind for part in parts_of(config) if isinstance(kind := part.get("model_type"), str)]
+    roles, towers = _tables()
+    source = f"transformers {transformers_roles.VERSION}"
+    if types and types[0] == config.get("model_type") and types[0] in _types():
+        return Model(title, source, "", _merged(types, roles), _merged(types, towers))
+    built = build(config) if _may_be_installed(config) else "its model type is not in the table of models"
+    if isinstance(built, str):
+        return Model(title, "", built, _merged(types, roles, nested=True), _merged(types, towers))
+    import transformers
+
+    return Model(
+        title,
+        f"transformers {transformers.__version__}",
+        "",
+        {f"^{_template(name)}": role for name, (role, shape) in built.roles.items() if len(shape) > 1},
+        {path.rpartition(".")[2]: sense for path, sense in built.towers.items()},
+    )
+
+
+def _template(name: str) -> str:
+    """Return a name with the numbers of layers and experts made equal."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "0", name)
+
+
+def _may_be_installed(config: Config) -> bool:
+    """Return whether the installed transformers has a folder for the model type; importing it takes seconds."""
+    found = importlib.util.find_spec("transformers")
+    kind = config.get("model_type")
+    if found is None or found.origin is None or not isinstance(kind, str) or not re.fullmatch(r"[\w.-]+", kind):
+        return False
+    folders = Path(found.origin).parent / "models"
+    return any((folders / name).is_dir() for name in {kind, kind.replace("-", "_"), kind.removesuffix("_text")})
+
+
+def _merged(types: Iterable[str], table: Mapping[str, Mapping[str, str]], *, nested: bool = False) -> dict[str, str]:
+    """Return the rows of model types; the whole names of parts of a model are none of the model itself."""
+    found: dict[str, str] = {}
+    for index, kind in enumerate(dict.fromkeys(types)):
+        part = index > 0 or nested
+        rows = table.get(kind, {})
+        found = {**{key: value for key, value in rows.items() if not (part and key.startswith("^"))}, **found}
+    return found
+
+
+@lru_cache(maxsize=1)
+def _types() -> frozenset[str]:
+    return frozenset(transformers_roles.TYPES.split())
+
+
+@lru_cache(maxsize=1)
+def _tables() -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    """Return roles by ends of names, and senses by modules, of every model type."""
+    return _table(transformers_roles.ROLES), _table(transformers_roles.TOWERS)
+
+
+def _table(text: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    value, key = "", ""
+    for line in text.strip().splitlines():
+        if line.startswith(" "):
+            for kind in line.split():
+                found.setdefault(kind, {})[key] = value
+        else:
+            value, _, key = line.partition(" ")
+    return found

@@ -1,0 +1,60 @@
+"""The layout that all named engines load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mxcli.errors import MxcliError, RefusedError, printable
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.layouts import LAYOUTS, Layout
+from mxcli.files.loaders.engine import listed_engines
+from mxcli.files.loaders.rule import AT_A_LOSS, LOADS
+from mxcli.files.loaders.verdict import Verdict
+from mxcli.flows.plan.plan import Plan
+from mxcli.flows.write.arrange import Arrangement, arrange
+
+
+def layout_for(checkpoint: Checkpoint, plan: Plan, engines: Sequence[str]) -> Layout:
+    """Return the first layout in which all `engines` load a plan; else the first in which some do so at a loss.
+
+    Raises RefusedError with the reason in every layout that can hold the plan, if they load none.
+    """
+    tried: dict[str, tuple[Verdict, ...]] = {}
+    refused: dict[str, str] = {}
+    for layout in LAYOUTS.values():
+        try:
+            arrangement = arrange(checkpoint, plan, layout.name)
+        except MxcliError as error:
+            refused[layout.name] = error.reasons[0]
+            continue
+        if _holds_most(arrangement, plan):
+            tried[layout.name] = tuple(each for each in arrangement.loaders if each.engine.name in engines)
+    for taken in ({LOADS}, {LOADS, AT_A_LOSS}):
+        for name, found in tried.items():
+            if len(found) == len(engines) and {each.outcome for each in found} <= taken:
+                return LAYOUTS[name]
+    details = [f"{name}: {_reasons(found, engines)}" for name, found in tried.items()]
+    details += [f"{name}: {reason}" for name, reason in refused.items() if not tried]
+    raise RefusedError(
+        f"{printable(checkpoint.where)}: no layout of {_formats(plan)} is loaded by {listed_engines(engines)}. Use "
+        "another --format, write one output for each engine, or name a --layout to see what speaks against it.",
+        details,
+    )
+
+
+def _holds_most(arrangement: Arrangement, plan: Plan) -> bool:
+    """Return whether a layout holds at least half of the elements that are to be quantized."""
+    held = sum(task.planned.tensor.elements for task in arrangement.tasks if task.pieces)
+    return 2 * held >= sum(each.tensor.elements for each in plan.quantized)
+
+
+def _reasons(found: Sequence[Verdict], engines: Sequence[str]) -> str:
+    """Return why engines do not load a plan in a layout."""
+    known = {each.engine.name for each in found}
+    reasons = [each.sentence for each in found if each.outcome not in (LOADS, AT_A_LOSS)]
+    unknown = [name for name in engines if name not in known]
+    return "; ".join(reasons + ([f"it is not known whether {listed_engines(unknown)} loads it"] if unknown else []))
+
+
+def _formats(plan: Plan) -> str:
+    return ", ".join(sorted({each.scheme.format.name for each in plan.quantized if each.scheme is not None}))

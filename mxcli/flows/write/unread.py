@@ -1,0 +1,98 @@
+"""Tensors next to codes, markers and algorithms that are not read: with them, the decoded values may be other ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from mxcli.errors import InputError, RefusedError, printable, together
+from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.dialect import MARKER
+from mxcli.files.layouts import Layout, OnDisk
+from mxcli.files.layouts.algorithms import unread_algorithms
+from mxcli.files.layouts.layout import WEIGHT
+from mxcli.files.layouts.modelopt import MODELOPT
+from mxcli.files.tensors import TensorInfo
+
+CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_scale", ".prob_output_scale")
+"""Scales of attention, which do not belong to a weight."""
+_FP8_MARKERS = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+"""Formats of markers whose codes and scales are stored as in other files, and the dtype of the codes."""
+_MARKER_BYTES = 1 << 16
+_INSTEAD = "Use the checkpoint that it was made from."
+
+
+def refuse_unread_settings(checkpoint: Checkpoint, layout: Layout, disk: OnDisk) -> None:
+    """Raise RefusedError for markers of another order of codes or scales than the layout has, and for algorithms that
+    are not read."""
+    found = [f"{printable(name)} {fault}" for name, fault in misread_markers(checkpoint).items()]
+    found += [unread_algorithm(where, name) for name, where in stated_algorithms(layout, disk).items()]
+    if found:
+        where = printable(checkpoint.where)
+        raise together(RefusedError, where, [f"{where}: {each}. {_INSTEAD}" for each in found])
+
+
+def stated_algorithms(layout: Layout, disk: OnDisk) -> dict[str, str]:
+    """Return the algorithms that a checkpoint states and that are not read, with the layer that states each."""
+    return unread_algorithms(disk) if layout is MODELOPT else {}
+
+
+def unread_algorithm(where: str, name: str) -> str:
+    """Return a clause on an algorithm that is not read, stated for a layer ("": for all)."""
+    layer = f" of {printable(where)}" if where else ""
+    return f"the quant_algo{layer} is {printable(name)}, which mxcli does not read"
+
+
+def misread_markers(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the markers (`X.comfy_quant`) that do not state plain FP8 codes with a scale, and what each states."""
+    found: dict[str, str] = {}
+    for name, info in checkpoint.tensors.items():
+        if not name.endswith(MARKER):
+            continue
+        stated = _marked(checkpoint, info)
+        codes = checkpoint.tensors.get(name.removesuffix(MARKER) + WEIGHT)
+        if codes is None or _FP8_MARKERS.get(stated) != codes.dtype:
+            found[name] = f"states '{printable(stated)}', whose order of codes and scales mxcli does not read"
+    return found
+
+
+def _marked(checkpoint: Checkpoint, info: TensorInfo) -> str:
+    """Return the format that a marker states; "unknown" if it cannot be read."""
+    if info.nbytes > _MARKER_BYTES or info.dtype not in ("U8", "I8"):
+        return "unknown"
+    try:
+        content = json.loads(read(checkpoint, info).tobytes())
+    except (InputError, ValueError, RecursionError):
+        return "unknown"
+    stated = content.get("format") if isinstance(content, Mapping) else None
+    return stated if isinstance(stated, str) else "unknown"
+
+
+def unread_parts(tensors: Mapping[str, TensorInfo], weights: Mapping[str, object]) -> Iterator[tuple[TensorInfo, str]]:
+    """Yield each of the tensors that is named as a part of one of the weights, which are quantized, and is none: it is
+    in the same module, or its name begins with that of the weight. Biases and scales of attention are none."""
+    modules = {name.removesuffix(WEIGHT): name for name in weights if name.endswith(WEIGHT)}
+    for name, info in tensors.items():
+        parent, _, last = name.rpartition(".")
+        if name in weights or last.endswith("bias") or name.endswith(CACHE_SCALES):
+            continue
+        if parent in modules:
+            yield info, modules[parent]
+        else:
+            beginnings = (name[:at] for at, character in enumerate(name) if character in "._")
+            if (weight := next((each for each in beginnings if each in weights), None)) is not None:
+                yield info, weight
+
+
+def refuse_unread_parts(
+    checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], weights: Mapping[str, object]
+) -> None:
+    """Raise RefusedError with every tensor that is named as a part of a quantized weight and is not read."""
+    where = printable(checkpoint.where)
+    found = [
+        f"{where}: {printable(info.name)} ({info.dtype} {list(info.shape)}) is next to the codes of "
+        f"{printable(weight)} and is not read: with it, the weight may be another one. {_INSTEAD}"
+        for info, weight in unread_parts(tensors, weights)
+    ]
+    if found:
+        raise together(RefusedError, f"{where}: tensors next to codes are not read", found)
