@@ -63,9 +63,10 @@ def dequantize(
         report_unfinished(restored.outcome, output)
         raise typer.Exit(INTERRUPTED)
     record = {"source": source, "output": output, "layout": restored.layout, "dtypes": restored.dtypes, "notes": notes}
+    record["accounting"] = restored.accounting.record()
     deliver_forms(
         results,
         messages.stdout(),
         json=lambda: json_text("dequantize", record),
-        text=lambda screen: restored_line(checkpoint, restored),
+        text=lambda screen: restored_line(restored),
     )

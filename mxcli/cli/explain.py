@@ -36,22 +36,22 @@ def explain(
       mxcli explain nvfp4
       mxcli explain underflowed
       mxcli explain layouts
+      mxcli explain loaders
       mxcli explain compressed-tensors
       mxcli explain training
       mxcli explain training:nvfp4
     """
     from mxcli.files.layouts import LAYOUTS
     from mxcli.numerics.training import TRAINING_RECIPES
-    from mxcli.output.explanation import LAYOUT_TABLE, TRAINING, find_topics, names_page, topic_page
-    from mxcli.output.loaders import layouts_table
+    from mxcli.output.explanation import TABLES, TRAINING, find_topics, names_page, topic_page
     from mxcli.output.training import training_table
 
     screen = messages.stdout()
     if name is None:
         deliver(names_page(screen))
         return
-    if name.strip().lower() == LAYOUT_TABLE:
-        deliver("\n".join(layouts_table(LAYOUTS.values(), screen)))
+    if (table := TABLES.get(name.strip().lower())) is not None:
+        deliver("\n".join(table(LAYOUTS.values(), screen)))
         return
     if name.strip().lower() == TRAINING:
         deliver(training_table(TRAINING_RECIPES.values(), screen))

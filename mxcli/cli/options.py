@@ -76,7 +76,7 @@ Engines = Annotated[
         "--for",
         metavar="ENGINE[,ENGINE...]",
         autocompletion=completes(_ENGINE_NAMES, listed=True),
-        help="Engines that must load the output as its weights are, such as vllm,transformers; `mxcli explain layouts` "
+        help="Engines that must load the output as its weights are, such as vllm,transformers; `mxcli explain loaders` "
         "lists what they load.",
     ),
 ]

@@ -47,16 +47,17 @@ class Accounting:
     carried: tuple[Accounted, ...]
     left_out: tuple[Accounted, ...]
 
-    def record(self, tensors: Mapping[str, Tensors]) -> dict[str, object]:
-        """Return the accounting as a record has it, with the tensors of the weights by what is done with them."""
+    def record(self, tensors: Mapping[str, Tensors] | None = None) -> dict[str, object]:
+        """Return the accounting as JSON; a record also has the tensors of the weights by what is done with them."""
         every = (*self.read, *self.carried, *self.left_out)
         carried = {**_sums(self.carried), WEIGHT_FILES: [each.name for each in self.carried if each.is_weights]}
+        counted = {what: {TENSORS: each.count, BYTES: each.nbytes} for what, each in (tensors or {}).items()}
         return {
             **_sums(every),
             READ: _sums(self.read),
             CARRIED: carried,
             LEFT_OUT: {**_sums(self.left_out), LISTED: [_entry(each) for each in _shortened(self.left_out)]},
-            TENSORS: {what: {TENSORS: each.count, BYTES: each.nbytes} for what, each in tensors.items()},
+            **({} if tensors is None else {TENSORS: counted}),
         }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from mxcli.errors import InputError, printable, together
 from mxcli.files.plain import file_problem, read_json_object
 from mxcli.files.tensors import TensorInfo
-from mxcli.files.trainers.formats import format_of, is_state, refusal
+from mxcli.files.trainers.formats import format_of, holds_format, is_state
 from mxcli.files.trainers.names import is_left_out, own_names
 
 SAFETENSORS, PYTORCH, GGUF, NUMPY = "safetensors", "pytorch", "gguf", "numpy"
@@ -77,6 +77,8 @@ def choose_index(root: Path, names: list[str], notes: list[str]) -> str | None:
     Raises InputError if there are several and none has the usual name.
     """
     for usual in USUAL_INDEXES:
+        if SOLE[SAFETENSORS] in names and usual.startswith(SOLE[PYTORCH]):
+            break  # Loaders take the safetensors file.
         found = [name for name in names if name.endswith(Path(usual.removesuffix(INDEX_SUFFIX)).suffix + INDEX_SUFFIX)]
         if usual in found:
             if len(found) > 1:
@@ -211,7 +213,7 @@ def without_weights(root: Path, names: list[str]) -> str:
     if foreign:
         listed = ", ".join(map(printable, foreign[:3]))
         return f"{shown}: no weights that can be read, only {listed}; give safetensors or PyTorch files."
-    holding = [printable(folder.name) for folder in folders if _holds_weights(root, folder)]
+    holding = [printable(folder.name) for folder in folders if _holds_weights(folder)]
     if holding:
         return f"{shown}: no weights in it, but in its folders {', '.join(holding[:10])}; give one of those."
     of_format = format_of(root)
@@ -223,10 +225,10 @@ def without_weights(root: Path, names: list[str]) -> str:
     return f"{shown}: no weights in it; {', '.join(KINDS)} or {INDEX_SUFFIX} files are needed."
 
 
-def _holds_weights(root: Path, folder: Path) -> bool:
+def _holds_weights(folder: Path) -> bool:
     """Return whether a folder has weights that can be read, other than parts of a format of several files."""
     names = [name for name in listing(folder) if Path(name).suffix in KINDS and not is_state(name)]
-    return bool(names) and refusal(root, [f"{folder.name}/{name}" for name in names]) is None
+    return bool(names) and not holds_format(folder)
 
 
 def counted(names: list[str]) -> str:

@@ -59,6 +59,11 @@ FOREIGN = (
         "give it the ending .pt if PyTorch wrote it",
     ),
     Foreign(
+        lambda head: head[257:262] == b"ustar",
+        "a tar archive, as NeMo writes them",
+        "unpack it, or convert it with the program that wrote it",
+    ),
+    Foreign(
         lambda head: head.startswith(b"\x89HDF\r\n"),
         "an HDF5 file",
         "convert it to safetensors first",

@@ -51,7 +51,7 @@ _ROUTERS = (
     r"(^|[._])(router|shared_expert_gate)(\.|$)|(^|\.)(mlp|moe|ffn|feed_forward|\w+_moe|mixer)\.gate\."
     r"|(^|\.)ffn_gate_inp(_shexp)?\."
 )
-_NORMS = r"(?i)(^|\.)([^.]*norm(?!al)[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)\.(weight|gamma|scale|g)$"
+_NORMS = r"(?i)(^|\.)([^.]*norm(?!al(?!i[sz]))[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)\.(weight|gamma|scale|g)$"
 _TABLES = (
     r"(?!patch)[^.]*(embed(ding)?s?|embd)|(embed_(tokens|in|positions)|positional_embed)[^.]*|wte|wpe|shared"
     r"|((tok|pos|word|label|type|class|seg|rel_pos|time)_)?emb|pe|[^.]*(embedding_table|codebooks?)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from mxcli.errors import UsageError, did_you_mean, printable
@@ -24,7 +24,7 @@ from mxcli.numerics.scale_rules import (
 from mxcli.numerics.scheme import scale_rules
 from mxcli.numerics.training import TRAINING_RECIPES, TrainingRecipe
 from mxcli.output.formats import TEXT_WIDTH, facts_lines, format_page, scalar_facts
-from mxcli.output.loaders import rule_sentences
+from mxcli.output.loaders import layouts_table, loaders_table, rule_sentences
 from mxcli.output.screen import Screen, bold
 from mxcli.output.training import training_facts
 
@@ -42,8 +42,11 @@ Row = (
     | Transform
 )
 
-LAYOUT_TABLE = "layouts"
-"""The name of the table of layouts with the engines that load them."""
+TABLES: Mapping[str, Callable[[Iterable[Layout], Screen], list[str]]] = {
+    "layouts": layouts_table,
+    "loaders": loaders_table,
+}
+"""Tables of all layouts with the engines that load them, and with the formats that each engine loads."""
 TRAINING = "training"
 """Prefix of the names of training recipes, some of which are named as their format."""
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mxcli.files.loaders.engine import ENGINES
-from mxcli.files.loaders.rule import AT_A_LOSS, NOT_KNOWN, OUTCOMES, READ, RUN, WRONGLY
+from mxcli.files.loaders.rule import AT_A_LOSS, LOADS, NOT_KNOWN, OUTCOMES, RUN, WRONGLY
 from mxcli.files.loaders.rules import RULES
-from mxcli.files.loaders.verdict import engines_loading, formats_loaded
+from mxcli.files.loaders.verdict import engines_loading
 from mxcli.output.fields import TEXT, TEXT_OR_NULL, Field, Fields, choice
 from mxcli.output.screen import Screen
 from mxcli.output.table import Column, Row, aligned
@@ -55,41 +55,42 @@ def _sentence(rule: LoaderRule, layout: Layout) -> str:
 
 
 def layouts_table(layouts: Iterable[Layout], screen: Screen) -> list[str]:
-    """Return the engines that load each layout, with what they load of it, and how that is known."""
-    columns = (Column("layout", right=False), Column("loaded by", right=False), Column("known by", right=False),
-               Column("formats", right=False))  # fmt: skip
+    """Return the engines that load each layout in some format, with the best way in which that is known."""
+    columns = (Column("layout", right=False), Column("loaded by, in some formats at least", right=False))
     rows: list[Row] = []
     for layout in layouts:
-        engines = engines_loading(layout.name)
-        for name in engines:
-            loaded = formats_loaded(layout.name, name, layout.formats)
-            first = layout.name if name == engines[0] else ""
-            rows.append([first, _title_of(layout, name), _evidence(layout, name), _listed(loaded, layout)])
-        if not engines:
-            rows.append([layout.name, "mxcli only (mxcli dequantize)", "", "all"])
+        best: dict[str, LoaderRule] = {}
+        for rule in sorted(_loading_rules(layout), key=lambda rule: rule.evidence.kind != RUN):
+            best.setdefault(rule.engine, rule)
+        listed = [f"{_title(best[name])} ({best[name].evidence})" for name in ENGINES if name in best]
+        rows.append([layout.name, ", ".join(listed) or "none: mxcli dequantize reads it back"])
     return aligned(columns, rows, screen)
+
+
+def loaders_table(layouts: Iterable[Layout], screen: Screen) -> list[str]:
+    """Return the engines that load each layout, with the formats that they load, and how that is known."""
+    columns = (Column("layout", right=False), Column("loaded by", right=False), Column("known by", right=False),
+               Column("formats", right=False))  # fmt: skip
+    by_rows: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
+    for layout in layouts:
+        loaded = ((_title(rule), str(rule.evidence), _listed(rule, layout)) for rule in _loading_rules(layout))
+        by_rows.setdefault(tuple(loaded), []).append(layout.name)
+    rows: list[Row] = []
+    for cells, names in by_rows.items():
+        rows += [["" if at else ", ".join(names), *row] for at, row in enumerate(cells)]
+    return aligned(columns, rows, screen)
+
+
+def _loading_rules(layout: Layout) -> list[LoaderRule]:
+    """Return the rules with which engines load a layout, by engine."""
+    rules = [rule for name in ENGINES for rule in RULES if rule.engine == name and layout.name in rule.layouts]
+    return [rule for rule in rules if rule.when is None and rule.outcome in (LOADS, AT_A_LOSS)]
 
 
 def _title(rule: LoaderRule) -> str:
     return f"{ENGINES[rule.engine].title} {rule.evidence.version}".rstrip()
 
 
-def _rules_that_load(layout: Layout, engine: str) -> list[LoaderRule]:
-    rules = [rule for rule in RULES if rule.engine == engine and layout.name in rule.layouts and rule.when is None]
-    return [rule for rule in rules if formats_loaded(layout.name, engine, rule.formats or layout.formats)]
-
-
-def _title_of(layout: Layout, engine: str) -> str:
-    return _title(_rules_that_load(layout, engine)[0])
-
-
-def _evidence(layout: Layout, engine: str) -> str:
-    found = [rule.evidence for rule in _rules_that_load(layout, engine)]
-    return str(next((each for each in found if each.kind != RUN), found[0])) if found else READ
-
-
-def _listed(loaded: Sequence[str], layout: Layout) -> str:
-    missing = [name for name in layout.formats if name not in loaded]
-    if not missing:
-        return "all"
-    return ", ".join(loaded) if len(loaded) <= len(missing) else f"all but {', '.join(missing)}"
+def _listed(rule: LoaderRule, layout: Layout) -> str:
+    loaded = [name for name in layout.formats if rule.covers(name)]
+    return "all" if len(loaded) == len(layout.formats) else ", ".join(loaded)

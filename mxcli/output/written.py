@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mxcli.errors import printable
-from mxcli.files.accounting import Accounted, Accounting
+from mxcli.files.accounting import ACCOUNTING, Accounted, Accounting
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import RECORD
 from mxcli.files.progress import Share
@@ -79,10 +79,12 @@ def _bytes(files: Sequence[Accounted]) -> str:
     return byte_size(sum(each.nbytes for each in files))
 
 
-def restored_line(checkpoint: Checkpoint, restored: Restored) -> str:
+def restored_line(restored: Restored) -> str:
     """Return a line on a complete output of plain floats."""
-    words = accounting_words(accounting_of(checkpoint))
-    return f"written to {printable(restored.folder)}: {counted(len(restored.dtypes), 'weight')} dequantized; {words}"
+    return (
+        f"written to {printable(restored.folder)}: {counted(len(restored.dtypes), 'weight')} dequantized; "
+        f"{accounting_words(restored.accounting)}"
+    )
 
 
 def written_line(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, folder: str) -> str:
@@ -102,6 +104,7 @@ def written_record(checkpoint: Checkpoint, arrangement: Arrangement, folder: str
         "files": output_files(checkpoint, arrangement),
         "output_bytes": arrangement.output_bytes,
         "ignored": list(arrangement.ignored),
+        ACCOUNTING: accounting_of(checkpoint).record(),
         "loaders": [LOADER.record(verdict) for verdict in arrangement.loaders],
     }
 

@@ -3,12 +3,21 @@ the inputs of a forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-TEXT, ENCODER_DECODER, MASKED, IMAGES, SPEECH, VISION = "text", "encoder-decoder", "masked", "images", "speech", "vision"
+TEXT, ENCODER_DECODER, MASKED, IMAGES, SPEECH, VISION = (
+    "text",
+    "encoder-decoder",
+    "masked",
+    "images",
+    "speech",
+    "vision",
+)
 STATE, EXPERTS, CLASSES = "state space", "experts", "classes"
+
+FP4, ALL = ("nvfp4", "mxfp4"), ("mxfp8", "nvfp4", "mxfp4")
 
 IDS: Mapping[str, Any] = {"input_ids": (1, 16)}
 BOTH: Mapping[str, Any] = {"input_ids": (1, 16), "decoder_input_ids": (1, 10)}
@@ -18,25 +27,43 @@ WAVE: Mapping[str, Any] = {"input_values": (1, 800)}
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A class of transformers; `inputs` are shapes (tuples: tokens where the name ends in `ids`, else floats) or
-    values (lists), with `images` tokens of the id `image_token` before the others."""
+    """A class of transformers and the changes of its tiny configuration.
+
+    `inputs` are shapes (tuples: of tokens where the name ends in `ids`, else of floats) or values; the second to
+    `images` of the tokens stand for an image. `draws` is False if the class's own weights are kept: those of layers
+    without a norm before them, which others would saturate. Formats in `dense` load with dequantize=True only:
+    transformers initializes layers first, by weights that packed ones do not have, or ties weights without scales.
+    `refused` are formats that `--for transformers` refuses, with what it says, unless `plain` is excluded.
+    """
 
     kind: str
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=lambda: IDS)
-    image_token: int = 127
     images: int = 0
+    draws: bool = True
+    dense: Sequence[str] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    plain: str = ""
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *map(str, self.changes)][:2])
 
 
-def _rows(kind: str, inputs: Mapping[str, Any], names: str, **changes: Any) -> tuple[Architecture, ...]:
-    return tuple(Architecture(kind, name, changes, inputs) for name in names.split())
+def _rows(kind: str, names: str, inputs: Mapping[str, Any] = IDS, **more: Any) -> tuple[Architecture, ...]:
+    return tuple(Architecture(kind, name, inputs=inputs, **more) for name in names.split())
 
 
 def _images(name: str, changes: Mapping[str, Any], tokens: int, **inputs: Any) -> Architecture:
     return Architecture(IMAGES, name, changes, {**IDS, **(inputs or PIXELS)}, images=tokens)
 
 
+_NOTHING = dict.fromkeys(("mxfp8", "nvfp4"), "nothing to quantize")
+_SEPARATE: dict[str, Any] = {
+    "refused": {"mxfp8": "it fails to stack experts", "nvfp4": "it stacks experts and drops their tensor scales"},
+    "plain": "*.experts.*",
+}
+_HYBRID = ["mamba", "hybrid"] * 2
 _NEMOTRON = {"moe_shared_expert_intermediate_size": 128, "mamba_num_heads": 4, "ssm_state_size": 16, "n_groups": 1}
 _TOWER = {"image_size": 32, "patch_size": 16}
 _IMAGE = {"image_token_id": 127}
@@ -48,89 +75,101 @@ _SPEECH |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}
 ARCHITECTURES: tuple[Architecture, ...] = (
     *_rows(
         TEXT,
-        IDS,
         """
         LlamaForCausalLM MistralForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM GemmaForCausalLM Gemma2ForCausalLM
-        Gemma3ForCausalLM GPT2LMHeadModel GPTNeoXForCausalLM GPTBigCodeForCausalLM OPTForCausalLM BloomForCausalLM
-        FalconForCausalLM PhiForCausalLM Phi3ForCausalLM StableLmForCausalLM CohereForCausalLM Cohere2ForCausalLM
-        OlmoForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM Starcoder2ForCausalLM GraniteForCausalLM GlmForCausalLM
-        Glm4ForCausalLM Exaone4ForCausalLM SmolLM3ForCausalLM NemotronForCausalLM HunYuanDenseV1ForCausalLM
-        ArceeForCausalLM ApertusForCausalLM SeedOssForCausalLM HeliumForCausalLM DiffLlamaForCausalLM
-        PersimmonForCausalLM BioGptForCausalLM XGLMForCausalLM NanoChatForCausalLM VaultGemmaForCausalLM
-        DogeForCausalLM Ernie4_5ForCausalLM OpenAIGPTLMHeadModel ModernBertDecoderForCausalLM MptForCausalLM
-        BitNetForCausalLM
+        Gemma3ForCausalLM GPTNeoXForCausalLM OPTForCausalLM BloomForCausalLM PhiForCausalLM Phi3ForCausalLM
+        StableLmForCausalLM CohereForCausalLM Cohere2ForCausalLM OlmoForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM
+        Starcoder2ForCausalLM GraniteForCausalLM GlmForCausalLM Glm4ForCausalLM Exaone4ForCausalLM SmolLM3ForCausalLM
+        NemotronForCausalLM HunYuanDenseV1ForCausalLM ArceeForCausalLM ApertusForCausalLM SeedOssForCausalLM
+        HeliumForCausalLM DiffLlamaForCausalLM PersimmonForCausalLM BioGptForCausalLM XGLMForCausalLM
+        VaultGemmaForCausalLM DogeForCausalLM Ernie4_5ForCausalLM MptForCausalLM BitNetForCausalLM
         """,
     ),
-    Architecture(TEXT, "LlamaForCausalLM", {"tie_word_embeddings": True}),
-    Architecture(TEXT, "Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+    *_rows(TEXT, "GPTBigCodeForCausalLM FalconForCausalLM NanoChatForCausalLM ModernBertDecoderForCausalLM", dense=FP4),
+    *_rows(TEXT, "GPT2LMHeadModel OpenAIGPTLMHeadModel", refused=_NOTHING),
+    *_rows(TEXT, "LlamaForCausalLM Qwen3ForCausalLM", changes={"tie_word_embeddings": True}),
     Architecture(TEXT, "GPTNeoForCausalLM", {"attention_types": [[["global", "local"], 1]]}),
-    Architecture(TEXT, "GPTJForCausalLM", {"rotary_dim": 16}),
-    Architecture(TEXT, "CodeGenForCausalLM", {"rotary_dim": 16}),
-    Architecture(TEXT, "CTRLLMHeadModel", {"dff": 128}),
-    Architecture(TEXT, "FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 1}),
-    *_rows(STATE, IDS, "RwkvForCausalLM Lfm2ForCausalLM"),
-    Architecture(STATE, "MambaForCausalLM", {"time_step_rank": 32}),
-    Architecture(STATE, "FalconMambaForCausalLM", {"time_step_rank": 32}),
-    Architecture(STATE, "Mamba2ForCausalLM", {"num_heads": 4, "n_groups": 1, "state_size": 16}),
-    Architecture(STATE, "JambaForCausalLM", {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 32}),
+    Architecture(TEXT, "CTRLLMHeadModel", {"dff": 128}, dense=ALL),
+    *_rows(TEXT, "GPTJForCausalLM CodeGenForCausalLM", changes={"rotary_dim": 16}),
+    Architecture(TEXT, "FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 1}, dense=FP4),
+    *_rows(STATE, "Lfm2ForCausalLM FalconH1ForCausalLM"),
+    *_rows(STATE, "RwkvForCausalLM xLSTMForCausalLM", dense=FP4),
+    *_rows(STATE, "MambaForCausalLM FalconMambaForCausalLM", changes={"time_step_rank": 32}, dense=FP4),
+    Architecture(STATE, "Mamba2ForCausalLM", {"num_heads": 4, "n_groups": 1, "state_size": 16}, dense=FP4),
     Architecture(STATE, "BambaForCausalLM", {"attn_layer_indices": [1], "mamba_n_heads": 4}),
-    Architecture(STATE, "ZambaForCausalLM", {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2}),
-    Architecture(STATE, "Zamba2ForCausalLM", {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2}),
-    Architecture(STATE, "FalconH1ForCausalLM", {}),
-    Architecture(STATE, "NemotronHForCausalLM", _NEMOTRON),
-    Architecture(STATE, "RecurrentGemmaForCausalLM", {"num_hidden_layers": 3}),
-    Architecture(STATE, "xLSTMForCausalLM", {}),
+    Architecture(STATE, "ZambaForCausalLM", {"layer_types": _HYBRID, "num_hidden_layers": 4}, dense=ALL),
+    Architecture(STATE, "Zamba2ForCausalLM", {"layers_block_type": _HYBRID, "num_hidden_layers": 4}, dense=ALL),
+    Architecture(STATE, "RecurrentGemmaForCausalLM", {"num_hidden_layers": 3}, dense=FP4),
     *_rows(
         EXPERTS,
-        IDS,
         """
         MixtralForCausalLM Qwen2MoeForCausalLM Qwen3MoeForCausalLM OlmoeForCausalLM DeepseekV2ForCausalLM
-        PhimoeForCausalLM JetMoeForCausalLM GptOssForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM
-        Glm4MoeForCausalLM MiniMaxForCausalLM MiniMaxM2ForCausalLM Ernie4_5_MoeForCausalLM HunYuanMoEV1ForCausalLM
-        FlexOlmoForCausalLM Llama4ForCausalLM
+        PhimoeForCausalLM Glm4MoeForCausalLM MiniMaxForCausalLM MiniMaxM2ForCausalLM Ernie4_5_MoeForCausalLM
+        HunYuanMoEV1ForCausalLM FlexOlmoForCausalLM
         """,
+        **_SEPARATE,
     ),
-    Architecture(EXPERTS, "DeepseekV3ForCausalLM", {"first_k_dense_replace": 1, "head_dim": 16}),
-    Architecture(EXPERTS, "DbrxForCausalLM", {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8}, "ffn_config": {"moe_top_k": 4}}),
-    Architecture(EXPERTS, "Qwen3NextForCausalLM", {"layer_types": ["linear_attention", "full_attention"]}),
-    Architecture(EXPERTS, "GraniteMoeHybridForCausalLM", {}),
-    Architecture(EXPERTS, "Lfm2MoeForCausalLM", {"layer_types": ["conv", "full_attention"]}),
-    Architecture(EXPERTS, "Dots1ForCausalLM", {"n_shared_experts": 1}),
+    Architecture(EXPERTS, "DeepseekV3ForCausalLM", {"first_k_dense_replace": 1, "head_dim": 16}, **_SEPARATE),
+    Architecture(EXPERTS, "Qwen3NextForCausalLM", {"layer_types": ["linear_attention", "full_attention"]}, **_SEPARATE),
+    Architecture(
+        EXPERTS, "Lfm2MoeForCausalLM", {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, **_SEPARATE
+    ),
+    Architecture(EXPERTS, "Dots1ForCausalLM", {"n_shared_experts": 1}, **_SEPARATE),
+    Architecture(EXPERTS, "NemotronHForCausalLM", _NEMOTRON, **_SEPARATE),
+    Architecture(
+        EXPERTS, "JambaForCausalLM", {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 32}, **_SEPARATE
+    ),
+    *_rows(
+        EXPERTS,
+        "JetMoeForCausalLM GptOssForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM "
+        "GraniteMoeHybridForCausalLM Llama4ForCausalLM",
+    ),
+    Architecture(
+        EXPERTS, "DbrxForCausalLM", {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8}, "ffn_config": {"moe_top_k": 4}}
+    ),
     *_rows(
         ENCODER_DECODER,
-        BOTH,
         """
-        T5ForConditionalGeneration MT5ForConditionalGeneration UMT5ForConditionalGeneration
         BartForConditionalGeneration MBartForConditionalGeneration PegasusForConditionalGeneration
         PegasusXForConditionalGeneration MarianMTModel M2M100ForConditionalGeneration
-        BlenderbotForConditionalGeneration LongT5ForConditionalGeneration SwitchTransformersForConditionalGeneration
-        T5GemmaForConditionalGeneration PLBartForConditionalGeneration NllbMoeForConditionalGeneration
+        BlenderbotForConditionalGeneration T5GemmaForConditionalGeneration PLBartForConditionalGeneration
+        NllbMoeForConditionalGeneration
         """,
+        BOTH,
+    ),
+    *_rows(
+        ENCODER_DECODER,
+        """
+        T5ForConditionalGeneration MT5ForConditionalGeneration UMT5ForConditionalGeneration
+        LongT5ForConditionalGeneration SwitchTransformersForConditionalGeneration
+        """,
+        BOTH,
+        draws=False,
+        dense=FP4,
     ),
     Architecture(ENCODER_DECODER, "LEDForConditionalGeneration", {"attention_window": 16}, BOTH),
     Architecture(ENCODER_DECODER, "ProphetNetForConditionalGeneration", {}, BOTH),
     *_rows(
         MASKED,
-        IDS,
         """
-        BertForMaskedLM RobertaForMaskedLM ModernBertForMaskedLM DebertaV2ForMaskedLM
-        ElectraForMaskedLM AlbertForMaskedLM DistilBertForMaskedLM MPNetForMaskedLM XLMRobertaForMaskedLM
-        RemBertForMaskedLM RoFormerForMaskedLM BigBirdForMaskedLM ConvBertForMaskedLM EsmForMaskedLM
-        MobileBertForMaskedLM SqueezeBertForMaskedLM IBertForMaskedLM ErnieForMaskedLM MegatronBertForMaskedLM
-        NystromformerForMaskedLM NomicBertModel
+        BertForMaskedLM RobertaForMaskedLM DebertaV2ForMaskedLM ElectraForMaskedLM AlbertForMaskedLM
+        DistilBertForMaskedLM MPNetForMaskedLM XLMRobertaForMaskedLM RemBertForMaskedLM RoFormerForMaskedLM
+        BigBirdForMaskedLM ConvBertForMaskedLM EsmForMaskedLM MobileBertForMaskedLM SqueezeBertForMaskedLM
+        ErnieForMaskedLM MegatronBertForMaskedLM NystromformerForMaskedLM NomicBertModel
         """,
     ),
+    Architecture(MASKED, "ModernBertForMaskedLM", dense=FP4),
+    Architecture(MASKED, "IBertForMaskedLM", refused=_NOTHING),
     *_rows(
         CLASSES,
-        IDS,
         """
         BertForSequenceClassification LlamaForSequenceClassification Qwen2ForSequenceClassification
         Gemma2ForSequenceClassification RobertaForSequenceClassification DebertaV2ForSequenceClassification
-        DistilBertForSequenceClassification MistralForTokenClassification BertForQuestionAnswering
-        ModernBertForSequenceClassification
+        DistilBertForSequenceClassification MistralForTokenClassification
         """,
-        num_labels=32,
+        changes={"num_labels": 32},
     ),
+    Architecture(CLASSES, "ModernBertForSequenceClassification", {"num_labels": 32}, dense=FP4),
     _images("LlavaForConditionalGeneration", {"vision_config": _TOWER, "image_token_index": 127}, 4),
     _images(
         "Qwen2VLForConditionalGeneration",
@@ -157,12 +196,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         image_grid_thw=[[1, 4, 4]],
     ),
     _images("Gemma3ForConditionalGeneration", {**_IMAGE, "vision_config": _TOWER, "mm_tokens_per_image": 4}, 4),
-    _images(
-        "Idefics3ForConditionalGeneration", {**_IMAGE, "vision_config": _TOWER}, 1, pixel_values=(1, 1, 3, 32, 32)
-    ),
-    _images(
-        "SmolVLMForConditionalGeneration", {**_IMAGE, "vision_config": _TOWER}, 1, pixel_values=(1, 1, 3, 32, 32)
-    ),
+    _images("Idefics3ForConditionalGeneration", {**_IMAGE, "vision_config": _TOWER}, 1, pixel_values=(1, 1, 3, 32, 32)),
+    _images("SmolVLMForConditionalGeneration", {**_IMAGE, "vision_config": _TOWER}, 1, pixel_values=(1, 1, 3, 32, 32)),
     _images("PaliGemmaForConditionalGeneration", {**_IMAGE, "vision_config": _TOWER, "projection_dim": 64}, 4),
     _images(
         "InternVLForConditionalGeneration",
@@ -182,7 +217,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _images(
         "MllamaForConditionalGeneration",
         {
-            "vision_config": {"image_size": 32, "patch_size": 16, "vision_output_dim": 128, "intermediate_layers_indices": [0]},
+            "vision_config": {
+                "image_size": 32,
+                "patch_size": 16,
+                "vision_output_dim": 128,
+                "intermediate_layers_indices": [0],
+            },
             "text_config": {"cross_attention_layers": [1]},
         },
         0,
@@ -202,10 +242,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(IMAGES, "AyaVisionForConditionalGeneration"),
     Architecture(IMAGES, "GitForCausalLM", {"vision_config": _TOWER}, {**IDS, **PIXELS}),
     Architecture(IMAGES, "BlipForConditionalGeneration", {"vision_config": _TOWER}, {**IDS, **PIXELS}),
-    Architecture(SPEECH, "Wav2Vec2ForCTC", _SPEECH, WAVE),
     Architecture(SPEECH, "HubertForCTC", _SPEECH, WAVE),
-    Architecture(SPEECH, "WavLMForCTC", _SPEECH, WAVE),
-    Architecture(SPEECH, "Wav2Vec2BertForCTC", {}, {"input_features": (1, 20, 160)}),
+    *_rows(SPEECH, "Wav2Vec2ForCTC WavLMForCTC", WAVE, changes=_SPEECH, dense=FP4),
+    Architecture(SPEECH, "Wav2Vec2BertForCTC", {}, {"input_features": (1, 20, 160)}, dense=FP4),
     Architecture(
         SPEECH,
         "WhisperForConditionalGeneration",
@@ -218,24 +257,38 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         {"conv_channels": 64, "input_feat_per_channel": 16},
         {"input_features": (1, 40, 16), "decoder_input_ids": (1, 10)},
     ),
-    Architecture(SPEECH, "MoonshineForConditionalGeneration", {}, {"input_values": (1, 4000), "decoder_input_ids": (1, 10)}),
-    Architecture(SPEECH, "Qwen2AudioForConditionalGeneration", {}, IDS),
-    Architecture(SPEECH, "VoxtralForConditionalGeneration", {}, IDS),
+    Architecture(
+        SPEECH, "MoonshineForConditionalGeneration", {}, {"input_values": (1, 4000), "decoder_input_ids": (1, 10)}
+    ),
+    *_rows(
+        SPEECH,
+        "Qwen2AudioForConditionalGeneration VoxtralForConditionalGeneration GraniteSpeechForConditionalGeneration",
+    ),
     Architecture(SPEECH, "MusicgenForCausalLM", {}, {"input_ids": (4, 10)}),
-    Architecture(SPEECH, "ASTForAudioClassification", {"max_length": 64, "num_mel_bins": 32}, {"input_values": (1, 64, 32)}),
-    Architecture(SPEECH, "GraniteSpeechForConditionalGeneration", {}, IDS),
-    Architecture(VISION, "ViTForImageClassification", _TOWER, PIXELS),
-    Architecture(VISION, "DeiTForImageClassification", _TOWER, PIXELS),
-    Architecture(VISION, "BeitForImageClassification", _TOWER, PIXELS),
-    Architecture(VISION, "Dinov2Model", _TOWER, PIXELS),
-    Architecture(VISION, "SiglipModel", {"vision_config": _TOWER}, {**IDS, **PIXELS}),
+    Architecture(
+        SPEECH, "ASTForAudioClassification", {"max_length": 64, "num_mel_bins": 32}, {"input_values": (1, 64, 32)}
+    ),
+    *_rows(
+        VISION,
+        "ViTForImageClassification DeiTForImageClassification BeitForImageClassification Dinov2Model "
+        "CLIPVisionModelWithProjection",
+        PIXELS,
+        changes=_TOWER,
+    ),
+    Architecture(VISION, "SiglipModel", {"vision_config": _TOWER}, {**IDS, **PIXELS}, dense=FP4),
     Architecture(VISION, "CLIPModel", {"vision_config": _TOWER}, {**IDS, **PIXELS}),
-    Architecture(VISION, "CLIPVisionModelWithProjection", _TOWER, PIXELS),
     Architecture(
         VISION,
         "SwinForImageClassification",
-        {"image_size": 32, "patch_size": 4, "depths": [2], "num_layers": 1, "num_heads": [2], "window_size": 4, "embed_dim": 64},
+        {
+            "image_size": 32,
+            "patch_size": 4,
+            "depths": [2],
+            "num_layers": 1,
+            "num_heads": [2],
+            "window_size": 4,
+            "embed_dim": 64,
+        },
         PIXELS,
     ),
 )
-"""Default names of a class come first; a row with changes tests what they change."""

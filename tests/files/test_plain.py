@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,11 @@ def test_the_head_of_a_file_ends_with_it(tmp_path: Path) -> None:
     for size, head in ((1, 1), (1023, 1023), (1024, 1024), (5000, 1024)):
         (tmp_path / "x").write_bytes(b"a" * size)
         assert read_head(tmp_path / "x") == (b"a" * head, size)
+
+
+@pytest.mark.parametrize("name", ["model", "model.safetensors", "model.pt", "model.npz"])
+def test_an_archive_is_named(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / name, "w") as archive:
+        archive.addfile(tarfile.TarInfo("model_config.yaml"))
+    with pytest.raises(InputError, match=r"bytes, a tar archive, as NeMo writes them; unpack it, or convert it with"):
+        open_checkpoint(tmp_path / name)

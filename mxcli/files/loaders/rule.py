@@ -36,8 +36,8 @@ class Loading:
     """A checkpoint as a loader is given it.
 
     `fused` are the sets of weights that loaders join, quantized or plain, by name; `unshared` those of them whose
-    members have different scales of the whole tensor. `devices` is the number of devices to divide it over (None: not
-    asked for).
+    members have different scales of the whole tensor. `devices` is the number of devices to divide it over (None:
+    not requested).
     """
 
     layout: str
@@ -68,7 +68,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class LoaderRule:
-    """The outcome that an engine has with weights of some formats (none listed: of all) in some layouts, and `why` in a clause.
+    """The outcome that an engine has with weights of some formats (none listed: of all) in some layouts, and `why` in a
+    clause.
 
     With `when` the rule applies where its condition holds, in addition to those without one. `way_out` is what to do
     instead. `checked_by` names the check of `verify` that reports the same with more detail.

@@ -56,7 +56,7 @@ _RUNS = {
 }
 """The engines that are run with every rule, with the version and month of the run; of others most rules were read."""
 _VLLM_RUN = Evidence(RUN, "0.32.0", "2026-11")
-"""vLLM on a CPU, which has no kernels for most formats: what it refuses before it looks for one."""
+"""vLLM on a CPU, with the kernels that it has there or its own emulation: each layer computed what the weights are."""
 
 _REGROUP = f"Use --format {CHANNEL} or mxfp8, or --exclude those layers."
 
@@ -106,7 +106,8 @@ def _of_servers(engine: str, layouts: Sequence[str]) -> Iterator[LoaderRule]:
 
 _NO_SCHEME = "it has no scheme for this format"
 _COMPRESSED_TENSORS = (
-    _row("vllm", CT, [NVFP4, MXFP4, MXFP8, TENSOR, CHANNEL, BLOCK], LOADS),
+    _row("vllm", CT, [NVFP4, MXFP8, CHANNEL, BLOCK], LOADS, evidence=_VLLM_RUN),
+    _row("vllm", CT, [MXFP4, TENSOR], LOADS),
     _row(
         "vllm", CT, [MXFP6], REFUSES, "it has no scheme for mxfp6-pack-quantized",
         "Use --layout quark, which vLLM reads MXFP6 from.", evidence=_VLLM_RUN,
@@ -137,7 +138,12 @@ _COMPRESSED_TENSORS = (
     *_of_servers("sglang", [CT, MODELOPT, FP8, QUARK, GPT_OSS]),
 )  # fmt: skip
 _MODELOPT = (
-    _row("vllm", MODELOPT, [NVFP4, MXFP8, TENSOR, CHANNEL, BLOCK], LOADS),
+    _row("vllm", MODELOPT, [NVFP4, MXFP8, CHANNEL, BLOCK], LOADS, evidence=_VLLM_RUN),
+    _row("vllm", MODELOPT, [TENSOR], LOADS),
+    _row(
+        "vllm", MODELOPT, [CHANNEL], REFUSES, "its experts have one scale each in this layout",
+        "Use --layout compressed-tensors.", when=EXPERTS, evidence=_VLLM_RUN,
+    ),
     _row(
         "vllm", MODELOPT, [MXFP4], REFUSES, "it does not know the quant_algo mxfp4", "Use --layout compressed-tensors.",
     ),
@@ -176,18 +182,17 @@ _FP8 = (
         "of another block, without an error",
         f"Use --format {CHANNEL} with --layout compressed-tensors, or --exclude those layers.", when=UNEVEN_BLOCKS,
     ),
-    _row("vllm", FP8, [BLOCK], LOADS),
-    _row("vllm", FP8, [E8M0_BLOCK], LOADS, "it converts the scales to binary32"),
+    _row("vllm", FP8, [BLOCK], LOADS, evidence=_VLLM_RUN),
+    _row("vllm", FP8, [E8M0_BLOCK], LOADS),
     _row(
         "vllm", FP8, [MXFP8], REFUSES, "it takes the quant_method mxfp8 for ModelOpt's, whose scales have other names",
-        "Use --layout modelopt or compressed-tensors.",
+        "Use --layout modelopt or compressed-tensors.", evidence=_VLLM_RUN,
     ),
     _row(
         "vllm", FP8, [TENSOR], REFUSES, "it looks for weight_scale where there is one scale per tensor",
-        "Use --layout compressed-tensors.",
+        "Use --layout compressed-tensors.", evidence=_VLLM_RUN,
     ),
-    _row("sglang", FP8, [BLOCK, MXFP8], LOADS),
-    _row("sglang", FP8, [E8M0_BLOCK], LOADS, "it converts the scales to binary32"),
+    _row("sglang", FP8, [BLOCK, E8M0_BLOCK, MXFP8], LOADS),
     _row(
         "sglang", FP8, [TENSOR], REFUSES, "it looks for weight_scale where there is one scale per tensor",
         "Use --layout compressed-tensors.",
@@ -207,7 +212,24 @@ _OTHERS = (
     ),
     _row("transformers", TORCHAO, [], LOADS),
     _row("torchao", TORCHAO, [], LOADS),
-    _row("vllm", QUARK, [MXFP4, MXFP6, MXFP6_E3M2, TENSOR, CHANNEL], LOADS),
+    _row("vllm", TORCHAO, [NVFP4, MXFP4, MXFP8, CHANNEL], LOADS, evidence=_VLLM_RUN),
+    _row("vllm", TORCHAO, [TENSOR], LOADS),
+    _row(
+        "vllm", TORCHAO, [TENSOR], WRONGLY,
+        "it takes the scale of one member for the whole fused layer, without an error",
+        "Requantize with a shared scale, which is the default.", when=UNSHARED, checked_by="fused_scale",
+        evidence=_VLLM_RUN,
+    ),
+    _row("vllm", QUARK, [MXFP6, MXFP6_E3M2], LOADS, evidence=_VLLM_RUN),
+    _row("vllm", QUARK, [MXFP4, TENSOR, CHANNEL], LOADS),
+    _row(
+        "vllm", QUARK, [MXFP6, MXFP6_E3M2], REFUSES, "it reads MXFP6 experts only with quantized inputs",
+        "Use --format mxfp4.", when=EXPERTS, evidence=_VLLM_RUN,
+    ),
+    _row(
+        "vllm", QUARK, [TENSOR], REFUSES, "it does not combine one scale of an expert with a scale per token",
+        f"Use --format {CHANNEL}.", when=EXPERTS, evidence=_VLLM_RUN,
+    ),
     _row(
         "transformers", QUARK, [MXFP4, MXFP6, MXFP6_E3M2, TENSOR, CHANNEL], LOADS, "with amd-quark installed",
     ),

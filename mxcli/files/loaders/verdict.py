@@ -131,12 +131,6 @@ def engines_loading(layout: str) -> tuple[str, ...]:
     return tuple(name for name in ENGINES if name in loading)
 
 
-def formats_loaded(layout: str, engine: str, formats: Iterable[str]) -> tuple[str, ...]:
-    """Return the formats that an engine loads from a layout."""
-    rules = [rule for rule in _unconditional(layout) if rule.engine == engine and rule.outcome in (LOADS, AT_A_LOSS)]
-    return tuple(name for name in formats if any(rule.covers(name) for rule in rules))
-
-
 def verdicts(loading: Loading, named: Sequence[str] = (), *, only_named: bool = False) -> tuple[Verdict, ...]:
     """Return the verdict of every engine with rules for the layout, and of those `named`, in the order of the table;
     with `only_named` of these alone."""

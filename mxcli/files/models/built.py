@@ -165,9 +165,9 @@ def _towers(model: Any, modules: Mapping[str, Any], state: Mapping[str, Any], he
     from transformers import PreTrainedModel
 
     decoder = _path(modules, model, "get_decoder")
-    inputs = {
-        name: module.main_input_name for name, module in modules.items() if name and isinstance(module, PreTrainedModel)
-    }
+    models = {name: module for name, module in modules.items() if name and isinstance(module, PreTrainedModel)}
+    inputs = {name: module.main_input_name for name, module in models.items()}
+    inputs |= {name: SOUND[0] for name, each in models.items() if _SOUND.search(str(each.config.model_type))}
     if head is None or decoder is None or not inputs:
         return {}
     parent, _, last = decoder.rpartition(".")

@@ -139,8 +139,8 @@ def _row(name: str, dims: int, models: frozenset[str]) -> StackRow | None:
 
 @dataclass(frozen=True, slots=True)
 class Orientations:
-    """What the orientation of a source's weights follows from: its tensors, the names of its model, and the hidden
-    sizes that the configuration states."""
+    """Orientations of a source's weights: they follow from its tensors, the names of its model, and the hidden sizes
+    that the configuration states."""
 
     tensors: Mapping[str, TensorInfo]
     models: frozenset[str]

@@ -1,6 +1,6 @@
 """Parameters of the models of transformers 5.24.0 whose names alone do not tell what they are.
 
-Made by tests/files/models/built_models.py from the classes of the modules; not edited by hand. A line of ROLES has a
+Made by tests/files/built_models.py from the classes of the modules; not edited by hand. A line of ROLES has a
 role and the end of a name (`^`: the whole name), a line of TOWERS a sense and a module next to the language model; the
 model types follow, indented.
 """
@@ -172,14 +172,8 @@ embedding visual_embeddings_table.weight
     ovis2
 embedding w.weight
     ctrl
-lm_head 0.0.weight
-    dpt
-lm_head 0.fc1.weight
-    pocket_tts
-lm_head 0.fc2.weight
-    pocket_tts
 lm_head 0.weight
-    gradium_phonon_tts pocket_tts yolos
+    pocket_tts yolos
 lm_head ^action_in_proj.weight
     pi0
 lm_head ^action_out_proj.weight
@@ -190,16 +184,12 @@ lm_head ^action_time_mlp_out.weight
     pi0
 lm_head ^answer_head.logit_fc.0.weight
     lxmert
-lm_head ^bbox_embed.0.layers.0.weight
-    d_fine deimv2 grounding-dino mm-grounding-dino rt_detr_v2
 lm_head ^bbox_embed.layers.0.weight
     lw_detr rf_detr
 lm_head ^bpe_head.weight
     mgp-str
 lm_head ^char_head.weight
     mgp-str
-lm_head ^class_embed.0.weight
-    d_fine deimv2 rt_detr_v2
 lm_head ^class_embed.weight
     lw_detr
 lm_head ^classifier_distill.linear.weight
@@ -234,14 +224,6 @@ lm_head ^feature_extractor.weight
     data2vec-audio unispeech-sat wav2vec2 wav2vec2-bert wav2vec2-conformer wavlm
 lm_head ^generator_predictions.dense.weight
     convbert electra
-lm_head ^head.k_proj.weight
-    videoprism_vision_model
-lm_head ^head.o_proj.weight
-    videoprism_vision_model
-lm_head ^head.q_proj.weight
-    videoprism_vision_model
-lm_head ^head.v_proj.weight
-    videoprism_vision_model
 lm_head ^horizon_ff_layer.input_layer.weight
     timesfm
 lm_head ^horizon_ff_layer.output_layer.weight
@@ -261,6 +243,8 @@ lm_head ^logits_dense.weight
     dia
 lm_head ^logits_proj.weight
     flaubert xlm xlnet
+lm_head ^loss_weighting.proj.weight
+    pocket_tts
 lm_head ^output_projection.weight
     biogpt trocr
 lm_head ^output_projection_point.input_layer.weight
@@ -307,56 +291,14 @@ lm_head ^weight
     jev
 lm_head ^wp_head.weight
     mgp-str
-lm_head adaln_proj.weight
-    pocket_tts
 lm_head attr.weight
     lxmert
 lm_head classifier.weight
     albert
-lm_head cond_embed.weight
-    gradium_phonon_tts
-lm_head cond_proj.weight
-    pocket_tts
-lm_head cross_attention_layer.mlp.fc1.weight
-    vjepa2
-lm_head cross_attention_layer.mlp.fc2.weight
-    vjepa2
 lm_head decoder.weight
     albert flava luke ultravbert
-lm_head decoder_embed.weight
-    vit_mae
-lm_head decoder_encoder.layer.0.attention.attention.key.weight
-    vit_mae
-lm_head decoder_encoder.layer.0.attention.attention.query.weight
-    vit_mae
-lm_head decoder_encoder.layer.0.attention.attention.value.weight
-    vit_mae
-lm_head decoder_encoder.layer.0.attention.output.dense.weight
-    vit_mae
-lm_head decoder_encoder.layer.0.intermediate.dense.weight
-    vit_mae
-lm_head decoder_encoder.layer.0.output.dense.weight
-    vit_mae
-lm_head decoder_layers.0.attention.attention.key.weight
-    videomae
-lm_head decoder_layers.0.attention.attention.query.weight
-    videomae
-lm_head decoder_layers.0.attention.attention.value.weight
-    videomae
-lm_head decoder_layers.0.attention.output.dense.weight
-    videomae
-lm_head decoder_layers.0.intermediate.dense.weight
-    videomae
-lm_head decoder_layers.0.output.dense.weight
-    videomae
-lm_head decoder_pred.weight
-    vit_mae
-lm_head decoder_transformer.layers.0.mlp.fc1.weight
-    kyutai_speech_to_text
-lm_head decoder_transformer.layers.0.mlp.fc2.weight
-    kyutai_speech_to_text
 lm_head dense.weight
-    esmc funnel modernbert modernbert-decoder modernvbert pp_doclayout_v2
+    esmc funnel modernbert modernbert-decoder modernvbert
 lm_head dense0.weight
     owlv2 owlvit
 lm_head dense1.weight
@@ -367,52 +309,26 @@ lm_head dense_prediction.weight
     electra funnel
 lm_head depth_head.weight
     tipsv2_dpt
-lm_head encoder_transformer.layers.0.mlp.fc1.weight
-    kyutai_speech_to_text
-lm_head encoder_transformer.layers.0.mlp.fc2.weight
-    kyutai_speech_to_text
-lm_head end_classifier.weight
-    splinter
-lm_head end_transform.dense.weight
-    splinter
 lm_head fc1.weight
-    pp_ocrv5_mobile_rec pp_ocrv5_server_rec pp_ocrv6_small_rec pp_ocrv6_tiny_rec slanet slanext
+    pp_ocrv6_tiny_rec
 lm_head fc2.weight
-    pp_ocrv5_mobile_rec pp_ocrv5_server_rec pp_ocrv6_small_rec pp_ocrv6_tiny_rec slanet slanext
+    pp_ocrv6_tiny_rec
 lm_head feat.weight
     lxmert
-lm_head feat_out.weight
-    speecht5
-lm_head head.weight
-    pp_ocrv5_mobile_rec pp_ocrv5_server_rec pp_ocrv6_small_rec videomae
-lm_head hidden_to_hidden.weight
-    slanet slanext
-lm_head input_proj.weight
-    gradium_phonon_tts pocket_tts
-lm_head input_to_hidden.weight
-    slanet slanext
 lm_head inverse_trans_compression.weight
     patchtsmixer
 lm_head inverse_trans_expansion.weight
     patchtsmixer
-lm_head k_proj.weight
-    kyutai_speech_to_text vjepa2
-lm_head kernel.weight
-    data2vec-audio unispeech-sat wav2vec2 wav2vec2-bert wav2vec2-conformer wavlm
-lm_head key.weight
-    pp_doclayout_v2
-lm_head label_features_projection.weight
-    pp_doclayout_v2
 lm_head layer0.weight
     cohere_asr
+lm_head layers.0.weight
+    gradium_phonon_tts
 lm_head linear.weight
-    gradium_phonon_tts patchtst wavtokenizer
+    patchtst wavtokenizer
 lm_head linear1.weight
     ultrabert ultravbert
 lm_head linear2.weight
     ultrabert ultravbert
-lm_head linear_c.0.proj.weight
-    segformer
 lm_head linear_hidden.weight
     funnel
 lm_head linear_out.weight
@@ -427,64 +343,28 @@ lm_head map_scale_expansion.weight
     patchtsmixer
 lm_head normals_head.weight
     tipsv2_dpt
-lm_head o_proj.weight
-    kyutai_speech_to_text
 lm_head obj.weight
     lxmert
 lm_head out_eos.weight
     gradium_phonon_tts
 lm_head out_proj.weight
-    t5gemma vjepa2
+    t5gemma
 lm_head predictions.dense.weight
     mobilebert rembert
-lm_head prob_out.weight
-    speecht5
 lm_head proj.weight
-    flaubert gradium_phonon_tts pocket_tts xlm
+    flaubert gradium_phonon_tts xlm
 lm_head projection.weight
-    patchtsmixer patchtst pp_ocrv5_mobile_rec pp_ocrv5_server_rec pp_ocrv6_small_rec
-lm_head pwconv1.weight
-    rf_detr wavtokenizer
-lm_head pwconv2.weight
-    wavtokenizer
-lm_head q_proj.weight
-    kyutai_speech_to_text vjepa2
+    patchtsmixer patchtst
 lm_head qa_outputs.weight
     big_bird
-lm_head qkv.weight
-    pp_ocrv5_mobile_rec pp_ocrv5_server_rec pp_ocrv6_small_rec
-lm_head query.weight
-    pp_doclayout_v2
-lm_head query_end_transform.dense.weight
-    splinter
 lm_head query_features_block.layers.0.weight
     rf_detr
 lm_head query_features_proj.weight
     rf_detr
-lm_head query_start_transform.dense.weight
-    splinter
-lm_head readout_projects.0.weight
-    tipsv2_dpt
-lm_head rel_pos_x_bias.weight
-    pp_doclayout_v2
-lm_head rel_pos_y_bias.weight
-    pp_doclayout_v2
-lm_head score.weight
-    slanet slanext
 lm_head segmentation_head.weight
     tipsv2_dpt
-lm_head self_attention_layers.0.mlp.fc1.weight
-    vjepa2
-lm_head self_attention_layers.0.mlp.fc2.weight
-    vjepa2
 lm_head seq_relationship.weight
     bert big_bird ernie flava fnet lxmert megatron-bert mobilebert visual_bert
-lm_head spatial_proj.weight
-    pp_doclayout_v2
-lm_head start_classifier.weight
-    splinter
-lm_head start_transform.dense.weight
-    splinter
 lm_head summary.weight
     electra flaubert xlm xlnet
 lm_head transform.dense.weight
@@ -492,10 +372,6 @@ lm_head transform.dense.weight
     nomic_bert nystromformer roc_bert roformer squeezebert tapas visual_bert yoso
 lm_head unembed.weight
     inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model
-lm_head v_proj.weight
-    kyutai_speech_to_text vjepa2
-lm_head value.weight
-    pp_doclayout_v2
 lm_head weight_proj.weight
     unispeech unispeech-sat wav2vec2 wav2vec2-conformer
 other ^class_pos_emb
@@ -545,11 +421,13 @@ weight ^class_embed.weight
 weight box_linear_embeddings.weight
     lilt
 weight class_embed.0.weight
-    pp_doclayout_v2 pp_doclayout_v4 rt_detr
+    d_fine deimv2 pp_doclayout_v2 pp_doclayout_v4 rt_detr rt_detr_v2
 weight class_embed.weight
     oneformer pp_doclayout_v3
-weight decoder.class_embed.0.weight
-    d_fine deimv2 rt_detr_v2
+weight cond_embed.weight
+    gradium_phonon_tts
+weight decoder_embed.weight
+    vit_mae
 weight embedding.weight
     apertus1p5
 weight enc_out_class_embed.0.weight
@@ -578,9 +456,13 @@ audio audio_tower
     vibevoice voxtral voxtral_realtime
 audio diffusion_head
     vibevoice
+audio encoder
+    granite_speech granite_speech_plus
 audio multi_modal_projector
     audioflamingo3 fun_asr_nano glmasr moss_transcribe_diarize musicflamingo nemo_speechlm omniasr qwen2_audio
     qwen3_asr vibevoice vibevoice_asr voxtral voxtral_realtime
+audio projector
+    granite_speech granite_speech_plus
 audio semantic_connector
     vibevoice
 audio semantic_tokenizer_encoder
@@ -591,8 +473,6 @@ vision aligner
     deepseek_vl deepseek_vl_hybrid janus
 vision connector
     idefics2 idefics3 modernvbert smolvlm ultravbert
-vision encoder
-    granite_speech granite_speech_plus
 vision generation_aligner
     janus
 vision generation_embeddings
@@ -624,7 +504,7 @@ vision multi_modal_projector
     llava_next_video llava_onevision minimax_m3_vl mistral3 mistral_large4 mllama molmo2 paligemma
     pp_chart2table qianfan_ocr shieldgemma2 step3p7 unlimited_ocr video_llava vipllava
 vision projector
-    cosmos3_edge granite_speech granite_speech_plus hyperclovax_vision_v2 paddleocr_vl video_llama_3
+    cosmos3_edge hyperclovax_vision_v2 paddleocr_vl video_llama_3
 vision qformer
     blip-2
 vision resampler_model

@@ -1,1 +1,1 @@
-"""What programs that train leave: the model among their state, the names of its wrappers, formats of several parts."""
+"""Files of programs that train: the model among their state, names of wrappers, formats of several parts."""

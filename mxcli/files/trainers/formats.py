@@ -1,4 +1,4 @@
-"""Formats of several files that are no checkpoint by themselves, known by the names of their files, each with the
+"""Formats of several files, none of which is a checkpoint by itself, known by the names of their files, each with the
 program that makes one of them."""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FORMATS = (
     ),
     Format(
         "a checkpoint of torch.distributed.checkpoint, whose files hold parts of tensors",
-        (r"(.*/)?__\d+_\d+\.distcp",),
+        (r"(?!(.*/)?optimizer)(.*/)?__\d+_\d+\.distcp",),
         "make one file of it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {} OUT.pt",
         levels=1,
     ),
@@ -156,8 +156,8 @@ def state_note(root: Path, names: Iterable[str]) -> list[str]:
 
 
 def refuse_format(root: Path, names: Sequence[str]) -> None:
-    """Raise InputError if files, by their paths below a folder, are of one of FORMATS."""
-    found = refusal(root, names)
+    """Raise InputError if files in a folder, with those next to them, are of one of FORMATS."""
+    found = refusal(root, names, _siblings(root))
     if found:
         raise InputError(found)
 
@@ -181,10 +181,19 @@ def format_of(root: Path) -> str | None:
     return refusal(root, list(_below(root)))
 
 
-def refusal(root: Path, names: Sequence[str]) -> str | None:
-    """Return which of FORMATS has files at these paths below a folder, as a sentence, or None."""
+def holds_format(folder: Path) -> bool:
+    """Return whether the files in a folder are of one of FORMATS."""
+    return refusal(folder, _siblings(folder)) is not None
+
+
+def refusal(root: Path, names: Sequence[str], others: Sequence[str] = ()) -> str | None:
+    """Return which of FORMATS has files at these paths below a folder, as a sentence, or None; its second file may be
+    one of the `others` too."""
     for row in FORMATS:
-        found = [[name for name in names if _is_of(pattern, root, name)] for pattern in row.files]
+        among = (names, [*names, *others])
+        found = [
+            [name for name in among[min(at, 1)] if _is_of(pattern, root, name)] for at, pattern in enumerate(row.files)
+        ]
         if all(found) and len(found[0]) >= row.at_least:
             listed = ", ".join(map(printable, found[0][:2])) + (", …" if len(found[0]) > 2 else "")
             folder = _folder(root, row, root / found[0][0])

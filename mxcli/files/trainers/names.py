@@ -54,6 +54,7 @@ _NOTABLE = re.compile(
     rf"{_ANYWHERE.pattern}|{EXTRA_STATE.pattern}|{FLATTENED.pattern}|^_?module\.|^opt|^[^.]*(ema|swa|aver|shadow)",
     re.IGNORECASE,
 )
+OF_OPTIMIZER = "optimizer state"
 OF_ENGINE = "state of Transformer Engine's FP8 recipe"
 
 
@@ -125,6 +126,7 @@ def as_model(contents: FileContents, path: Path, *, trained: bool = False) -> Fi
     if len(left) == len(names) > 0:
         listed = ", ".join(map(str, _parts(contents.tensors, left)))
         raise InputError(f"{shown}: holds no model, only {listed}.")
+    trained = trained or any(what == OF_OPTIMIZER for _, what in left.values())
     new, stripped = own_names((name for name in names if name not in left), trained=trained)
     kept = _without_repeated(contents, new, path)
     notes = [f"{shown}: left out: {'; '.join(map(str, _parts(contents.tensors, left)))}."] if left else []
@@ -160,7 +162,7 @@ def _left_out(tensors: Iterable[TensorInfo]) -> dict[str, tuple[str, str]]:
     left = {info.name: ("_extra_state", OF_ENGINE) for info in infos if EXTRA_STATE.search(info.name)}
     optimizer = [info.name for info in infos if _OPTIMIZER.match(info.name)]
     if optimizer and all(map(_MOMENT.search, optimizer)):
-        left |= {name: (name.partition(".")[0], "optimizer state") for name in optimizer}
+        left |= {name: (name.partition(".")[0], OF_OPTIMIZER) for name in optimizer}
     first = {info.name: info.name.partition(".")[0] for info in infos if "." in info.name}
     for copy in {segment for segment in first.values() if AVERAGED.fullmatch(segment)}:
         copies = [info for info in infos if first.get(info.name) == copy]

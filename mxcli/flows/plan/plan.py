@@ -11,7 +11,7 @@ from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import COLUMN, PREFERRED, ROW, InputScale, find_layout
 from mxcli.files.models.fused import fused_sets, named_sets
 from mxcli.files.models.names import Config
-from mxcli.files.models.stacks import LAST, Orientation, orientations
+from mxcli.files.models.stacks import LAST, UNKNOWN, Orientation, orientations
 from mxcli.files.selection import Decision, Rule, select
 from mxcli.files.tensors import TensorInfo
 from mxcli.flows.plan.left_plain import left_plain
@@ -161,8 +161,21 @@ def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
             notes.append(requantized(checkpoint.restored_from))
         if options.rules.hadamard is not None:
             notes.append(transformed(options.rules.hadamard))
-        plans.append(Plan(options, grouped, (*notes, *_override_notes(options, grouped, taken)), axis))
+        assumed = [] if axis else _assumed(grouped)
+        plans.append(Plan(options, grouped, (*notes, *assumed, *_override_notes(options, grouped, taken)), axis))
     return tuple(plans)
+
+
+def _assumed(decided: Iterable[TensorPlan]) -> list[str]:
+    """Return a note on stacks whose layers sum over a dimension that is only assumed."""
+    names = [planned.tensor.name for planned in decided if planned.scheme is not None and planned.summed is None]
+    if not names:
+        return []
+    others = ", …" if len(names) > 1 else ""
+    return [
+        f"{len(names):,} {'stacks' if len(names) > 1 else 'stack'} of layers ('{printable(names[0])}'{others}): "
+        f"{UNKNOWN.reason}, so blocks run along the last dimension. Name another with --axis column."
+    ]
 
 
 def is_stochastic(plans: Iterable[Plan]) -> bool:
@@ -208,6 +221,10 @@ def _tensor_plans(
         tied_to = _tied(checkpoint, info)
         if tied_to is not None:
             yield TensorPlan(info, None, f"tied: the same as '{printable(tied_to)}', stored once", tied_to=tied_to)
+            continue
+        plain = left_plain(checkpoint, info, decisions[name])
+        if plain is not None:
+            yield TensorPlan(info, None, f"kept: {plain}")
             continue
         stored = known.of(info)
         yield _tensor_plan(info, decisions[name], requests[name], axis or axis_of(stored), stored, options)

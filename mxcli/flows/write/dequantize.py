@@ -10,7 +10,7 @@ import numpy as np
 
 from mxcli.backends.backend import Backend
 from mxcli.errors import UsageError, printable
-from mxcli.files.accounting import ACCOUNTING
+from mxcli.files.accounting import ACCOUNTING, Accounting
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import Entry
 from mxcli.files.model_files import CONFIG
@@ -32,12 +32,14 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of a run: the dequantized weights with their dtypes, notes, and the progress."""
+    """The result of a run: the dequantized weights with their dtypes, notes, the files of the source, and the
+    progress."""
 
     folder: Path
     layout: str
     dtypes: Mapping[str, str]
     notes: tuple[str, ...]
+    accounting: Accounting
     outcome: Outcome
 
 
@@ -72,6 +74,7 @@ def dequantize_checkpoint(
         units.setdefault(info.file, []).append((Entry(info.name, info.dtype, info.shape),))
     dtypes = view.dtypes
     notes = tuple(omission_notes(view))
+    accounting = accounting_of(checkpoint)
     not_finite: dict[str, int] = {}
     record: dict[str, object] = {
         "schema": DEQUANTIZED,
@@ -81,7 +84,7 @@ def dequantize_checkpoint(
         "layout": view.layout.name,
         "dtypes": dtypes,
         "notes": list(notes),
-        ACCOUNTING: accounting_of(checkpoint).record(dequantized_tensors(view)),
+        ACCOUNTING: accounting.record(dequantized_tensors(view)),
     }
     work = Work(
         shards=shards_of(plain, units, max_shard_bytes),
@@ -92,7 +95,7 @@ def dequantize_checkpoint(
     )
     outcome = write_checkpoint(checkpoint, Path(output), work, options)
     all_notes = (*notes, *_not_finite_notes(plain, not_finite))
-    return Restored(Path(output), view.layout.name, dtypes, all_notes, outcome)
+    return Restored(Path(output), view.layout.name, dtypes, all_notes, accounting, outcome)
 
 
 def _plain_view(checkpoint: Checkpoint, dtype: str | None) -> PlainView:

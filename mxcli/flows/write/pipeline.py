@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mxcli.errors import InputError, RefusedError
+from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.complete import check_complete, is_complete
 from mxcli.files.model_files import CONFIG, RECORD, CarriedFile, permissions
@@ -138,15 +138,33 @@ def draft_of(checkpoint: Checkpoint, work: Work, watch: SourceWatch, share: Shar
 def planned_draft(
     checkpoint: Checkpoint, shards: Sequence[Shard], configs: Mapping[str, Record], record: Record | None = None
 ) -> Draft:
-    """Return the draft of a whole output, as far as it is known before its source is watched."""
+    """Return the draft of a whole output, as far as it is known before its source is watched. Raises RefusedError for
+    files to carry along with the names of others of the output."""
     index = {model_name(checkpoint).index: index_of(shards)} if is_indexed(shards) else {}
+    documents = {**index, **configs}
+    carried = {path.relative_to(checkpoint.root).as_posix(): path for path in checkpoint.side_files}
+    _refuse_same_names(checkpoint, carried.keys() & {*(shard.name for shard in shards), *documents})
     return Draft(
         shards=tuple(shards),
-        documents={**index, **configs},
-        carried={path.relative_to(checkpoint.root).as_posix(): CarriedFile.of(path) for path in checkpoint.side_files},
+        documents=documents,
+        carried={name: CarriedFile.of(path) for name, path in carried.items()},
         record=record or {},
         mode=permissions([*checkpoint.files, *([checkpoint.root / CONFIG] if checkpoint.config else [])]),
     )
+
+
+def _refuse_same_names(checkpoint: Checkpoint, names: Collection[str]) -> None:
+    """Raise RefusedError for files of the source that an output would both write and carry along."""
+    if names:
+        raise together(
+            RefusedError,
+            printable(checkpoint.root),
+            [
+                f"{printable(checkpoint.root / name)}: an output has a file of this name, and would carry this one "
+                "along too, which holds other tensors; move it away, or omit --max-shard-size."
+                for name in sorted(names)
+            ],
+        )
 
 
 def shards_of_share(shards: Sequence[Shard], jobs: Sequence[WriteJob], share: Share) -> list[str]:

@@ -60,9 +60,7 @@ def quantize_checkpoint(
     cannot be used and, under the policy `error`, with the names of all tensors that are not finite;
     EnvironmentFailure if the disk or the backend fails, after which, as after a signal, the run can be resumed.
     """
-    arrangement = arrange(
-        checkpoint, plan, layout, max_shard_bytes=max_shard_bytes, engines=engines, devices=devices
-    )
+    arrangement = arrange(checkpoint, plan, layout, max_shard_bytes=max_shard_bytes, engines=engines, devices=devices)
     run = _Run(checkpoint, arrangement, backend)
     work = Work(
         shards=arrangement.shards,

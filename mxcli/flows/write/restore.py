@@ -130,11 +130,11 @@ def open_floats(source: str | Path, *, requantize: bool = False) -> Checkpoint:
     """
     checkpoint = open_checkpoint(source)
     if checkpoint.dialect is None:
-        return _without_stale_settings(checkpoint)
+        return _without_quantized_settings(checkpoint)
     return plain_view(checkpoint).checkpoint(Cpu()) if requantize else checkpoint
 
 
-def _without_stale_settings(checkpoint: Checkpoint) -> Checkpoint:
+def _without_quantized_settings(checkpoint: Checkpoint) -> Checkpoint:
     """Return a plain source without the settings of codes that its configuration and its files still state."""
     config = None if checkpoint.config is None else without_quantization(checkpoint.config)
     note = _stale_note(checkpoint)
@@ -227,13 +227,13 @@ def without_quantization(config: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def stale_settings(config: Mapping[str, object], where: str = "") -> Iterator[str]:
+def quantized_settings(config: Mapping[str, object], where: str = "") -> Iterator[str]:
     """Yield the paths of the quantization settings in a configuration."""
     for key, part in config.items():
         if _is_quantization(key, part):
             yield f"{where}{key}"
         elif isinstance(part, Mapping):
-            yield from stale_settings(part, f"{where}{key}.")
+            yield from quantized_settings(part, f"{where}{key}.")
 
 
 def _is_quantization(key: str, value: object) -> bool:
@@ -250,7 +250,7 @@ _OTHER_SETTINGS = frozenset({"bits", "group_size", "qformat_weight", "qscheme_ac
 def _stale_note(checkpoint: Checkpoint) -> str | None:
     """Return a note on the settings of the source's codes, but for the configuration's own, which an output
     replaces; None without any."""
-    paths = [path for path in stale_settings(checkpoint.config or {}) if path != QUANTIZATION_KEYS[0]]
+    paths = [path for path in quantized_settings(checkpoint.config or {}) if path != QUANTIZATION_KEYS[0]]
     stale = [f"{printable(path)} of {CONFIG}" for path in paths]
     keys = {key for entries in checkpoint.metadata.values() for key in entries.keys() & STALE_METADATA}
     stale += [f"{key} of __metadata__" for key in sorted(keys)]

@@ -84,9 +84,8 @@ def test_experts(kind: str, path: str) -> None:
     x = torch.randn((5, HIDDEN), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     up, down = (parameter[1] for parameter in stacks.values())
     gate_up = _product(x, up, axes[0])
-    halves = (gate_up[:, ::2], gate_up[:, 1::2]) if alternates(next(iter(tensors.values())), {"model_type": kind}) else (
-        gate_up[:, :INTERMEDIATE], gate_up[:, INTERMEDIATE:]
-    )  # fmt: skip
+    alternating = alternates(tensors["model.layers.0.mlp.experts.gate_up_proj"], {"model_type": kind})
+    halves = (gate_up[:, ::2], gate_up[:, 1::2]) if alternating else gate_up.chunk(2, -1)
     expected = _product(_activated(kind, *halves), down, axes[1])
     torch.testing.assert_close(_of_expert(experts, kind, x), expected, rtol=1e-9, atol=1e-9)
 
@@ -103,10 +102,6 @@ def _of_expert(experts: Any, kind: str, x: Any) -> Any:
         return experts(x.repeat(EXPERTS, 1)).reshape(EXPERTS, len(x), HIDDEN)[1]
     chosen = torch.full((len(x), 1), 1)
     return experts(x, chosen, torch.ones((len(x), 1), dtype=torch.float64))
-
-
-def _grouped(layer: Any, x: Any) -> Any:
-    return layer(x.reshape(1, len(x), -1)).reshape(len(x), -1)
 
 
 LAYERS: list[tuple[str, str, str, Callable[[], Any], Callable[[Any, Any], Any], int]] = [
@@ -183,5 +178,6 @@ def test_grouped_layers_of_convbert() -> None:
     info = _stored("encoder.layer.0.intermediate.dense.weight", layer.weight)
     axis = orientations({}, {"model_type": "convbert"}).of(info).axis
     x = torch.randn((5, HIDDEN), generator=torch.Generator().manual_seed(7))
-    expected = torch.cat([_product(part, matrix, axis) for part, matrix in zip(x.chunk(2, -1), layer.weight)], -1)
-    torch.testing.assert_close(_grouped(layer, x), expected)
+    groups = zip(x.chunk(2, -1), layer.weight, strict=True)
+    expected = torch.cat([_product(part, matrix, axis) for part, matrix in groups], -1)
+    torch.testing.assert_close(layer(x).reshape(len(x), -1), expected)

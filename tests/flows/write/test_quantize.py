@@ -279,7 +279,8 @@ def test_a_stack_of_unknown_orientation_is_loudly_kept(tmp_path: Path) -> None:
     )
     assert "model.layers.0.mlp.experts" in settings_of(tmp_path / "out")["ignore"]
     own = quantized(source, tmp_path / "own", Options("mxfp4", layout="mxcli"))
-    (note,) = own.arrangement.notes
+    order, note = own.arrangement.notes
+    assert order.startswith("1 stack of layers ('model.layers.0.mlp.experts.gate_up_proj'): orientation not known")
     assert note.startswith("transformers 5.24.0 loads this wrongly (run 2026-11): mxfp4_e2m1: it does not know this layout")
     assert "model.layers.0.mlp.experts.gate_up_proj_packed" in read_raw(tmp_path / "own" / "model.safetensors")
 
@@ -288,7 +289,8 @@ def test_a_source_made_of_stacks_goes_into_our_own_layout(tmp_path: Path) -> Non
     source = write_model(tmp_path / "m", {"l.experts.gate_up_proj": noise(4, 64, 32)})
     written = quantized(source, tmp_path / "out", Options("mxfp4"))
     assert written.arrangement.layout.name == "mxcli"
-    assert written.arrangement.notes[:-1] == (
+    assert written.arrangement.notes[0].startswith("1 stack of layers ('l.experts.gate_up_proj'): orientation not known")
+    assert written.arrangement.notes[1:-1] == (
         "Written in the layout mxcli, since compressed-tensors cannot hold most of the weights.",
     )
     assert written.arrangement.notes[-1].startswith("transformers 5.24.0 loads this wrongly")

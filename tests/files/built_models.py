@@ -1,6 +1,6 @@
 """The models of transformers built without weights from their own defaults.
 
-    python tests/files/models/built_models.py
+    python tests/files/built_models.py
 
 writes mxcli/files/models/transformers_roles.py again, for the installed release of transformers.
 """
@@ -167,7 +167,7 @@ def source(built: Mapping[str, list[Built]]) -> str:
     head = f'''\
 """Parameters of the models of transformers {transformers.__version__} whose names alone do not tell what they are.
 
-Made by tests/files/models/built_models.py from the classes of the modules; not edited by hand. A line of ROLES has a
+Made by tests/files/built_models.py from the classes of the modules; not edited by hand. A line of ROLES has a
 role and the end of a name (`^`: the whole name), a line of TOWERS a sense and a module next to the language model; the
 model types follow, indented.
 """
@@ -187,5 +187,5 @@ VERSION = "{transformers.__version__}"
 
 
 if __name__ == "__main__":
-    target = Path(__file__).parents[3] / "mxcli/files/models/transformers_roles.py"
+    target = Path(__file__).parents[2] / "mxcli/files/models/transformers_roles.py"
     target.write_text(source(everything()))
