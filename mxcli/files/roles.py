@@ -58,7 +58,7 @@ _TABLES = (
 )
 _EMBEDDINGS = rf"(^|\.)({_TABLES})(\.\d+)?(\.weights?)?$"
 _HEADS = r"score|classifier|qa_outputs|v_head(\.summary)?|value_head|reward_head|classification_head|cls_head"
-_PARTS_OF_HEADS = r"dense|dense_proj|out_proj|linear\d?|\d+"
+_PARTS_OF_HEADS = r"dense|dense_proj|out_proj|linear\d?"
 
 # The first matching row decides.
 ROLES = (

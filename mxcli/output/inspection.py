@@ -102,7 +102,8 @@ def inspection_text(inspection: Inspection, screen: Screen) -> str:
     if inspection.captured:
         lines += folded_lines(captured_line(inspection.captured), screen)
     records_there = inspection.captures.values()
-    fields = _TENSOR.without(*(key for key in _ONLY_CAPTURED if not any(key in record for record in records_there)))
+    hidden = [key for key in _ONLY_CAPTURED if not any(key in record for record in records_there)]
+    fields = _TENSOR.without(*hidden, *(["reason"] if inspection.captured else []))
     lines += ["", *aligned(fields.columns(), [*map(fields.cells, _listed(inspection))], screen), ""]
     totals = [
         *_rows(inspection.by_dtype),

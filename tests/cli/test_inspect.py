@@ -22,7 +22,17 @@ def test_the_sample(mxcli: Callable[..., Any]) -> None:
     lines = out.splitlines()
     assert lines[0].endswith("tiny-llama: 853 k elements, 39 tensors, 1.71 MB; BF16; not quantized")
     words = [line.split() for line in lines]
-    assert ["model.layers.0.mlp.down_proj.weight", "BF16", "128x384", "weight", "98.3", "kB"] in words
+    assert lines[1] == "model llama: roles from transformers 5.24.0"
+    assert [
+        "model.layers.0.mlp.down_proj.weight",
+        "BF16",
+        "128x384",
+        "weight",
+        "linear",
+        "layer",
+        "98.3",
+        "kB",
+    ] in words
     assert ["norm", "9", "1,152", "2.30", "kB"] in words
     assert ["total", "39", "853,120", "1.71", "MB"] in words
 
@@ -34,12 +44,14 @@ def test_json(mxcli: Callable[..., Any]) -> None:
     assert record["by_role"]["lm_head"] == {"tensors": 1, "elements": 32768, "bytes": 65536}
     assert record["by_dtype"] == {"BF16": record["total"]}
     assert record["dialect"] is None
+    assert (record["model"], record["model_source"]) == ("llama", "transformers 5.24.0")
     assert record["tensors"][0] == {
         "name": "lm_head.weight",
         "dtype": "BF16",
         "block_type": None,
         "shape": [256, 128],
         "role": "lm_head",
+        "reason": "output head",
         "elements": 32768,
         "bytes": 65536,
         "file": "model.safetensors",
@@ -86,8 +98,9 @@ def test_packed_codes_are_listed_by_their_elements(mxcli: Callable[..., Any], tm
     code, out, err = mxcli("inspect", source)
     assert (code, err) == (0, "")
     words = [line.split() for line in out.splitlines()]
-    assert ["f4.weight", "F4", "2x8", "codes", "8", "B"] in words
-    assert ["f6.weight", "F6_E2M3", "2x4", "codes", "6", "B"] in words
+    why = ["already", "in", "8", "bits", "or", "fewer"]
+    assert ["f4.weight", "F4", "2x8", "codes", *why, "8", "B"] in words
+    assert ["f6.weight", "F6_E2M3", "2x4", "codes", *why, "6", "B"] in words
     assert ["f4.weight_scale", "F8_E8M0", "2x1", "scale", "2", "B"] in words
     source.write_bytes(safetensors_bytes({"f4.weight": ("F4", [2, 7], bytes(7))}))
     code, out, err = mxcli("inspect", source)

@@ -36,7 +36,7 @@ def test_quantize_writes_a_layout_that_the_engines_load(mxcli: Mxcli, tmp_path: 
         (["--for", "llama.cpp,vllm"], 4, "no layout of mxfp8_e4m3 is loaded by llama.cpp and vLLM."),
         (["--for", "sglang", "--layout", "ct"], 4, "error: SGLang 0.5.23 refuses compressed-tensors of this model: "),
         (["--tp", "3"], 4, "error: Not loaded by vLLM and SGLang: 10 problems."),
-        (["--tp", "0"], 2, "0 is not in the range"),
+        (["--tp", "0"], 2, "invalid value for '--tp': Input should be greater than or equal to 1"),
     ],
 )
 def test_refusals_come_before_anything_is_written(

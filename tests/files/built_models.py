@@ -2,7 +2,7 @@
 
     python tests/files/built_models.py
 
-writes mxcli/files/models/transformers_roles.py again, for the installed release of transformers.
+writes mxcli/files/models/transformers.txt again, for the installed release of transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import textwrap
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,41 +151,27 @@ def everything() -> dict[str, list[Built]]:
 
 
 def source(built: Mapping[str, list[Built]]) -> str:
-    """Return the text of mxcli/files/models/transformers_roles.py."""
+    """Return the text of mxcli/files/models/transformers.txt."""
 
-    def words(types: set[str]) -> str:
-        return textwrap.fill(" ".join(sorted(types)), 112, break_on_hyphens=False, initial_indent=" " * 4,
-                             subsequent_indent=" " * 4)  # fmt: skip
+    def words(types: Iterable[str]) -> str:
+        return textwrap.fill(" ".join(sorted(types)), 116, break_on_hyphens=False, initial_indent="    ",
+                             subsequent_indent="    ")  # fmt: skip
 
-    def table(name: str, what: Mapping[tuple[str, str], set[str]]) -> list[str]:
-        lines = [f'{name} = """']
+    def table(what: Mapping[tuple[str, str], set[str]]) -> Iterator[str]:
         for (first, second), types in sorted(what.items()):
-            lines += [f"{first} {second}", words(types)]
-        return [*lines, '"""']
+            yield from (f"{first} {second}", words(types))
 
     roles, towers = rows(built)
-    head = f'''\
-"""Parameters of the models of transformers {transformers.__version__} whose names alone do not tell what they are.
+    parts = ["[version]", transformers.__version__, "[types]", words(built)]
+    return "\n".join([HEAD, *parts, "[roles]", *table(roles), "[towers]", *table(towers), ""])
 
-Made by tests/files/built_models.py from the classes of the modules; not edited by hand. A line of ROLES has a
-role and the end of a name (`^`: the whole name), a line of TOWERS a sense and a module next to the language model; the
-model types follow, indented.
-"""
 
-VERSION = "{transformers.__version__}"
-'''
-    return "\n".join(
-        [
-            head + 'TYPES = """',
-            words(set(built)),
-            '"""',
-            *table("ROLES", roles),
-            *table("TOWERS", towers),
-            "",
-        ]
-    )
+HEAD = """\
+# Parameters of the models of transformers whose names alone do not tell what they are, by the classes of their modules.
+# Made by tests/files/built_models.py; not edited by hand. Under [roles]: a role and the end of a name (^: the whole
+# name); under [towers]: a sense and a module next to the language model; the model types follow, indented."""
 
 
 if __name__ == "__main__":
-    target = Path(__file__).parents[2] / "mxcli/files/models/transformers_roles.py"
+    target = Path(__file__).parents[2] / "mxcli/files/models/transformers.txt"
     target.write_text(source(everything()))

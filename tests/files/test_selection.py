@@ -221,7 +221,7 @@ def test_a_selector_without_match_is_an_error_with_a_hint(selector: str, hint: s
 @pytest.mark.parametrize(
     ("selector", "fault"),
     [
-        ("@routr", "no role or tag is called routr. Did you mean router? Known: activation, attn, bias, "),
+        ("@routr", "no role or tag is called routr. Did you mean router? Known: activation, attn, audio, bias, "),
         ("re:(", "not a valid regular expression: missing ), unterminated subpattern at position 0."),
         ("", "the selector is empty."),
     ],

@@ -184,11 +184,32 @@ def capture(folder: Path) -> None:
     (folder / "captures.safetensors").write_bytes(safetensors_bytes({"mxcli.capture": about}, arrays))
 
 
-def quantized(folder: Path, *more: str) -> None:
+def with_experts(folder: Path) -> None:
+    """A model with experts instead of one feed-forward network."""
+    found = {name: x for name, x in tensors().items() if ".mlp." not in name}
+    mlp = "model.layers.0.mlp"
+    for number in range(4):
+        expert = f"{mlp}.experts.{number}"
+        found |= {
+            f"{expert}.{name}_proj.weight": floats(COLUMNS, COLUMNS, seed=number) for name in ("gate", "up", "down")
+        }
+    found[f"{mlp}.gate.weight"] = floats(4, COLUMNS)
+    stated = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": COLUMNS}
+    counts = {"num_experts": 4, "num_experts_per_tok": 2}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **stated, **counts}))
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({"format": "pt"}, found))
+
+
+def experts(folder: Path) -> None:
+    """A quantized model with experts, with its configuration and record."""
+    quantized(folder, write=with_experts)
+
+
+def quantized(folder: Path, *more: str, write: Callable[[Path], None] = model) -> None:
     """A quantized model; raises RuntimeError if it cannot be made."""
     source = folder / "source"
     source.mkdir()
-    model(source)
+    write(source)
     made = folder / "made"
     code = run(["quantize", str(source), "--format", "nvfp4", "-o", str(made), *more])
     if code:
@@ -244,6 +265,7 @@ KINDS = {
         Kind("capture", capture, "*.safetensors"),
         Kind("record", record, "mxcli.json"),
         Kind("quantized", quantized, "model*"),
+        Kind("experts", experts, "config.json", every=4),
         Kind("progress", progress, "*/*progress*"),
         Kind("causal", causal, "*", every=40),
     )

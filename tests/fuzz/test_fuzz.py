@@ -29,7 +29,7 @@ def test_damaged_inputs_end_with_a_known_exit_code(tmp_path: Path, seed: int) ->
 def test_a_case_of_every_kind(tmp_path: Path) -> None:
     done = _fuzz("--case", 0, "--seed", 1, "--keep", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "\n15 cases, " in done.stdout
+    assert "\n16 cases, " in done.stdout
 
 
 def test_a_case_is_repeated_by_its_number(tmp_path: Path) -> None:

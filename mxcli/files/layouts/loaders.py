@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from mxcli.files.layouts.renamed import names_of
 from mxcli.files.patterns import REGEX, stated_expression
 
 _WILD = frozenset("*?[")
 
-TRANSFORMERS_NAMES = {"embed_out": "lm_head"}
-"""Modules whose weights have other names in files than the module has in transformers."""
 _NEVER_TARGETED = frozenset({"lm_head", "embed_out", "proj_out", "gate", "router"})
 """Last name parts of output heads and routers."""
 
@@ -53,12 +52,6 @@ class Hazard:
     need: str
     way_out: str
     certain: bool = True
-
-
-def names_of(module: str) -> tuple[str, ...]:
-    """Return the names of a module: in files, and in transformers if it has another one there."""
-    other = TRANSFORMERS_NAMES.get(module)
-    return (module,) if other is None else (module, other)
 
 
 def is_usual_layer(module: str) -> bool:

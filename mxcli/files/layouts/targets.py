@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import Generic, TypeVar
 
-from mxcli.files.layouts.loaders import names_of
+from mxcli.files.layouts.renamed import names_of
 from mxcli.files.patterns import REGEX, stated_expression
 
 LINEAR = "Linear"
@@ -101,10 +101,11 @@ def targets_of(modules: Iterable[str], others: Iterable[str]) -> list[str]:
     The classes of experts follow if all experts are among the modules.
     """
     modules, others = list(modules), list(others)
-    aliases = [name for module in modules for name in names_of(module)]
-    rest = {name for module in others for name in names_of(module)} - set(aliases)
+    plain = set(others)
+    names = [name for module in modules for name in names_of(module) if name == module or name not in plain]
+    rest = {name for module in others for name in names_of(module)}.difference(names)
     experts = any(map(is_expert, modules)) and not any(map(is_expert, others))
-    return [*fold(aliases, rest), *(EXPERTS if experts else ())]
+    return [*fold(names, rest), *(EXPERTS if experts else ())]
 
 
 @dataclass(frozen=True, slots=True)

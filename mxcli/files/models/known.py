@@ -1,6 +1,6 @@
 """What a checkpoint's model is known to be: the role of every tensor, why, and where that is from.
 
-The classes of transformers' modules decide where the model type is known (`transformers_roles.py`, or the installed
+The classes of transformers' modules decide where the model type is known (`transformers.txt`, or the installed
 transformers for a type that it lacks), then what published recipes of diffusion models keep, then names alone.
 """
 
@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 
 from mxcli.errors import printable
-from mxcli.files.models import transformers_roles
 from mxcli.files.models.built import build
 from mxcli.files.models.diffusion import kept_modules
 from mxcli.files.models.names import Config, parts_of, title_of_model
@@ -22,6 +22,7 @@ from mxcli.files.models.served import DIFFUSERS
 from mxcli.files.roles import AUDIO, MTP, SENSITIVE, VISION, WEIGHT
 from mxcli.files.tensors import TensorInfo
 
+TABLE = "transformers.txt"
 _WRITES = re.compile(r"(^|\.)(lm_head|language_model|llm|thinker)\.|^(model\.)?(layers|embed_tokens)\.")
 """Names of the part that writes text: next to it, towers are apart."""
 _TOWERS = {
@@ -127,13 +128,13 @@ def known_model(config: Config | None) -> Model:
     if config.get("model_type") in NATIVE:
         return Model(title, DIFFUSERS, "", class_name=NATIVE[str(config["model_type"])])
     types = [kind for part in parts_of(config) if isinstance(kind := part.get("model_type"), str)]
-    roles, towers = _tables()
-    source = f"transformers {transformers_roles.VERSION}"
-    if types and types[0] == config.get("model_type") and types[0] in _types():
-        return Model(title, source, "", _merged(types, roles), _merged(types, towers))
+    table = _table()
+    if types and types[0] == config.get("model_type") and types[0] in table.types:
+        source = f"transformers {table.version}"
+        return Model(title, source, "", _merged(types, table.roles), _merged(types, table.towers))
     built = build(config) if _may_be_installed(config) else "its model type is not in the table of models"
     if isinstance(built, str):
-        return Model(title, "", built, _merged(types, roles, nested=True), _merged(types, towers))
+        return Model(title, "", built, _merged(types, table.roles, nested=True), _merged(types, table.towers))
     import transformers
 
     return Model(
@@ -170,21 +171,36 @@ def _merged(types: Iterable[str], table: Mapping[str, Mapping[str, str]], *, nes
     return found
 
 
-@lru_cache(maxsize=1)
-def _types() -> frozenset[str]:
-    return frozenset(transformers_roles.TYPES.split())
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The models of a release of transformers: its version, the model types, and by model type roles by ends of names
+    and senses by modules."""
+
+    version: str
+    types: frozenset[str]
+    roles: Mapping[str, Mapping[str, str]]
+    towers: Mapping[str, Mapping[str, str]]
 
 
 @lru_cache(maxsize=1)
-def _tables() -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-    """Return roles by ends of names, and senses by modules, of every model type."""
-    return _table(transformers_roles.ROLES), _table(transformers_roles.TOWERS)
+def _table() -> _Table:
+    """Return the table next to this module."""
+    lines = files(__package__).joinpath(TABLE).read_text(encoding="utf-8").splitlines()
+    parts: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith("["):
+            parts[line.strip("[]")] = part = list[str]()
+        elif not line.startswith("#"):
+            part.append(line)
+    types = frozenset(" ".join(parts["types"]).split())
+    return _Table(parts["version"][0], types, _by_type(parts["roles"]), _by_type(parts["towers"]))
 
 
-def _table(text: str) -> dict[str, dict[str, str]]:
+def _by_type(lines: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the rows of each model type: lines of a value and a key, each followed by indented model types."""
     found: dict[str, dict[str, str]] = {}
     value, key = "", ""
-    for line in text.strip().splitlines():
+    for line in lines:
         if line.startswith(" "):
             for kind in line.split():
                 found.setdefault(kind, {})[key] = value

@@ -36,12 +36,12 @@ def refuse_adapter(root: Path, files: Sequence[str], names: Sequence[str]) -> No
     found = saved or _whole_tensors(root, files)
     if found:
         listed = ", ".join(map(printable, found[:5])) + (f" and {len(found) - 5:,} more" if len(found) > 5 else "")
-        what = "modules_to_save: " if saved else ""
+        what = "whole modules next to its matrices (modules_to_save: " if saved else "more than LoRA matrices ("
         base = config.get("base_model_name_or_path")
         of_base = f" ({printable(base)})" if isinstance(base, str) and base else ""
         raise InputError(
-            f"{printable(root)}: a PEFT adapter with whole modules next to its matrices ({what}{listed}); merge it "
-            f"into its base model{of_base} first: PeftModel.from_pretrained(base, {printable(root)!r})"
+            f"{printable(root)}: a PEFT adapter with {what}{listed}); merge it into "
+            f"its base model{of_base} first: PeftModel.from_pretrained(base, {printable(root)!r})"
             ".merge_and_unload().save_pretrained(OUT)."
         )
 

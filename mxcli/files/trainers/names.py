@@ -30,7 +30,7 @@ WRAPPERS = (
     Wrapper("_checkpoint_wrapped_module", "activation checkpointing"),
     Wrapper("_forward_module", "Lightning Fabric"),
     Wrapper("_module", "Opacus", leading=True),
-    Wrapper("module", "DistributedDataParallel", leading=True),
+    Wrapper("module", "DistributedDataParallel or AveragedModel", leading=True),
 )
 _ANYWHERE = re.compile(rf"(?:^|(?<=\.))(?:{'|'.join(row.segment for row in WRAPPERS if not row.leading)})\.")
 ATTRIBUTES = frozenset({"model", "net", "network", "module", "llm", "lm", "_model", "hf_model", "base_model"})
@@ -44,6 +44,10 @@ KNOWN = re.compile(
 """How names of well-known models begin."""
 
 EXTRA_STATE = re.compile(r"(^|\.)_extra_state(\.|$)")
+UNMERGED = re.compile(r"base_model\.model\..*\.(base_layer|modules_to_save|original_module)\.")
+"""Names of a model that PEFT has wrapped."""
+AVERAGES = "n_averaged"
+"""The counter that PyTorch's AveragedModel stores next to its `module`."""
 FLATTENED = re.compile(r"(^|[._])flat_param(_\d+)?$")
 _OPTIMIZER = re.compile(r"(optimizers?|optim|opt)(_states?|_state_dicts?)?\.", re.IGNORECASE)
 _MOMENT = re.compile(
@@ -51,7 +55,7 @@ _MOMENT = re.compile(
     r"$"
 )
 _NOTABLE = re.compile(
-    rf"{_ANYWHERE.pattern}|{EXTRA_STATE.pattern}|{FLATTENED.pattern}|^_?module\.|^opt|^[^.]*(ema|swa|aver|shadow)",
+    rf"{_ANYWHERE.pattern}|{EXTRA_STATE.pattern}|{FLATTENED.pattern}|^_?module\.|^base_model\.|^opt|^[^.]*(ema|swa|aver|shadow)",
     re.IGNORECASE,
 )
 OF_OPTIMIZER = "optimizer state"
@@ -128,6 +132,12 @@ def as_model(contents: FileContents, path: Path, *, trained: bool = False) -> Fi
         raise InputError(f"{shown}: holds no model, only {listed}.")
     trained = trained or any(what == OF_OPTIMIZER for _, what in left.values())
     new, stripped = own_names((name for name in names if name not in left), trained=trained)
+    unmerged = next((name for name in new.values() if UNMERGED.match(name)), None)
+    if unmerged is not None:
+        raise InputError(
+            f"{shown}: '{printable(unmerged)}' is of a model that PEFT has wrapped, with an adapter next to it; "
+            "save what merge_and_unload() returns."
+        )
     kept = _without_repeated(contents, new, path)
     notes = [f"{shown}: left out: {'; '.join(map(str, _parts(contents.tensors, left)))}."] if left else []
     notes += [f"{shown}: {sentence}." for sentence in stripped]
@@ -160,6 +170,8 @@ def _left_out(tensors: Iterable[TensorInfo]) -> dict[str, tuple[str, str]]:
     """Return what is not part of a model, by name: the part that it belongs to, and what that is."""
     infos = list(tensors)
     left = {info.name: ("_extra_state", OF_ENGINE) for info in infos if EXTRA_STATE.search(info.name)}
+    if all(info.name.startswith("module.") for info in infos if info.name != AVERAGES):
+        left |= {info.name: (AVERAGES, "counter of AveragedModel") for info in infos if info.name == AVERAGES}
     optimizer = [info.name for info in infos if _OPTIMIZER.match(info.name)]
     if optimizer and all(map(_MOMENT.search, optimizer)):
         left |= {name: (name.partition(".")[0], OF_OPTIMIZER) for name in optimizer}

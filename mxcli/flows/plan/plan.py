@@ -87,6 +87,12 @@ class TensorPlan:
         shape = self.tensor.shape
         return (*shape[:-2], shape[-1], shape[-2]) if self.axis == COLUMN else shape
 
+    @property
+    def inputs(self) -> int:
+        """Length of the dimension that the layer sums over."""
+        shape = self.tensor.shape
+        return shape[-2 if self.summed == COLUMN and len(shape) > 1 else -1] if shape else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -310,7 +316,7 @@ def _grouped(
     shared, torn = 0, []
     requested = named_sets(fuse) if fuse else ()
     joined = fused_sets(config, requested)
-    sets = joined.among({name: planned.shape[-1] for name, planned in by_name.items() if planned.shape})
+    sets = joined.among({name: planned.inputs for name, planned in by_name.items()})
     idle = ["+".join(each) for each in requested if not any(_named_by(each, names) > 1 for names in sets.values())]
     if idle:
         raise UsageError(

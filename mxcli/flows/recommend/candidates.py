@@ -79,7 +79,7 @@ def groups_of(plans: Sequence[Plan], config: Config | None = None) -> tuple[Grou
     source."""
     found: dict[str, list[TensorInfo]] = {}
     fuse = plans[0].options.fuse
-    columns = {step.tensor.name: step.shape[-1] for step in plans[0].tensors if step.shape}
+    columns = {step.tensor.name: step.inputs for step in plans[0].tensors}
     keys = fused_sets(config, named_sets(fuse) if fuse else ()).keys(columns)
     for steps in zip(*(plan.tensors for plan in plans), strict=True):
         if any(step.scheme for step in steps):

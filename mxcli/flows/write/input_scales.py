@@ -40,7 +40,7 @@ def with_input_scales(
         raise _not_captured(missing, captures)
     by_name = {each.tensor.name: each for each in layers}
     sets = fused_sets(checkpoint.config, named_sets(plan.options.fuse) if plan.options.fuse else ())
-    keys = sets.keys({name: each.shape[-1] for name, each in by_name.items()})
+    keys = sets.keys({name: each.inputs for name, each in by_name.items()})
     alike: dict[str, list[str]] = {}
     for name in by_name:
         alike.setdefault(keys.get(name, name), []).append(name)

@@ -199,7 +199,7 @@ def test_the_table_is_what_the_installed_transformers_builds() -> None:
 
     for model_type, models in everything().items():
         rows = known_model({"model_type": model_type}).roles
-        assert exceptions(models) == {key: role for key, role in rows.items()}, model_type
+        assert exceptions(models) == dict(rows), model_type
         for built in models:
             for name, (role, shape) in built.roles.items():
                 info = TensorInfo(name, "BF16", shape, role_of(name, shape, "BF16"), Path("x"), 0, 0)

@@ -145,6 +145,11 @@ def test_an_unknown_order_is_said(
         ("encoder.layers.0.conv_module.pointwise_conv1.weight", (256, 128, 1), {"conformer"}, None),
         ("decoder.model.layers.0.self_attn.q_proj.linear.weight", (64, 64), {"moshi"}, None),
         ("model.conv1.weight", (64, 32, 3), {"gpt2"}, None),
+        ("depth_decoder.input_projections.weight", (8, 64, 64), {"moshi"}, LAST),
+        ("audio_encoder.encoder.layers.0.conv.weight", (64, 32, 7), {"moshi", "mimi"}, None),
+        ("audio_encoder.quantizer.acoustic_residual_vector_quantizer.input_proj.weight", (64, 32, 1), {"moshi"}, None),
+        ("encoder.layer.0.intermediate.dense.weight", (2, 16, 64), {"convbert"}, BEFORE_LAST),
+        ("encoder.layer.0.attention.self.key_conv_attn_layer.depthwise.weight", (64, 1, 9), {"convbert"}, None),
     ],
 )
 def test_stacks_are_distinguished_from_convolutions(

@@ -32,19 +32,30 @@ HEAD = {"base_model.model.lm_head.weight": zeros("F32", 16, 8)}
                 "base_model_name_or_path": "org/base",
             },
             LORA | HEAD,
-            "(modules_to_save: lm_head, embed_tokens); merge it into its base model (org/base) first: ",
+            "whole modules next to its matrices (modules_to_save: lm_head, embed_tokens); "
+            "merge it into its base model (org/base) first: ",
         ),
         (
             {"peft_type": "LORA", "modules_to_save": ["score"]},
             LORA,
-            "(modules_to_save: score); merge it into its base model first: ",
+            "whole modules next to its matrices (modules_to_save: score); merge it into its base model first: ",
         ),
         (
             {"peft_type": "LORA", "modules_to_save": None},
             LORA | HEAD,
-            "(base_model.model.lm_head.weight); merge it into its base model first: ",
+            "more than LoRA matrices (base_model.model.lm_head.weight); merge it into its base model first: ",
         ),
-        ({}, LORA | HEAD, "(base_model.model.lm_head.weight); merge it into its base model first: "),
+        (
+            {},
+            LORA | HEAD,
+            "more than LoRA matrices (base_model.model.lm_head.weight); merge it into its base model first: ",
+        ),
+        (
+            {"peft_type": "IA3"},
+            {"base_model.model.model.layers.0.self_attn.q_proj.ia3_l": zeros("F32", 8, 1)},
+            "more than LoRA matrices (base_model.model.model.layers.0.self_attn.q_proj.ia3_l); merge it into its base "
+            "model first: ",
+        ),
     ],
 )
 def test_whole_modules_must_be_merged(
@@ -55,10 +66,27 @@ def test_whole_modules_must_be_merged(
         with pytest.raises(InputError) as caught:
             open_checkpoint(source)
         assert str(caught.value) == (
-            f"{root}: a PEFT adapter with whole modules next to its matrices {what}"
+            f"{root}: a PEFT adapter with {what}"
             f"PeftModel.from_pretrained(base, '{root}').merge_and_unload().save_pretrained(OUT)."
         )
         assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+def test_a_model_that_is_not_merged(tmp_path: Path, prefix: str) -> None:
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    state = {
+        f"{prefix}{layer}.base_layer.weight": torch.ones(8, 8),
+        f"{prefix}{layer}.lora_A.default.weight": torch.ones(2, 8),
+    }
+    for saved in (state, {"model": state, "optimizer": {"x": torch.ones(2)}}):
+        torch.save(saved, tmp_path / "x.pt")
+        with pytest.raises(InputError) as caught:
+            open_checkpoint(tmp_path / "x.pt")
+        assert str(caught.value) == (
+            f"{tmp_path}/x.pt: '{layer}.base_layer.weight' is of a model that PEFT has wrapped, with an adapter next to "
+            "it; save what merge_and_unload() returns."
+        )
 
 
 def test_an_adapter_saved_by_pytorch(model: Writer) -> None:

@@ -46,8 +46,13 @@ def test_segments_of_wrappers(name: str, own: str) -> None:
 
 
 STRIPPED = [
-    ("module.", LLAMA, False, ["'module' (DistributedDataParallel) is stripped from all names"]),
-    ("module.module.", LLAMA, False, ["'module' (DistributedDataParallel) is stripped from all names"] * 2),
+    ("module.", LLAMA, False, ["'module' (DistributedDataParallel or AveragedModel) is stripped from all names"]),
+    (
+        "module.module.",
+        LLAMA,
+        False,
+        ["'module' (DistributedDataParallel or AveragedModel) is stripped from all names"] * 2,
+    ),
     ("_module.", CUSTOM, False, ["'_module' (Opacus) is stripped from all names"]),
     (
         "module._orig_mod.",
@@ -55,7 +60,7 @@ STRIPPED = [
         False,
         [
             "'_orig_mod' (torch.compile) is stripped from 3 of 3 names",
-            "'module' (DistributedDataParallel) is stripped from all names",
+            "'module' (DistributedDataParallel or AveragedModel) is stripped from all names",
         ],
     ),
     ("model.", LLAMA, True, ["'model' (the trainer's name of the model) is stripped from all names"]),
@@ -120,7 +125,7 @@ def test_a_safetensors_file_of_wrapped_names(tmp_path: Path) -> None:
     assert all(info.offset > 0 for info in found.tensors)
     assert found.notes == (
         f"{tmp_path}/x.safetensors: '_orig_mod' (torch.compile) is stripped from 3 of 3 names.",
-        f"{tmp_path}/x.safetensors: 'module' (DistributedDataParallel) is stripped from all names.",
+        f"{tmp_path}/x.safetensors: 'module' (DistributedDataParallel or AveragedModel) is stripped from all names.",
     )
 
 
@@ -263,3 +268,14 @@ def test_plain_files_are_not_touched(tmp_path: Path, model: Callable[..., Path])
     root = model({"model.safetensors": {name: zeros("BF16", 4, 8) for name in LLAMA}})
     read_as_is = read_safetensors(root / "model.safetensors")
     assert as_model(read_as_is, root / "model.safetensors") is read_as_is
+
+
+def test_an_averaged_model(tmp_path: Path) -> None:
+    averaged = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(4, 2))
+    torch.save(averaged.state_dict(), tmp_path / "x.pt")
+    checkpoint = open_checkpoint(tmp_path / "x.pt")
+    assert list(checkpoint.tensors) == ["weight", "bias"]
+    assert checkpoint.notes == (
+        f"{tmp_path}/x.pt: left out: 'n_averaged', counter of AveragedModel (1 tensor, 8 bytes).",
+        f"{tmp_path}/x.pt: 'module' (DistributedDataParallel or AveragedModel) is stripped from all names.",
+    )

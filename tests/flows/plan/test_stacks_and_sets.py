@@ -122,3 +122,17 @@ def test_empty_stacks_are_survived(tmp_path: Path) -> None:
     tensors = {name: ("BF16", np.zeros((0, 64, 64), np.uint16)) for name in BY_HIDDEN}
     with pytest.raises(RefusedError, match="nothing to quantize"):
         _plan(tmp_path / "m", tensors, {"model_type": "my_model"})
+
+
+def test_sets_go_by_inputs_along_any_axis(tmp_path: Path) -> None:
+    tensors = {"a.to_q.weight": noise(64, 64), "a.to_k.weight": noise(32, 64), "a.to_v.weight": noise(32, 64)}
+    for axis in ("row", "column"):
+        plan = _plan(tmp_path / axis, tensors, {"model_type": "llama"}, "nvfp4", axis=axis)
+        assert [(step.tensor.name, step.inputs, step.group) for step in plan.tensors] == [
+            (name, 64, "a.to_q+to_k+to_v") for name in tensors
+        ]
+
+
+def test_inputs_of_transposed_layers_are_their_rows(tmp_path: Path) -> None:
+    plan = _plan(tmp_path / "m", {"h.0.mlp.c_fc.weight": noise(64, 128)}, {"model_type": "gpt2"})
+    assert [(step.axis, step.inputs) for step in plan.tensors] == [("column", 64)]

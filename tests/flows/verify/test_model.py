@@ -169,6 +169,68 @@ def test_experts_are_counted(tmp_path: Path) -> None:
     assert values(result, "experts") == ["3 experts: 2 missing"]
 
 
+@pytest.mark.parametrize(
+    ("stated", "value"),
+    [
+        (6, "4 experts: 4 missing"),
+        (10**12, "4 experts: 4 missing"),
+        (10**400, "4 experts: 4 missing"),
+        (3, "4 experts"),
+    ],
+)
+def test_numbers_of_experts_of_any_size_are_compared_at_once(tmp_path: Path, stated: int, value: str) -> None:
+    experts = {
+        f"model.layers.0.mlp.experts.{number}.{part}_proj.weight": noise(32, 32, seed=number)
+        for number in range(4)
+        for part in ("gate", "up", "down")
+    }
+    config = {"model_type": "qwen3_moe", "hidden_size": 32, "moe_intermediate_size": 32, "num_experts": 4}
+    folder = quantized(source(tmp_path / "m", experts, config), tmp_path / "q", Options("nvfp4", layout="ct"))
+    (folder / "mxcli.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_experts": stated}))
+    assert values(verified(folder), "experts") == [value]
+
+
+@pytest.mark.parametrize(
+    ("last", "stated", "value"),
+    [
+        (10**11, 2, "1 too many (model.layers.100000000000)"),
+        (10**11, 10**12, "999,999,999,997 missing (model.layers.2, model.layers.3, model.layers.4, …)"),
+        (9, 10**12, "999,999,999,997 missing (model.layers.2, model.layers.3, model.layers.4, …)"),
+    ],
+)
+def test_numbers_of_layers_of_any_size_are_compared_at_once(tmp_path: Path, last: int, stated: int, value: str) -> None:
+    layers = {f"model.layers.{number}.mlp.up_proj.weight": noise(32, 32, seed=number % 99) for number in (0, 1, last)}
+    folder = quantized(source(tmp_path / "m", layers, {"num_hidden_layers": 3}), tmp_path / "q", Options("mxfp4"))
+    (folder / "mxcli.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": stated}))
+    (found_value,) = values(verified(folder), "layers")
+    assert found_value.endswith(f"3 layers are here: {value}")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_hidden_layers": 10**500}, "config.json states num_hidden_layers more than 2^64, which is not built"),
+        ({"num_hidden_layers": 300}, "config.json states num_hidden_layers 300, which is not built"),
+        ({"text_config": {"num_experts": 10**6}}, "config.json states num_experts 1,000,000, which is not built"),
+        ({"num_labels": 10**9}, "config.json states num_labels 1,000,000,000, which is not built"),
+    ],
+)
+def test_a_model_of_very_many_parts_is_not_built(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+    pytest.importorskip("transformers")
+    from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.verify.checks.parameters import parameters_of
+    from mxcli.flows.verify.subject import subject_of
+
+    folder = quantized(source(tmp_path / "m"), tmp_path / "q", Options("nvfp4"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    assert parameters_of(subject_of(open_checkpoint(folder))) == reason
+
+
 @pytest.mark.slow
 def test_names_and_shapes_are_compared_with_the_model_that_transformers_builds(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

@@ -38,11 +38,7 @@ def test_what_no_engine_loads_is_a_problem(dense: Path, tmp_path: Path) -> None:
     assert found(result).keys() == {"no_loader"}
     assert not result.is_sound
     (check,) = (each for each in result.results if each.findings)
-    assert {finding.need.split(" refuses")[0] for finding in check.findings} == {
-        "vLLM 0.33.0",
-        "SGLang 0.5.23",
-        "transformers 5.24.0",
-    }
+    assert {finding.need.split()[0] for finding in check.findings} == {"vLLM", "SGLang", "transformers"}
     assert check.findings[0].value == "64 inputs in groups of 128"
     assert check.findings[0].way_out == "Use --format fp8_e4m3_channel or mxfp8, or --exclude those layers."
 
@@ -90,10 +86,11 @@ def test_experts_that_transformers_loads_wrongly_are_a_warning(tmp_path: Path) -
 
 def test_scales_of_other_lengths_than_transformers_takes(tmp_path: Path) -> None:
     """192 rows have two scales: transformers takes 96 rows for each, without an error."""
-    tensors = {"model.layers.0.self_attn.o_proj.weight": noise(192, 128)}
-    folder = quantized(source(tmp_path / "m", tensors), tmp_path / "q", Options("fp8_e4m3_128x128", layout="fp8"))
+    tensors = {"model.layers.0.mlp.up_proj.weight": noise(192, 128)}
+    model = source(tmp_path / "m", tensors, {**LLAMA, "hidden_size": 128})
+    folder = quantized(model, tmp_path / "q", Options("fp8_e4m3_128x128", layout="fp8"))
     result = verified(folder)
-    assert found(result) == {"some_loader": ["model.layers.0.self_attn.o_proj.weight"]}
+    assert found(result) == {"some_loader": ["model.layers.0.mlp.up_proj.weight"]}
     assert values(result, "some_loader") == ["[192, 128] ends in a partial block of 128x128"]
     assert found(verified(folder, "vllm", "sglang")).keys() == {"some_loader"}
     assert found(verified(folder, "transformers")).keys() == {"named_loader"}

@@ -155,8 +155,8 @@ def test_notes_name_engines_that_do_not_load_an_output(dense: Path, moe: Path) -
     (note,) = (each for each in arranged(moe, "nvfp4").notes if each.startswith("transformers"))
     assert note == (
         "transformers 5.24.0 loads this wrongly (run 2026-11): it stacks experts and drops their tensor scales, "
-        "without an error ('model.layers.0.mlp.experts.0.gate_proj.weight': an expert, and 5 more). Use --format mxfp4, "
-        "or vLLM or SGLang for NVFP4 experts."
+        "without an error ('model.layers.0.mlp.experts.0.gate_proj.weight': an expert, and 5 more). Use --format "
+        "mxfp4, or vLLM or SGLang for NVFP4 experts."
     )
     assert any("mxfp6_e2m3: no rule is known" in note for note in arranged(dense, "mxfp6", "diffusers").notes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 from mxcli.files.checkpoint import read
 from mxcli.files.directory import GGUF
@@ -35,11 +36,11 @@ def _layers(model: Model) -> Iterator[Finding]:
 def _counted(model: Model, stack: str, numbers: set[int], key: str, stated: int) -> Iterator[Finding]:
     """Yield the layers of a list that the configuration counts and that are missing, or the other way round."""
     extra = model.size("num_nextn_predict_layers") or 0
-    missing = [number for number in range(min(stated, max(numbers, default=0) + 2)) if number not in numbers]
+    missing = _first_missing(numbers, stated)
     beyond = sorted(number for number in numbers if number >= stated + extra)
     if len(missing) + len(beyond) and (beyond or not model.size("num_hidden_groups")):
-        listed = [f"{stack}.{number}" for number in missing[:3]]
-        gone = max(stated - len([number for number in numbers if number < stated]), len(missing))
+        listed = [f"{stack}.{number}" for number in missing]
+        gone = stated - len([number for number in numbers if number < stated])
         what = [f"{gone:,} missing ({', '.join(listed)}{', …' if gone > len(listed) else ''})"] if missing else []
         what += [f"{len(beyond):,} too many ({some(f'{stack}.{number}' for number in beyond)})"] if beyond else []
         yield Finding(
@@ -50,6 +51,12 @@ def _counted(model: Model, stack: str, numbers: set[int], key: str, stated: int)
         )
 
 
+def _first_missing(numbers: set[int], stated: int) -> list[int]:
+    """Return the first three numbers below `stated` that are missing, up to the one after the largest."""
+    below = range(min(stated, max(numbers, default=0) + 2))
+    return list(islice((number for number in below if number not in numbers), 3))
+
+
 def _experts(model: Model) -> Iterator[Finding]:
     stated = model.size(*EXPERTS)
     if stated is None:
@@ -58,9 +65,11 @@ def _experts(model: Model) -> Iterator[Finding]:
     for match in filter(None, map(_EXPERT.match, model.tensors)):
         stacks.setdefault(match["stack"], set()).add(int(match["number"]))
     for stack, numbers in stacks.items():
-        if numbers != set(range(stated)):
-            missing = sorted(set(range(min(stated, max(numbers) + 2))) - numbers)
-            listed = f": {some(map(str, missing))} missing" if missing else ""
+        if len(numbers) != stated or max(numbers) >= stated:
+            missing, below = _first_missing(numbers, stated), min(stated, max(numbers) + 2)
+            more = below - len([number for number in numbers if number < below]) - len(missing)
+            others = f" and {more:,} more" if more else ""
+            listed = f": {', '.join(map(str, missing))}{others} missing" if missing else ""
             yield Finding(stack, f"{len(numbers):,} experts{listed}", f"{stated:,}, as {CONFIG} states", _RESTORE)
 
 

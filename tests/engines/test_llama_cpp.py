@@ -1,0 +1,252 @@
+"""llama.cpp loads the GGUF files that are written, generates, and its probabilities are those of the very weights.
+
+The reference is transformers, on weights that went through the layout mxcli: no name of GGUF and no order of its rows is
+involved. llama.cpp rounds the inputs of its products to 8 bits, hence a bound and no equality.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lazy import Lazy, needs
+
+from mxcli.backends.cpu import Cpu
+from mxcli.files.checkpoint import open_checkpoint, read
+from mxcli.flows.plan.overrides import Override
+from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.flows.write.dequantize import dequantize_checkpoint
+from mxcli.flows.write.quantize import quantize_checkpoint
+from mxcli.flows.write.restore import plain_view
+from mxcli.numerics.scheme import Rules
+
+pytestmark = [pytest.mark.slow, needs("gguf", "tokenizers", "torch", "transformers", "xllamacpp")]
+torch: Any = Lazy("torch")
+transformers: Any = Lazy("transformers")
+tokenizers: Any = Lazy("tokenizers")
+
+SAMPLE = Path(__file__).parents[2] / "samples" / "tiny-llama"
+WITHIN = 0.15
+"""The largest difference of a log-probability among llama.cpp's ten most probable tokens."""
+PROMPT = list(b"A class is a template for objects; the class statement binds a name")
+STEPS = 8
+SIZES: dict[str, Any] = {
+    "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+LLAMA_3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A tiny model with random weights: its family and what its configuration changes."""
+
+    name: str
+    family: str
+    changes: dict[str, Any]
+
+    def save(self, folder: Path, dtype: Any) -> None:
+        config = getattr(transformers, f"{self.family}Config")(**SIZES | self.changes)
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{self.family}ForCausalLM")(config)
+        with torch.no_grad():
+            for name, values in model.named_parameters():
+                if values.ndim == 2:
+                    values.normal_(0, 1.0 if "embed" in name else 0.15)
+                elif name.endswith("bias"):
+                    values.normal_(0, 0.5)
+                else:
+                    values.uniform_(0.5, 1.5)
+        model.to(dtype).save_pretrained(folder)
+
+
+MODELS = [
+    Model("llama", "Llama", {}),
+    Model("llama, one key head, tied", "Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    Model("llama, wide heads", "Llama", {"head_dim": 64}),
+    Model("llama, biases", "Llama", {"attention_bias": True, "mlp_bias": True}),
+    Model("llama, llama3 rope", "Llama", {"rope_parameters": LLAMA_3}),
+    Model("llama, linear rope", "Llama", {"rope_parameters": LINEAR}),
+    Model("llama, yarn", "Llama", {"rope_parameters": YARN}),
+    Model("mistral", "Mistral", {"sliding_window": None, "head_dim": 32}),
+    Model("qwen2", "Qwen2", {}),
+    Model("qwen2, tied", "Qwen2", {"tie_word_embeddings": True}),
+    Model("qwen3", "Qwen3", {"head_dim": 32}),
+    Model("qwen3, wide heads", "Qwen3", {"head_dim": 64, "num_key_value_heads": 4}),
+    Model("qwen3, yarn", "Qwen3", {"head_dim": 32, "rope_parameters": YARN}),
+]
+
+ENGINE = """
+import json, sys, xllamacpp
+path, prompt, steps = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+params = xllamacpp.CommonParams()
+params.model.path = path
+params.n_ctx, params.n_parallel, params.n_gpu_layers, params.cpuparams.n_threads = 256, 1, 0, 2
+params.warmup = params.fit_params = params.ui = False
+found = xllamacpp.Server(params).handle_completions(
+    {"prompt": prompt, "n_predict": steps, "n_probs": 10, "temperature": 0.0, "ignore_eos": True}
+)
+print("ANSWER" + json.dumps(found))
+"""
+
+
+def with_bytes_as_tokens(folder: Path) -> None:
+    """Write a tokenizer whose tokens are bytes, numbered by their values; 255 is a pair, as llama.cpp needs merges."""
+    *bytes_, _ = printable_bytes()
+    space, letter = bytes_[ord(" ")], "t"
+    tokens = {text: number for number, text in enumerate([*bytes_, space + letter])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(tokens, [(space, letter)]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def printable_bytes() -> Iterable[str]:
+    """Yield the character that stands for each byte: itself if it is printed, else one from 256 on."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = 0
+    for byte in range(256):
+        if byte in shown:
+            yield chr(byte)
+        else:
+            yield chr(256 + hidden)
+            hidden += 1
+
+
+def quantized(source: Path, output: Path, options: Options) -> None:
+    checkpoint = open_checkpoint(source)
+    quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output, backend=Cpu())
+
+
+def both_ways(source: Path, folder: Path, format: str, **more: Any) -> tuple[Path, Path]:
+    """Return the GGUF file of a model, and a folder with the values of its weights under Hugging Face's names."""
+    rules = Rules(nonfinite="error")
+    quantized(source, folder / "gguf", Options(format, rules, layout="gguf", **more))
+    quantized(source, folder / "codes", Options(format, rules, layout="mxcli", **more))
+    dequantize_checkpoint(open_checkpoint(folder / "codes"), folder / "plain", backend=Cpu())
+    return folder / "gguf" / "model.gguf", folder / "plain"
+
+
+def generated(file: Path) -> list[dict[str, Any]]:
+    """Return what llama.cpp says of each token that it generates: the token, and ten with their log-probabilities."""
+    command = [sys.executable, "-c", ENGINE, str(file), json.dumps(PROMPT), str(STEPS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER")]
+    assert answers, done.stderr[-2000:]
+    content: list[dict[str, Any]] = json.loads(answers[0].removeprefix("ANSWER"))["choices"][0]["logprobs"]["content"]
+    return content
+
+
+def reference(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def largest_difference(steps: list[dict[str, Any]], model: Any) -> float:
+    """Return the largest difference of log-probabilities among the ten tokens of every step."""
+    assert len(steps) == STEPS
+    ids = PROMPT + [step["id"] for step in steps]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids[:-1]])).logits[0, len(PROMPT) - 1 :].double()
+    expected = torch.log_softmax(logits, -1)
+    differences = []
+    for place, step in enumerate(steps):
+        assert len(step["top_logprobs"]) == 10
+        for token in step["top_logprobs"]:
+            differences.append(abs(token["logprob"] - expected[place, token["id"]].item()))
+    return max(differences)
+
+
+def values_in_any_order(source: Path) -> list[bytes]:
+    plain = plain_view(open_checkpoint(source), "F32").checkpoint(Cpu())
+    return sorted(np.sort(read(plain, info).ravel()).tobytes() for info in plain.tensors.values())
+
+
+@pytest.fixture(params=MODELS, ids=lambda model: model.name)
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    request.param.save(tmp_path / "m", torch.bfloat16)
+    with_bytes_as_tokens(tmp_path / "m")
+    return tmp_path / "m"
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    shutil.copytree(SAMPLE, tmp_path / "m")
+    with_bytes_as_tokens(tmp_path / "m")
+    return tmp_path / "m"
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_every_family_has_the_probabilities_of_its_weights(source: Path, tmp_path: Path, format: str) -> None:
+    file, plain = both_ways(source, tmp_path, format)
+    assert largest_difference(generated(file), reference(plain)) < WITHIN
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_a_trained_model(sample: Path, tmp_path: Path, format: str) -> None:
+    file, plain = both_ways(sample, tmp_path, format)
+    steps = generated(file)
+    assert largest_difference(steps, reference(plain)) < WITHIN
+    assert bytes(step["id"] for step in steps).isascii()
+
+
+def test_mixed_formats_and_kept_layers(sample: Path, tmp_path: Path) -> None:
+    overrides = (Override("*.mlp.*", "nvfp4"), Override("*layers.1.self_attn.*", keep=True))
+    file, plain = both_ways(sample, tmp_path, "mxfp4", overrides=overrides)
+    assert largest_difference(generated(file), reference(plain)) < WITHIN
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_kept_tensors_of_other_dtypes(tmp_path: Path, dtype: str) -> None:
+    MODELS[0].save(tmp_path / "m", getattr(torch, dtype))
+    with_bytes_as_tokens(tmp_path / "m")
+    file, plain = both_ways(tmp_path / "m", tmp_path, "mxfp4")
+    assert largest_difference(generated(file), reference(plain)) < WITHIN
+
+
+def rows_of_queries_reversed(model: Any) -> None:
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    weight.data = weight.data.flip(0)
+
+
+def halves_of_keys_interleaved(model: Any) -> None:
+    weight = model.model.layers[1].self_attn.k_proj.weight
+    size = model.config.head_dim
+    weight.data = weight.data.reshape(-1, 2, size // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def norms_left_out(model: Any) -> None:
+    model.model.layers[0].input_layernorm.weight.data.fill_(1)
+
+
+def scales_left_out(model: Any) -> None:
+    model.model.layers[0].mlp.down_proj.weight.data.mul_(2)
+
+
+@pytest.mark.parametrize(
+    "fault", [rows_of_queries_reversed, halves_of_keys_interleaved, norms_left_out, scales_left_out]
+)
+def test_a_fault_would_be_seen(sample: Path, tmp_path: Path, fault: Callable[[Any], None]) -> None:
+    file, plain = both_ways(sample, tmp_path, "mxfp4")
+    model = reference(plain)
+    fault(model)
+    assert largest_difference(generated(file), model) > WITHIN
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_dequantize_of_the_file_gives_the_values_of_the_reference(sample: Path, tmp_path: Path, format: str) -> None:
+    file, plain = both_ways(sample, tmp_path, format)
+    assert values_in_any_order(file) == values_in_any_order(plain)
