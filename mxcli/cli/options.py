@@ -77,7 +77,7 @@ Engines = Annotated[
         metavar="ENGINE[,ENGINE...]",
         autocompletion=completes(_ENGINE_NAMES, listed=True),
         help="Engines that must load the output as its weights are, such as vllm,transformers; `mxcli explain loaders` "
-        "lists what they load.",
+        "lists what they load. quantize without --layout writes the first layout that all of them load.",
     ),
 ]
 TensorParallel = Annotated[
@@ -86,7 +86,7 @@ TensorParallel = Annotated[
         "--tp",
         min=1,
         metavar="N",
-        help="Also check that the weights divide into whole blocks over N devices (tensor parallelism).",
+        help="Weights and scales must divide into whole blocks over N devices (tensor parallelism).",
     ),
 ]
 DryRun = Annotated[
@@ -247,6 +247,15 @@ class Selection:
             help="Dequantize an already quantized source first; errors are measured against the dequantized values.",
         ),
     ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The engines that must load a checkpoint, and the number of devices that it must divide over."""
+
+    heading: ClassVar[str] = "Options"
+    engines: Engines = None
+    tensor_parallel: TensorParallel = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,13 +55,8 @@ class QuantizeOptions(Writing):
         return engines_of(self.engines)
 
 
-_HELP = {
-    "captures": "Captured inputs of the layers: NVFP4 and fp8_e4m3 layers get stored input scales (W4A4, static FP8).",
-    "engines": "Engines that must load the output as its weights are, such as vllm,transformers: without --layout, the "
-    "first layout that all of them load; anything that one of them does not load is refused. `mxcli explain loaders` "
-    "lists what they load.",
-    "tensor_parallel": "Refuse weights and scales that do not divide into whole blocks over N devices (tensor "
-    "parallelism).",
+_CAPTURES_HELP = {
+    "captures": "Captured inputs of the layers: NVFP4 and fp8_e4m3 layers get stored input scales (W4A4, static FP8)."
 }
 
 
@@ -71,7 +66,7 @@ def quantize(
     source: Source,
     scheme: Annotated[SchemeOptions, vary(nonfinite="error", on_indivisible="error")],
     selection: Selection,
-    writing: Annotated[QuantizeOptions, vary(help=_HELP)],
+    writing: Annotated[QuantizeOptions, vary(help=_CAPTURES_HELP)],
     results: Annotated[Results, vary(without=("markdown", "html", "plots"))],
     machine: Machine,
     messages: Messages,

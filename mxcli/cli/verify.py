@@ -10,7 +10,7 @@ import typer
 
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine, open_backend
-from mxcli.cli.options import Engines, Source, TensorParallel
+from mxcli.cli.options import Serving, Source
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.progress import progress
 from mxcli.cli.terminal import Messages
@@ -32,6 +32,7 @@ _RESULTS = vary(
 @verb
 def verify(
     source: Source,
+    serving: Serving,
     results: Annotated[Results, _RESULTS],
     machine: Machine,
     messages: Annotated[Messages, vary(without=("verbose",))],
@@ -50,8 +51,6 @@ def verify(
             help="With --against: first make damaged files of an output of mxcli again, proven by its record.",
         ),
     ] = False,
-    engines: Engines = None,
-    tensor_parallel: TensorParallel = None,
     deep: Annotated[
         bool,
         typer.Option(
@@ -87,10 +86,10 @@ def verify(
     from mxcli.flows.write.restore import open_floats
     from mxcli.output.verification import failure_sentence, verification_csv, verification_json, verification_text
 
-    named = engines_of(engines)
+    engines = engines_of(serving.engines)
     check_whole(Path(source))
     repaired = _repaired(source, against) if repair and against is not None else ()
-    subject = subject_of(open_checkpoint(source), tensor_parallel, named)
+    subject = subject_of(open_checkpoint(source), serving.tensor_parallel, engines)
     originals = None if against is None else checked_originals(open_floats(against, requantize=True), subject)
     backend = open_backend(machine, messages, memory_to_verify(subject, originals))
     with progress("verify", messages) as show:

@@ -51,7 +51,9 @@ _ROUTERS = (
     r"(^|[._])(router|shared_expert_gate)(\.|$)|(^|\.)(mlp|moe|ffn|feed_forward|\w+_moe|mixer)\.gate\."
     r"|(^|\.)ffn_gate_inp(_shexp)?\."
 )
-_NORMS = r"(?i)(^|\.)([^.]*norm(?!al(?!i[sz]))[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)\.(weight|gamma|scale|g)$"
+_NORMS = (
+    r"(?i)(^|\.)([^.]*norm(?!al(?!i[sz]))[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)\.(weight|gamma|scale|g)$"
+)
 _TABLES = (
     r"(?!patch)[^.]*(embed(ding)?s?|embd)|(embed_(tokens|in|positions)|positional_embed)[^.]*|wte|wpe|shared"
     r"|((tok|pos|word|label|type|class|seg|rel_pos|time)_)?emb|pe|[^.]*(embedding_table|codebooks?)"
@@ -99,9 +101,8 @@ ROLES = (
         MATRICES,
     ),
     RoleRow("lm_head", r"(^|\.)cls\.predictions\.decoder\.weight$", "output head"),
-    RoleRow(
-        "lm_head", rf"^({_HEADS})(\.(dense|dense_proj|out_proj|linear\d?|\d+))?\.weight$", "head of a task", MATRICES
-    ),
+    RoleRow("lm_head", rf"^({_HEADS})(\.({_PARTS_OF_HEADS}))?\.weight$", "head of a task", MATRICES),
+    RoleRow("lm_head", r"(^|\.)contact_head\.regression\.weight$", "head of a task", MATRICES),
     RoleRow("norm", _NORMS, "normalization"),
     RoleRow("conv", r"(^|\.)patch_embed|conv", "convolution", dims=KERNELS, widths=FLOAT),
     RoleRow("conv", r"(^|\.)(ssm_conv1d|shortconv\.conv)\.weight$", "convolution", dims=MATRIX),

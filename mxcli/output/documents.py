@@ -62,8 +62,13 @@ WRITTEN: Final = Fields(_TENSOR, keyed(format=TEXT_OR_NULL, bytes=COUNT, output_
 """A tensor in a plan, and in one of an output."""
 _NOTES = keyed(notes=array(TEXT))
 _MEASURED_TENSORS = Fields(_NOTES, keyed(tensors=array(MEASURED.object_schema())))
+_SUMS: Final[Schema] = {"files": COUNT, "bytes": COUNT}
+_ACCOUNTING = object_of(
+    {**_SUMS, "read": object_of(_SUMS), "carried": object_of({**_SUMS, "weights": array(TEXT)}),
+     "left_out": object_of({**_SUMS, "listed": array(object_of({"name": TEXT, **_SUMS, "reason": TEXT}))})}
+)  # fmt: skip
 _OUTPUT = keyed(output=TEXT, layout=TEXT, files=array(TEXT), output_bytes=COUNT, ignored=array(TEXT),
-                loaders=array(LOADER.object_schema()))  # fmt: skip
+                loaders=array(LOADER.object_schema()), accounting=_ACCOUNTING)  # fmt: skip
 _SHARE = keyed(share=object_of({"number": POSITIVE, "of": POSITIVE}))
 _PAIR: Final[Schema] = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
 _VERSION: Final[Schema] = or_null(array(COUNT))
@@ -122,7 +127,12 @@ DOCUMENTS: Final[Mapping[str, Fields[Document]]] = {
         keyed(steps_there=array(COUNT), notes=array(TEXT), tensors=array(CAPTURED.object_schema())),
     ),
     "dequantize": keyed(
-        source=TEXT, output=TEXT, layout=TEXT_OR_NULL, dtypes={"type": ["array", "object"]}, notes=array(TEXT)
+        source=TEXT,
+        output=TEXT,
+        layout=TEXT_OR_NULL,
+        dtypes={"type": ["array", "object"]},
+        notes=array(TEXT),
+        accounting=_ACCOUNTING,
     ),
     "merge": keyed(output=TEXT, shares=POSITIVE, files=array(TEXT)),
     "formats": keyed(formats=array(FORMAT.object_schema())),

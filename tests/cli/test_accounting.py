@@ -59,10 +59,8 @@ def test_verify_reports_what_was_left_behind(mxcli: Callable[..., Any], source: 
     code, out, _ = mxcli("verify", output, "--against", source)
     assert code == 5
     assert "problem weights_left_behind: weights in the source that are neither read nor in the output" in out
-    assert (
-        "3_Dense/model.safetensors: 136 bytes in the source, which were not read and are not here, and mxcli.json"
-        in out
-    )
+    left = (source / "3_Dense" / "model.safetensors").stat().st_size
+    assert f"3_Dense/model.safetensors: {left} bytes in the source, which were not read and are not here" in out
 
 
 def test_a_pipeline_is_refused_with_the_way(mxcli: Callable[..., Any], source: Path) -> None:

@@ -101,7 +101,7 @@ def test_packed_codes_are_listed_by_their_elements(mxcli: Callable[..., Any], tm
     why = ["already", "in", "8", "bits", "or", "fewer"]
     assert ["f4.weight", "F4", "2x8", "codes", *why, "8", "B"] in words
     assert ["f6.weight", "F6_E2M3", "2x4", "codes", *why, "6", "B"] in words
-    assert ["f4.weight_scale", "F8_E8M0", "2x1", "scale", "2", "B"] in words
+    assert ["f4.weight_scale", "F8_E8M0", "2x1", "scale", "scale", "of", "codes", "2", "B"] in words
     source.write_bytes(safetensors_bytes({"f4.weight": ("F4", [2, 7], bytes(7))}))
     code, out, err = mxcli("inspect", source)
     assert (code, out) == (3, "")

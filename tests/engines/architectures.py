@@ -60,7 +60,7 @@ def _images(name: str, changes: Mapping[str, Any], tokens: int, **inputs: Any) -
 
 _NOTHING = dict.fromkeys(("mxfp8", "nvfp4"), "nothing to quantize")
 _SEPARATE: dict[str, Any] = {
-    "refused": {"mxfp8": "it fails to stack experts", "nvfp4": "it stacks experts and drops their tensor scales"},
+    "refused": {"nvfp4": "it stacks experts and drops their tensor scales"},
     "plain": "*.experts.*",
 }
 _HYBRID = ["mamba", "hybrid"] * 2
@@ -104,7 +104,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         EXPERTS,
         """
         MixtralForCausalLM Qwen2MoeForCausalLM Qwen3MoeForCausalLM OlmoeForCausalLM DeepseekV2ForCausalLM
-        PhimoeForCausalLM Glm4MoeForCausalLM MiniMaxForCausalLM MiniMaxM2ForCausalLM Ernie4_5_MoeForCausalLM
+        Glm4MoeForCausalLM MiniMaxForCausalLM MiniMaxM2ForCausalLM Ernie4_5_MoeForCausalLM
         HunYuanMoEV1ForCausalLM FlexOlmoForCausalLM
         """,
         **_SEPARATE,
@@ -114,6 +114,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         EXPERTS, "Lfm2MoeForCausalLM", {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, **_SEPARATE
     ),
+    Architecture(EXPERTS, "PhimoeForCausalLM", {"num_local_experts": 2}, **_SEPARATE),
     Architecture(EXPERTS, "Dots1ForCausalLM", {"n_shared_experts": 1}, **_SEPARATE),
     Architecture(EXPERTS, "NemotronHForCausalLM", _NEMOTRON, **_SEPARATE),
     Architecture(

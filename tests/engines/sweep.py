@@ -201,12 +201,17 @@ def _differences(engine: Loaded, reference: Loaded) -> Iterator[str]:
     wrong = [
         name
         for name, value in reference.state.items()
-        if name not in engine.state or not torch.equal(engine.state[name].to(value.dtype), value)
+        if name not in engine.state or not torch.equal(_plain(engine.state[name]).to(value.dtype), value)
     ]
     if wrong:
         yield f"{len(wrong)} of {len(reference.state)} parameters differ: {', '.join(wrong[:6])}"
     elif not relative_error(engine.output, reference.output) <= BF16_ROUNDING:
         yield f"the output differs by {relative_error(engine.output, reference.output):.3g}, with equal parameters"
+
+
+def _plain(value: Any) -> Any:
+    """The values of a tensor, also of one that torchao keeps quantized."""
+    return value if type(value) is torch.Tensor else value.dequantize()
 
 
 def relative_error(value: Any, original: Any) -> float:

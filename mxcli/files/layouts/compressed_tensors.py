@@ -255,7 +255,8 @@ def _missing_input_scales(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazar
         ending = "" if dynamic is True else ".input_global_scale" if dynamic else ".input_scale"
         promised.append((listed(group.get("targets")), ending))
     targets = read_targets(promised)
-    names = [module + ending for module in map(module_of, weights) if (ending := targets.of(module))]
+    stated = ((module, targets.of(module)) for module in map(module_of, weights))
+    names = [module + ending for module, ending in stated if ending]
     return [
         Hazard(
             printable(name),

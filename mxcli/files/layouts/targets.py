@@ -226,9 +226,16 @@ def _under_lead(paths: Sequence[_Path], rivals: Sequence[str]) -> Iterator[_Expr
 
 def _expression(beginning: str, paths: Sequence[_Path], numbers: Sequence[str]) -> _Expression:
     spelled = iter(numbers)
-    *parts, last = [next(spelled) if part is None else re.escape(part) for part in paths[0].parts]
+    *parts, last = [next(spelled) if part is None else _escaped(part) for part in paths[0].parts]
     end = f"{last}({re.escape(_WRAPPED)})?" if paths[0].wrapped else last
     return _Expression(beginning + "".join(rf"{part}\." for part in parts), end)
+
+
+def _escaped(part: str) -> str:
+    """Return the expression of a part of a name. That of shared experts does not contain the word "experts": transformers
+    takes a group with that word for the one of the routed experts."""
+    escaped = re.escape(part)
+    return escaped if part == "experts" else escaped.replace("experts", "expert[s]")
 
 
 def _whole(expression: _Expression) -> str:

@@ -15,6 +15,7 @@ from functools import lru_cache
 FP32 = "diffusers 0.42, loaded in FP32"
 STORAGE = "diffusers 0.42, left out of FP8 storage"
 MODELOPT = "NVIDIA ModelOpt, examples of diffusers"
+LIKE_OTHERS = "as in the lists for other diffusion models"
 
 TIME_AND_TEXT, INPUT, OUTPUT = "embedding of time and text", "projection of the input", "projection of the output"
 POSITIONS, CONVOLUTION, MODULATION = "embedding of positions", "convolution", "modulation by time and text"
@@ -56,9 +57,12 @@ ROWS = (
     KeptRow(r".*", _parts("norm_out"), OUTPUT, MODELOPT),
     KeptRow(r".*", _parts("conv_in", "conv_out", "conv_shortcut"), CONVOLUTION, MODELOPT),
     KeptRow(r"Flux2?Transformer2DModel", _parts(r"(double|single)_stream_modulation\w*"), MODULATION, MODELOPT),
-    KeptRow(r"LTX\w*Transformer3DModel", _parts("time_embed", "caption_projection", "adaln_single"), TIME_AND_TEXT,
+    KeptRow(r"\w*LTX\w*Transformer3DModel", _parts(r"\w*(time_embed|caption_projection|adaln_single)"), TIME_AND_TEXT,
             MODELOPT),
-    KeptRow(r"LTX\w*Transformer3DModel", r"^transformer_blocks", EDGE, MODELOPT, edge=3, by_default=False),
+    KeptRow(r"\w*LTX\w*Transformer3DModel", r"^\w*proj_in(\.|$)", INPUT, MODELOPT),
+    KeptRow(r"\w*LTX\w*Transformer3DModel", r"^\w*proj_out(\.|$)", OUTPUT, MODELOPT),
+    KeptRow(r"\w*LTX\w*Transformer3DModel", r"^av_cross_attn_\w*(\.|$)", MODULATION, LIKE_OTHERS),
+    KeptRow(r"\w*LTX\w*Transformer3DModel", r"^transformer_blocks", EDGE, MODELOPT, edge=3, by_default=False),
     KeptRow(_WAN, _parts("time_embedder", "time_embedding", "time_projection"), TIME_AND_TEXT, FP32),
     KeptRow(_WAN, _parts("scale_shift_table", "modulation", "motion_synthesis_weight", "history_key_scale"), MODULATION,
             FP32),
@@ -99,8 +103,12 @@ ROWS = (
     KeptRow(r"EasyAnimate\w*", r"^proj(\.|$)", INPUT, STORAGE),
     KeptRow(r"SanaWM\w*", _parts("plucker_embedder"), INPUT, STORAGE),
     KeptRow(r"HunyuanDiT\w*", _parts("pooler"), TIME_AND_TEXT, STORAGE),
-    KeptRow(_HUNYUAN, _parts("x_embedder", "context_embedder"), INPUT, STORAGE),
+    KeptRow(_HUNYUAN, _parts("x_embedder", r"context_embedder\w*"), INPUT, STORAGE),
     KeptRow(r"VQModel", _parts("quantize"), "codebook", STORAGE),
+    KeptRow(r".*", _parts(r"\w*time(step)?_embed\w*", "t_embedder", "time_in"), TIME_AND_TEXT, LIKE_OTHERS),
+    KeptRow(r".*", r"^(img_in|txt_in|x_embedders|context_embedders|condition_embedder)(\.|$)", INPUT, LIKE_OTHERS),
+    KeptRow(r".*", r"^(final_linear|head|(audio_)?out_layer|audio_proj_out|proj_out_[12])(\.|$)", OUTPUT, LIKE_OTHERS),
+    KeptRow(r"Flux3\w*", r"^\w*stream_modulations(\.|$)", MODULATION, LIKE_OTHERS),
     KeptRow(r".*", r"(^|\.)\w*norm\w*\.", "linear layer of an adaptive norm", STORAGE, by_default=False),
     KeptRow(r"(Autoencoder|AsymmetricAutoencoder)\w*", r"", "autoencoder", MODELOPT, by_default=False),
 )  # fmt: skip

@@ -64,12 +64,18 @@ def _attention(*members: str) -> tuple[FusedRow, ...]:
 
 _DELTA = ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj", "g_proj", "f_proj")
 
+_DELTA_MODELS = _in(
+    "kimi_linear kimi_k3 KimiK3ForConditionalGeneration KimiK3LinearForCausalLM glm5_next glm5_next_text "
+    "Glm5NextForCausalLM bailing_moe_v3 BailingMoeV3ForCausalLM BailingMoeV3VLForConditionalGeneration"
+)
+"""The linear attention layers of these models (gated delta rule) are joined with their gates."""
+
 # In a module, the first row takes its members.
 ROWS = (
     FusedRow(("to_q", "to_k", "to_v"), within=r"(^|\.)attn2$",
              models=_in("SD3Transformer2DModel SD3ControlNetModel")),
-    FusedRow(_DELTA, models=_in("kimi_linear kimi_k3 KimiK3ForConditionalGeneration glm5_next glm5_next_text "
-                                "bailing_moe_v3 BailingMoeV3ForCausalLM BailingMoeV3VLForConditionalGeneration")),
+    FusedRow(_DELTA, models=_DELTA_MODELS),
+    FusedRow(("f_b_proj", "g_b_proj"), models=_DELTA_MODELS),
     FusedRow(("q_proj", "k_proj", "v_proj", "g_proj"), within=r"(^|\.)linear_attn$", models=_in("olmo_hybrid")),
     FusedRow(("q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "g_proj"),
              models=_in("jet_nemotron JetNemotronForCausalLM JetVLMForConditionalGeneration")),
@@ -81,6 +87,7 @@ ROWS = (
     FusedRow(("fc1", "fc3"), models=_in("aimv2 aimv2_vision_model dots_ocr DotsOCRForCausalLM ovis2 ovis2_vision Ovis "
                                         "ovis2_5 Ovis2_5")),
     FusedRow(("key_proj", "value_proj"), within=r"(^|\.)ple$", models=_in("qwen4_exp qwen4_exp_text")),
+    FusedRow(("input_mix_weight_down", "block_inject_weight"), within=r"(^|\.)hyper_connection$"),
     FusedRow(("wkv", "wgate"), within=r"(^|\.)compressor$"),
     FusedRow(("gate_proj", "dense_h_to_4h"), within=r"(^|\.)linear_proj$"),
     *_attention("q_proj", "k_proj", "v_proj"),

@@ -60,6 +60,12 @@ class Model:
         """Return the tensors with the roles that the model gives them, and why."""
         writes = any(map(_WRITES.search, tensors))
         found = {name: self._described(info, writes) for name, info in tensors.items()}
+        for row in SHARED:
+            found |= {
+                name: replace(info, role=SENSITIVE, reason=row.reason)
+                for name, info in found.items()
+                if self.title in row.types and info.role == WEIGHT and re.search(row.name, name)
+            }
         layers = {name.removesuffix(".weight"): name for name, info in found.items() if info.role == WEIGHT}
         for module, row in kept_modules(self.class_name, layers).items() if self.class_name else ():
             reason = f"{row.why}, kept plain by {row.source}"
@@ -105,6 +111,25 @@ UNKNOWN = Model()
 """The model of a source that names none."""
 NATIVE = dict.fromkeys(("t2v", "i2v", "ti2v", "flf2v", "vace", "s2v"), "WanModel")
 """Model types of diffusion models in their makers' own files, by the class that makers call them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRow:
+    """Linear layers that several layers of some model types share: their names (a regex, searched), and the reason to
+    keep them plain."""
+
+    types: frozenset[str]
+    name: str
+    reason: str
+
+
+SHARED = (
+    SharedRow(
+        frozenset({"zamba", "zamba2"}),
+        r"\.shared_transf(ormer)?\.",
+        "shared by several layers, whose scales transformers does not tie",
+    ),
+)
 REASONS = {
     "weight": "linear layer",
     "embedding": "embedding table",

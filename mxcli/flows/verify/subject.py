@@ -102,9 +102,7 @@ def check_whole(source: Path) -> None:
         )
 
 
-def subject_of(
-    checkpoint: Checkpoint, tensor_parallel: int | None = None, engines: tuple[str, ...] = ()
-) -> Subject:
+def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None, engines: tuple[str, ...] = ()) -> Subject:
     """Return a checkpoint to verify, divided over devices and loaded by `engines`.
 
     Raises RefusedError for a plain source and for a layout that cannot be read back, InputError if the configuration

@@ -325,9 +325,7 @@ def _skip(
     """Record the reason for every check that is skipped."""
     if compared is None:
         why = "needs --against SOURCE" if against is None else "the codes are not read"
-        findings.skip(
-            (*SOURCE_CHECKS, *ACCOUNTING_CHECKS, *MODEL_CONFIG_CHECKS, *ORIGINAL_CHECKS, *JUDGED_CHECKS), why
-        )
+        findings.skip((*SOURCE_CHECKS, *ACCOUNTING_CHECKS, *MODEL_CONFIG_CHECKS, *ORIGINAL_CHECKS, *JUDGED_CHECKS), why)
     elif compared.other_tensors:
         findings.skip((*ORIGINAL_CHECKS, *JUDGED_CHECKS), "SOURCE is another one than the record names")
     if subject.tensor_parallel is None:

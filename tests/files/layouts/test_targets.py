@@ -95,6 +95,30 @@ FOLDED: dict[str, tuple[list[str], list[str], list[str]]] = {
         [r"re:(.*\.)?multi_modal_projector\.linear_1$", r"re:(.*\.)?proj_in$"],
     ),
     "a head that transformers calls lm_head": (["embed_out"], [], [r"re:(.*\.)?(embed_out|lm_head)$"]),
+    "shared experts": (
+        [*experts([0, 1], 4), *layers([0, 1], ["mlp.shared_experts.up_proj"])],
+        [],
+        [
+            r"re:(.*\.)?layers\.\d+\.mlp\.experts\.\d+\.(w1|w2)$",
+            r"re:(.*\.)?layers\.\d+\.mlp\.shared_expert[s]\.up_proj$",
+            *EXPERTS,
+        ],
+    ),
+    "layers that transformers renames": (
+        layers(range(2), ["attn.attention.q_proj", "mlp.c_fc_0"], "transformer.h"),
+        [],
+        [
+            r"re:(.*\.)?h\.\d+\.attn\.attention\.q_proj$",
+            r"re:(.*\.)?h\.\d+\.mlp\.c_fc_0$",
+            r"re:(.*\.)?layers\.\d+\.mlp\.gate_proj$",
+            r"re:(.*\.)?layers\.\d+\.self_attn\.q_proj$",
+        ],
+    ),
+    "a renamed layer next to a plain one of that name": (
+        layers(range(2), ["mlp.linear_gate"]),
+        layers(range(2), ["mlp.gate_proj"]),
+        [r"re:(.*\.)?layers\.\d+\.mlp\.linear_gate$"],
+    ),
     "items of a list": (["lm_heads.0", "lm_heads.1"], ["lm_heads.2"], [r"re:(.*\.)?lm_heads\.(0|1)$"]),
     "characters of expressions": (["a+b.0.c(d", "a+b.1.c(d"], [], [r"re:(.*\.)?a\+b\.\d+\.c\(d$"]),
 }

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mxcli.files.models.diffusion import FP32, MODELOPT, ROWS, STORAGE, kept_by_recipe, kept_modules
+from mxcli.files.models.diffusion import FP32, LIKE_OTHERS, MODELOPT, ROWS, STORAGE, kept_by_recipe, kept_modules
 
 FLUX = {
     "x_embedder": (MODELOPT, "projection of the input"),
@@ -82,6 +82,10 @@ UNET = {
             "ZImageTransformer2DModel",
             {"t_embedder.mlp.0": (STORAGE, "embedding of time and text"), "layers.0.w1": None},
         ),
+        ("LTX2VideoTransformer3DModel", {"audio_proj_in": (MODELOPT, "projection of the input")}),
+        ("LTX2VideoTransformer3DModel", {"audio_time_embed.linear": (MODELOPT, "embedding of time and text")}),
+        ("MochiTransformer3DModel", {"time_embed.caption_proj": (LIKE_OTHERS, "embedding of time and text")}),
+        ("DiTTransformer2DModel", {"proj_out_1": (LIKE_OTHERS, "projection of the output"), "blocks.0.ff.net.2": None}),
         ("NewTransformer2DModel", {"x_embedder": (MODELOPT, "projection of the input"), "blocks.0.attn.to_q": None}),
     ],
 )
@@ -113,5 +117,5 @@ def test_rows_are_patterns_that_say_why() -> None:
         re.compile(row.classes)
         re.compile(row.modules)
         assert row.why
-        assert row.source in (FP32, STORAGE, MODELOPT)
+        assert row.source in (FP32, STORAGE, MODELOPT, LIKE_OTHERS)
     assert len(kept_by_recipe("FluxTransformer2DModel")) < len(ROWS)

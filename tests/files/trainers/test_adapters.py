@@ -84,8 +84,8 @@ def test_a_model_that_is_not_merged(tmp_path: Path, prefix: str) -> None:
         with pytest.raises(InputError) as caught:
             open_checkpoint(tmp_path / "x.pt")
         assert str(caught.value) == (
-            f"{tmp_path}/x.pt: '{layer}.base_layer.weight' is of a model that PEFT has wrapped, with an adapter next to "
-            "it; save what merge_and_unload() returns."
+            f"{tmp_path}/x.pt: '{layer}.base_layer.weight' is of a model that PEFT has wrapped, with an adapter next "
+            "to it; save what merge_and_unload() returns."
         )
 
 

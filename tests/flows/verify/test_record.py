@@ -10,8 +10,11 @@ import pytest
 from planted import GATE, SHARD, UP, found, quantized, source, values, verified
 from tiny_models import LLAMA, llama, noise, read_header
 
+from mxcli.backends.cpu import Cpu
 from mxcli.flows.plan.overrides import Override
-from mxcli.flows.plan.plan import Options
+from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.flows.write.quantize import quantize_checkpoint
+from mxcli.flows.write.restore import open_floats
 
 CODES = f"{UP}_packed"
 NORM = "model.layers.0.input_layernorm.weight"
@@ -165,6 +168,16 @@ def test_layout_and_format_of_the_record_are_those_of_the_files(tmp_path: Path, 
     )
     assert values(formats, "record")[0].startswith("'options' has no format ")
     assert not formats.is_sound
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "mxcli"])
+def test_the_record_of_an_output_of_a_quantized_source_is_sound(tmp_path: Path, layout: str) -> None:
+    first = quantized(source(tmp_path / "m"), tmp_path / "first", Options("mxfp8", layout=layout))
+    checkpoint = open_floats(first, requantize=True)
+    plan = make_plan(checkpoint, Options("nvfp4"))
+    quantize_checkpoint(checkpoint, plan, tmp_path / "second", backend=Cpu())
+    assert found(verified(tmp_path / "second")) == {}
+    assert found(verified(tmp_path / "second", first)) == {}
 
 
 def test_formats_of_overrides_are_formats_of_the_options(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from planted import GATE, SHARD, UP, Tensors, changed, found, quantized, source, untouched, values, verified
-from safetensors.numpy import load_file, save_file
 from tiny_models import LLAMA, bf16, layer, llama, noise, write_model
 
 from mxcli.backends.cpu import Cpu

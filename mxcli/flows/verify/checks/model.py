@@ -26,7 +26,7 @@ _RESTORE = "Restore the config.json of this checkpoint, or the tensors."
 
 
 def _layers(model: Model) -> Iterator[Finding]:
-    for stack, keys in model.counted:
+    for stack, keys in () if "depths" in model.config else model.counted:
         stated = model.size(*keys)
         if stated is not None:
             key = next(key for key in keys if model.config.get(key) == stated)

@@ -36,7 +36,22 @@ def _keys(model: Model) -> int | None:
 
 _WIDE = _of("intermediate_size", "n_inner", "ffn_dim")
 _EXPERT_WIDE = _of("moe_intermediate_size", "intermediate_size")
-_HIDDEN, _WORDS = _of(*HIDDEN), _of(*VOCABULARY)
+_HIDDEN = _of(*HIDDEN)
+MORE_WORDS = {"mllama": 8, "mllama_text_model": 8, "musicgen": 1, "musicgen_melody": 1, "musicgen_decoder": 1}
+"""Rows that embeddings of these models have beyond the vocabulary: of the image token, of padding."""
+
+
+def _table_of_words(*keys: str) -> Sized:
+    """Return the rows of an embedding, which some models give more than the vocabulary has."""
+
+    def rows(model: Model) -> int | None:
+        size = model.size(*keys)
+        return None if size is None else size + MORE_WORDS.get(model.model_type, 0)
+
+    return rows
+
+
+_WORDS, _TABLE = _of(*VOCABULARY), _table_of_words(*VOCABULARY)
 
 
 def _heads(model: Model) -> int | None:
@@ -53,13 +68,13 @@ _ALL = frozenset[str]()
 OPT, NEOX = frozenset({"opt"}), frozenset({"gpt_neox"})
 BART = frozenset({"bart", "mbart", "marian", "m2m_100", "pegasus", "plbart", "blenderbot", "whisper"})
 T5 = frozenset({"t5", "mt5", "umt5", "longt5"})
-_DECODED = _of("decoder_vocab_size", *VOCABULARY)
+_DECODED = _table_of_words("decoder_vocab_size", *VOCABULARY)
 _ENCODER, _DECODER = _of("encoder_ffn_dim"), _of("decoder_ffn_dim")
 _FFN, _T5_FFN = _of("ffn_dim"), _of("d_ff")
 ROWS = (
     Row(
         r"(^|(?<!decoder)\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embed_out)\.weight$",
-        _WORDS,
+        _TABLE,
         None,
         "vocab_size",
         _ALL,

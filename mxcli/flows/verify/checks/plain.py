@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -145,8 +146,11 @@ def _index(plain: PlainSummary) -> list[int]:
     return [int(at) for at in np.unravel_index(plain.first, plain.info.shape)] if plain.info.shape else []
 
 
-def _zero(plain: PlainSummary, roles: frozenset[str]) -> Iterator[Finding]:
-    is_usual = plain.adds_one or plain.info.elements == 1 or plain.info.role not in roles
+def _zero(plain: PlainSummary, *, words: bool) -> Iterator[Finding]:
+    is_position = plain.info.role == "embedding" and _POSITION.search(plain.info.name) is not None
+    roles = _NEVER_ZERO if words else _MAY_BE_ZERO
+    is_other = is_position == words if is_position else plain.info.role not in roles
+    is_usual = plain.adds_one or plain.info.elements == 1 or is_other
     if plain.amax == 0 and not plain.nan and not is_usual:
         yield Finding(
             plain.info.name,
@@ -157,6 +161,8 @@ def _zero(plain: PlainSummary, roles: frozenset[str]) -> Iterator[Finding]:
 
 
 _MAY_BE_ZERO = frozenset({"norm", "weight", "router"})
+_POSITION = re.compile(r"pos(ition|_emb|_bias)|(^|\.)[cm]ls_token|relative_|class_emb|time_emb|mask_token|registers?")
+"""Tables that begin training at 0, and may stay there: those of positions and of special tokens."""
 _NEVER_ZERO = frozenset({"embedding", "lm_head"})
 _DENSE = frozenset({"embedding", "lm_head", "weight", "mtp"})
 
@@ -208,15 +214,15 @@ PLAIN_CHECKS: tuple[Check[PlainSummary], ...] = (
         "zero_plain",
         WARNING,
         "plain tensors that are all 0",
-        "norms, routers and layers that were kept",
-        lambda plain: _zero(plain, _MAY_BE_ZERO),
+        "norms, routers, tables of positions and layers that were kept",
+        lambda plain: _zero(plain, words=False),
     ),
     Check(
         "zero_words",
         PROBLEM,
         "embeddings and output heads that are all 0",
-        "every value of embeddings and output heads",
-        lambda plain: _zero(plain, _NEVER_ZERO),
+        "every value of embeddings of words and output heads",
+        lambda plain: _zero(plain, words=True),
     ),
     Check(
         "zeros_within",

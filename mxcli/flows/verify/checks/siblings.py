@@ -30,8 +30,8 @@ USUAL_ORDER = 3.0
 FEW = 0.25
 """The share of layers that may be odd; of more, they are another kind."""
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
-_OF_THE_FIRST = "relative_attention_bias"
-"""The table that the first layer of T5 holds for all of them."""
+_OF_THE_FIRST = re.compile(r"relative_attention_bias|\.pre_ln\.|\.rel_attn_embed\.")
+"""Parts that the first layer holds for all: of T5, RWKV and WavLM."""
 _COMPARE = "Compare with --against SOURCE."
 
 
@@ -73,7 +73,7 @@ class Layers:
         found: dict[str, dict[int, dict[str, TensorInfo]]] = {}
         for name, info in tensors.items():
             match = NUMBERED.match(name)
-            if match is not None and name not in self.subject.transforms.tensors and _OF_THE_FIRST not in name:
+            if match is not None and name not in self.subject.transforms.tensors and not _OF_THE_FIRST.search(name):
                 found.setdefault(match["stack"], {}).setdefault(int(match["number"]), {})[name[match.end() :]] = info
         return found
 
