@@ -115,14 +115,15 @@ class Outcome:
     @property
     def verdicts(self) -> list[str]:
         """What verify says of transformers, alone and with the source: whether it loads, if nothing else is wrong."""
-        return [_verdict(said) for said in self.verified]
+        return [verdict(said, "transformers") for said in self.verified]
 
 
-def _verdict(said: Said) -> str:
+def verdict(said: Said, engine: str) -> str:
+    """What verify says of an engine."""
     if said.code:
         return f"exit {said.code}: {said.out}"
     loaders = json.loads(said.out)["loaders"]
-    return next((str(row["outcome"]) for row in loaders if row["engine"] == "transformers"), "not known")
+    return next((str(row["outcome"]) for row in loaders if row["engine"] == engine), "not known")
 
 
 def mxcli(*words: object) -> Said:
@@ -179,9 +180,8 @@ def judge(model: Source, format: str, folder: Path, *options: str) -> Outcome:
     if scaled_back.code:
         return Outcome(said, (f"dequantize: {scaled_back.err}",), verified)
     engine, reference = load(model.row, q, dense=format in model.row.dense), load(model.row, plain)
-    report = json.loads(said.out)
-    weights = tuple(layer["name"] for layer in report["layers"])
-    bound = allowed_error(report["totals"]["relative_error"], weights)
+    weight_error, weights = measured(said)
+    bound = allowed_error(weight_error, weights)
     faults = [*engine.faults, *(f"dequantized: {fault}" for fault in reference.faults)]
     error = math.nan
     if engine.output is not None and reference.output is not None:
@@ -189,6 +189,12 @@ def judge(model: Source, format: str, folder: Path, *options: str) -> Outcome:
         faults += _differences(engine, reference)
         faults += [f"the output is off by {error:.3g}, more than {bound:.3g}"] if not error <= bound else []
     return Outcome(said, tuple(faults), verified, error, bound, weights)
+
+
+def measured(said: Said) -> tuple[float, tuple[str, ...]]:
+    """The relative error of all quantized weights, and their names, in the report of quantize."""
+    report = json.loads(said.out)
+    return float(report["totals"]["relative_error"]), tuple(layer["name"] for layer in report["layers"])
 
 
 BF16_ROUNDING = 2**-6
@@ -201,7 +207,7 @@ def _differences(engine: Loaded, reference: Loaded) -> Iterator[str]:
     wrong = [
         name
         for name, value in reference.state.items()
-        if name not in engine.state or not torch.equal(_plain(engine.state[name]).to(value.dtype), value)
+        if name not in engine.state or not torch.equal(values_of(engine.state[name]).to(value.dtype), value)
     ]
     if wrong:
         yield f"{len(wrong)} of {len(reference.state)} parameters differ: {', '.join(wrong[:6])}"
@@ -209,7 +215,7 @@ def _differences(engine: Loaded, reference: Loaded) -> Iterator[str]:
         yield f"the output differs by {relative_error(engine.output, reference.output):.3g}, with equal parameters"
 
 
-def _plain(value: Any) -> Any:
+def values_of(value: Any) -> Any:
     """The values of a tensor, also of one that torchao keeps quantized."""
     return value if type(value) is torch.Tensor else value.dequantize()
 

@@ -59,6 +59,10 @@ class Model:
     family: str
     changes: dict[str, Any]
 
+    def spread_of(self, name: str) -> float:
+        """Return the deviation of a weight's values: probabilities are not so extreme that rounded inputs show."""
+        return 0.05 if "lm_head" in name or (self.changes.get("tie_word_embeddings") and "embed" in name) else 0.15
+
     def save(self, folder: Path, dtype: Any) -> None:
         config = getattr(transformers, f"{self.family}Config")(**SIZES | self.changes)
         torch.manual_seed(0)
@@ -66,7 +70,7 @@ class Model:
         with torch.no_grad():
             for name, values in model.named_parameters():
                 if values.ndim == 2:
-                    values.normal_(0, 1.0 if "embed" in name else 0.15)
+                    values.normal_(0, self.spread_of(name))
                 elif name.endswith("bias"):
                     values.normal_(0, 0.5)
                 else:
@@ -79,6 +83,7 @@ MODELS = [
     Model("llama, one key head, tied", "Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     Model("llama, wide heads", "Llama", {"head_dim": 64}),
     Model("llama, biases", "Llama", {"attention_bias": True, "mlp_bias": True}),
+    Model("llama, attention biases", "Llama", {"attention_bias": True}),
     Model("llama, llama3 rope", "Llama", {"rope_parameters": LLAMA_3}),
     Model("llama, linear rope", "Llama", {"rope_parameters": LINEAR}),
     Model("llama, yarn", "Llama", {"rope_parameters": YARN}),

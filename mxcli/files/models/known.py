@@ -17,8 +17,9 @@ from pathlib import Path
 from mxcli.errors import printable
 from mxcli.files.models.built import build
 from mxcli.files.models.diffusion import kept_modules
-from mxcli.files.models.names import Config, parts_of, title_of_model
+from mxcli.files.models.names import Config, names_of_model, parts_of, title_of_model
 from mxcli.files.models.served import DIFFUSERS
+from mxcli.files.models.stacks import stack_row
 from mxcli.files.roles import AUDIO, MTP, SENSITIVE, VISION, WEIGHT
 from mxcli.files.tensors import TensorInfo
 
@@ -39,7 +40,7 @@ _TOWERS = {
 class Model:
     """What is known of a model: its `title` (None: the source names none), and the `source` of its roles ("": names
     alone, and `unknown` says why). `roles` are by ends of names, `towers` by modules; `class_name` is its class in
-    diffusers ("": it is another model)."""
+    diffusers ("": it is another model), `names` are all that it goes by."""
 
     title: str | None = None
     source: str = ""
@@ -47,6 +48,7 @@ class Model:
     roles: Mapping[str, str] = field(default_factory=dict, repr=False)
     towers: Mapping[str, str] = field(default_factory=dict, repr=False)
     class_name: str = ""
+    names: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def words(self) -> str:
@@ -60,11 +62,11 @@ class Model:
         """Return the tensors with the roles that the model gives them, and why."""
         writes = any(map(_WRITES.search, tensors))
         found = {name: self._described(info, writes) for name, info in tensors.items()}
-        for row in SHARED:
+        for shared in (each for each in SHARED if self.title in each.types):
             found |= {
-                name: replace(info, role=SENSITIVE, reason=row.reason)
+                name: replace(info, role=SENSITIVE, reason=shared.reason)
                 for name, info in found.items()
-                if self.title in row.types and info.role == WEIGHT and re.search(row.name, name)
+                if info.role == WEIGHT and re.search(shared.name, name)
             }
         layers = {name.removesuffix(".weight"): name for name, info in found.items() if info.role == WEIGHT}
         for module, row in kept_modules(self.class_name, layers).items() if self.class_name else ():
@@ -82,6 +84,9 @@ class Model:
 
     def _role(self, info: TensorInfo) -> tuple[str, str]:
         """Return the role and why; the reason is empty if names decided it."""
+        stack = stack_row(info.name, info.shape, self.names) if info.role == "conv" else None
+        if stack is not None:
+            return WEIGHT, stack.reason
         words = _template(info.name).split(".")
         if len(info.shape) < 2 or info.role in ("codes", "scale", "lora"):
             return info.role, ""
@@ -147,6 +152,7 @@ def known_model(config: Config | None) -> Model:
     title = title_of_model(config)
     if config is None or title is None:
         return UNKNOWN
+    names = names_of_model(config)
     class_name = config.get("_class_name")
     if isinstance(class_name, str) and "model_type" not in config:
         return Model(title, DIFFUSERS, "", class_name=class_name)
@@ -156,10 +162,11 @@ def known_model(config: Config | None) -> Model:
     table = _table()
     if types and types[0] == config.get("model_type") and types[0] in table.types:
         source = f"transformers {table.version}"
-        return Model(title, source, "", _merged(types, table.roles), _merged(types, table.towers))
+        return Model(title, source, "", _merged(types, table.roles), _merged(types, table.towers), names=names)
     built = build(config) if _may_be_installed(config) else "its model type is not in the table of models"
     if isinstance(built, str):
-        return Model(title, "", built, _merged(types, table.roles, nested=True), _merged(types, table.towers))
+        rows = _merged(types, table.roles, nested=True)
+        return Model(title, "", built, rows, _merged(types, table.towers), names=names)
     import transformers
 
     return Model(
@@ -168,6 +175,7 @@ def known_model(config: Config | None) -> Model:
         "",
         {f"^{_template(name)}": role for name, (role, shape) in built.roles.items() if len(shape) > 1},
         {path.rpartition(".")[2]: sense for path, sense in built.towers.items()},
+        names=names,
     )
 
 

@@ -138,6 +138,30 @@ def test_recipes_of_diffusion_models_keep_their_ends(config: dict[str, object], 
     assert roles(config, name) == {name: role}
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name", "role"),
+    [
+        ("moshi", "depth_decoder.model.layers.0.mlp.fc1.weight", "weight"),
+        ("jetmoe", "model.layers.0.mlp.input_linear.weight", "weight"),
+        ("granitemoe", "model.layers.0.block_sparse_moe.output_linear.weight", "weight"),
+        ("aria", "language_model.model.layers.0.mlp.experts.fc1.weight", "weight"),
+        ("conformer", "encoder.layers.0.conv_module.pointwise_conv1.weight", "conv"),
+        ("llama", "model.layers.0.conv_module.pointwise_conv1.weight", "conv"),
+    ],
+)
+def test_stacks_are_no_convolutions(model_type: str, name: str, role: str) -> None:
+    found = known_model({"model_type": model_type}).with_roles(infos(name, shape=(4, 64, 64)))
+
+    assert found[name].role == role
+
+
+@pytest.mark.parametrize("model_type", ["zamba", "zamba2"])
+def test_layers_that_several_layers_share_are_kept(model_type: str) -> None:
+    name = f"model.layers.1.shared_transf{'ormer' if model_type == 'zamba2' else ''}.feed_forward.down_proj.weight"
+
+    assert roles({"model_type": model_type}, name) == {name: "sensitive"}
+
+
 def test_reasons_name_their_source() -> None:
     def reason(config: dict[str, object], name: str) -> str:
         names = infos(name, "lm_head.weight")

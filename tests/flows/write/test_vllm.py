@@ -9,6 +9,7 @@ import pytest
 
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
+from mxcli.files.layouts.targets import targets_of
 from mxcli.files.selection import Rule
 from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.flows.write.quantize import quantize_checkpoint
@@ -44,3 +45,32 @@ def test_layers_that_stay_plain_are_ignored_and_no_others(tmp_path: Path) -> Non
         "model.layers.1.mlp.gate_up_proj": False,
         "lm_head": True,
     }
+
+
+class RowParallelLinear:
+    """A class of vLLM's linear layers."""
+
+
+class RoutedExperts:
+    """The class of vLLM's routed experts."""
+
+
+TARGETED = [
+    ("model.layers.0.self_attn.qkv_proj", RowParallelLinear, True),
+    ("language_model.model.layers.1.mlp.gate_up_proj", RowParallelLinear, True),
+    ("model.layers.1.mlp.down_proj", RowParallelLinear, True),
+    ("model.layers.1.mlp.experts.0.gate_proj", RoutedExperts, True),
+    ("model.layers.1.mlp.experts.0.None", RoutedExperts, True),
+    ("vision_tower.layers.1.mlp.gate_up_proj", RowParallelLinear, False),
+    ("model.layers.1.mlp.gate", RowParallelLinear, False),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "expected"), TARGETED)
+def test_targets_name_fused_layers_and_experts(name: str, kind: type, expected: bool) -> None:
+    parts = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"]
+    parts += ["mlp.down_proj", *(f"mlp.experts.{expert}.{part}" for expert in (0, 1) for part in ("gate_proj", "w2"))]
+    modules = [f"model.layers.{layer}.{part}" for layer in (0, 1) for part in parts]
+    plain = [f"vision_tower.layers.{layer}.mlp.{part}_proj" for layer in (0, 1) for part in ("gate", "up")]
+    targets = targets_of(modules, plain)
+    assert (matching.find_matched_target(name, kind(), targets, FUSED) is not None) is expected

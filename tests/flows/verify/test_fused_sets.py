@@ -1,0 +1,57 @@
+"""Which layers must share a tensor scale, by the model that a quantized checkpoint is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planted import found, quantized, source, verified
+from tiny_models import noise
+
+from mxcli.flows.plan.overrides import Override
+from mxcli.flows.plan.plan import Options
+
+WHISPER = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
+CROSS, SELF = "model.decoder.layers.0.encoder_attn", "model.decoder.layers.0.self_attn"
+
+
+def _scales(folder: Path, config: dict, alone: dict[str, str], names: tuple[str, ...], at: str) -> dict[str, list[str]]:
+    """Return what is found in an output whose layers were quantized as another model, with scales of its own sets."""
+    tensors = {f"{at}.{name}.weight": noise(64, 64, seed=seed) * (1 + seed) for seed, name in enumerate(names)}
+    out = quantized(source(folder / "m", tensors, alone), folder / "q", Options("nvfp4"))
+    settings = (out / "config.json").read_text()
+    for key, value in alone.items():
+        settings = settings.replace(f'"{key}": "{value}"', f'"{key}": "{config[key]}"')
+    (out / "config.json").write_text(settings)
+    (out / "mxcli.json").unlink()
+    result = found(verified(out))
+    return {name: where for name, where in result.items() if name.startswith(("fused", "some_fused"))}
+
+
+@pytest.mark.parametrize(
+    ("config", "alone", "names", "at", "expected"),
+    [
+        ("minicpm3", "minicpm3", ("q_a_proj", "kv_a_proj_with_mqa"), SELF, None),
+        ("deepseek_v3", "minicpm3", ("q_a_proj", "kv_a_proj_with_mqa"), SELF, f"{SELF}.q_a_proj+kv_a_proj_with_mqa"),
+        ("exaone", "exaone", ("c_fc_0", "c_fc_1"), "h.0.mlp", None),
+        ("qwen", "mixtral", ("w1", "w2"), "h.0.mlp", "h.0.mlp.w2+w1"),
+        ("mixtral", "mixtral", ("w1", "w2"), "h.0.mlp", None),
+        ("whisper", "whisper", ("q_proj", "k_proj", "v_proj"), CROSS, None),
+        ("whisper", "whisper", ("q_proj", "k_proj", "v_proj"), SELF, None),
+    ],
+)
+def test_scales_of_sets_of_the_model_must_be_equal(
+    tmp_path: Path, config: str, alone: str, names: tuple[str, ...], at: str, expected: str | None
+) -> None:
+    result = _scales(tmp_path, {"model_type": config}, {"model_type": alone}, names, at)
+    assert result == ({} if expected is None else {"fused_tensor_scale": [expected]})
+
+
+def test_the_query_of_cross_attention_may_be_plain(tmp_path: Path) -> None:
+    tensors = {
+        f"{at}.{name}_proj.weight": noise(64, 64, seed=seed) for at in (CROSS, SELF) for seed, name in enumerate("qkv")
+    }
+    model = source(tmp_path / "m", tensors, WHISPER)
+    kept = Options("mxfp8", overrides=(Override(f"{CROSS}.q_proj", keep=True), Override(f"{SELF}.q_proj", keep=True)))
+    result = found(verified(quantized(model, tmp_path / "q", kept)))
+    assert result.get("fused_in_part") == [f"{SELF}.q_proj+k_proj+v_proj"]
