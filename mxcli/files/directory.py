@@ -13,7 +13,7 @@ from mxcli.errors import InputError, printable, together
 from mxcli.files.plain import file_problem, read_json_object
 from mxcli.files.tensors import TensorInfo
 from mxcli.files.trainers.formats import format_of, holds_format, is_state
-from mxcli.files.trainers.names import is_left_out, own_names
+from mxcli.files.trainers.names import EXTRA_STATE, may_be_left_out, own_names
 
 SAFETENSORS, PYTORCH, GGUF, NUMPY = "safetensors", "pytorch", "gguf", "numpy"
 KINDS = {
@@ -290,10 +290,11 @@ def absent_tensors(index: ShardIndex, found: Mapping[str, TensorInfo]) -> list[s
     absent = [name for name in index.weight_map if name not in found]
     if absent:
         absent = [name for name, own in own_names(index.weight_map)[0].items() if not {name, own} & found.keys()]
+    there = {name.partition(".")[0] for name in found}
     return [
         f"{shown}: tensor '{printable(name)}' is neither in {printable(index.weight_map[name].name)} nor elsewhere."
         for name in absent
-        if not is_left_out(name)
+        if not (may_be_left_out(name) and name.partition(".")[0] not in there) and not EXTRA_STATE.search(name)
     ]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mxcli.errors import InputError, printable
 from mxcli.files.model_files import CONFIG, PRODUCER_CONFIG, RECORD
 from mxcli.files.safetensors import read_safetensors
-from mxcli.files.tensors import FileContents
+from mxcli.files.tensors import FileContents, TensorInfo
 from mxcli.files.trainers.formats import is_state
 
 CACHES = ("models--", "datasets--")
@@ -180,6 +181,17 @@ def side_files(root: Path, used: Mapping[Path, FileContents]) -> tuple[tuple[Pat
             more = f" -> {entry.target}" if entry.target else ""
             left_out.setdefault(entry.reason, []).append(f"{entry.path.relative_to(root)}{more}")
     return tuple(sorted(carried)), left_out
+
+
+def carried_tensors(root: Path, side_files: Iterable[Path]) -> list[TensorInfo]:
+    """Return the tensors of the safetensors files that an output carries along next to its own: they stay plain, and
+    loaders may read them with the model (multi-token prediction)."""
+    found: list[TensorInfo] = []
+    for path in side_files:
+        if path.parent == root and path.suffix == ".safetensors":
+            with suppress(InputError, OSError):
+                found += read_safetensors(path).tensors
+    return found
 
 
 def left_out_notes(left_out: Mapping[str, Sequence[str]], written: Iterable[str] = ()) -> list[str]:

@@ -155,10 +155,11 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         """
         BertForMaskedLM RobertaForMaskedLM DebertaV2ForMaskedLM ElectraForMaskedLM AlbertForMaskedLM
         DistilBertForMaskedLM MPNetForMaskedLM XLMRobertaForMaskedLM RemBertForMaskedLM RoFormerForMaskedLM
-        BigBirdForMaskedLM ConvBertForMaskedLM EsmForMaskedLM MobileBertForMaskedLM SqueezeBertForMaskedLM
+        BigBirdForMaskedLM ConvBertForMaskedLM EsmForMaskedLM SqueezeBertForMaskedLM
         ErnieForMaskedLM MegatronBertForMaskedLM NystromformerForMaskedLM NomicBertModel
         """,
     ),
+    Architecture(MASKED, "MobileBertForMaskedLM", {"embedding_size": 32}),
     Architecture(MASKED, "ModernBertForMaskedLM", dense=FP4),
     Architecture(MASKED, "IBertForMaskedLM", refused=_NOTHING),
     *_rows(

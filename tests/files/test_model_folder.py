@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from raw_checkpoint import zeros
 
 from mxcli.errors import InputError
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.files.model_folder import left_out_notes
+from mxcli.files.model_folder import carried_tensors, left_out_notes
 
 Writer = Callable[..., Path]
 A, B = zeros("BF16", 4, 8), zeros("F32", 2)
@@ -128,6 +129,31 @@ def test_what_no_loader_of_an_output_needs_is_left_out_with_the_reason(
 def test_pytorch_weights_alone_in_a_subfolder_are_carried_but_not_next_to_safetensors(model: Writer) -> None:
     both = {"2_Dense/model.safetensors": {"linear.weight": A}, "2_Dense/pytorch_model.bin": b"x"}
     assert carried(model, MODEL | both) == ["2_Dense/model.safetensors"]
+
+
+def test_tensors_next_to_the_model_are_known_to_stay_plain(model: Writer) -> None:
+    files = {"mtp.safetensors": {"mtp.fc.weight": A}, "broken.safetensors": b"x", "2_Dense/model.safetensors": {"w": A}}
+    checkpoint = open_checkpoint(model(MODEL | files))
+    found = carried_tensors(checkpoint.root, checkpoint.side_files)
+    assert [(info.name, info.shape) for info in found] == [("mtp.fc.weight", (4, 8))]
+
+
+@pytest.mark.parametrize("name", ["more.safetensors", "model.fp16.safetensors", "x.onnx", "y.pt"])
+def test_what_is_not_a_file_is_not_read(model: Writer, name: str) -> None:
+    root = model(MODEL)
+    os.mkfifo(root / name)
+    assert open_checkpoint(root).side_files == ()
+    (root / name).unlink()
+    (root / name).symlink_to(name)
+    assert open_checkpoint(root).side_files == ()
+
+
+def test_weights_out_of_the_source_are_not_carried(model: Writer, tmp_path: Path) -> None:
+    root = model(MODEL | {"../elsewhere/spk.safetensors": {"spk": A}})
+    (root / "spk.safetensors").symlink_to("../elsewhere/spk.safetensors")
+    checkpoint = open_checkpoint(root)
+    left_out = {"links out of the source": ["spk.safetensors -> ../elsewhere/spk.safetensors"]}
+    assert (checkpoint.side_files, dict(checkpoint.left_out)) == ((), left_out)
 
 
 def test_every_reason_but_the_usual_ones_is_noted(model: Writer) -> None:

@@ -48,6 +48,7 @@ NAMES = (
     "model.layers.0.mlp.experts.down_proj", "model.layers.99999999999.self_attn.q_proj.weight", "a.b." * 500 + "weight",
     "model.layers.0.self_attn.q_proj.weight_scale_inv", "lora_A.weight", "__metadata__x", "a.scales", "a_blocks",
     "model.layers.0.self_attn.q_proj.weight_scale_2", "visual.patch.weight", "weight", "model.mtp.0.q_proj.weight",
+    "re:(.weight", "re:(a*)*.weight", "*.weight", "model.layers.?.mlp.weight",
 )  # fmt: skip
 LITERALS = (
     b"True", b"None", b"[", b"(", b"()", b"-1", b"9" * 40, b"9" * 5000, b"'a'", b"{}", b"(True, 8)", b"1e9", b"8L",

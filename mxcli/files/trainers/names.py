@@ -67,9 +67,9 @@ def own_name(name: str) -> str:
     return _ANYWHERE.sub("", name)
 
 
-def is_left_out(name: str) -> bool:
-    """Return whether a tensor of that name may be left out as no part of the model."""
-    return bool(EXTRA_STATE.search(name) or _OPTIMIZER.match(name) or AVERAGED.fullmatch(name.partition(".")[0]))
+def may_be_left_out(name: str) -> bool:
+    """Return whether a tensor of that name may belong to an optimizer or a copy of the model."""
+    return bool(_OPTIMIZER.match(name) or AVERAGED.fullmatch(name.partition(".")[0]))
 
 
 def own_names(names: Iterable[str], *, trained: bool = False) -> tuple[dict[str, str], list[str]]:

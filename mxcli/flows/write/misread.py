@@ -10,6 +10,7 @@ from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.layouts import MXCLI, Layout, OnDisk, Weight
 from mxcli.files.layouts.layout import module_of
+from mxcli.files.layouts.loaders import unread
 from mxcli.files.model_files import CONFIG, PRODUCER_CONFIG
 from mxcli.files.tensors import TensorInfo
 
@@ -20,8 +21,8 @@ _PATTERN = frozenset("*?[:")
 def refuse_caught(
     checkpoint: Checkpoint, layout: Layout, configs: Mapping[str, Mapping[str, object]], weights: Sequence[Weight]
 ) -> None:
-    """Raise RefusedError with every weight that loaders would not look for codes of: the list of modules that stay
-    plain catches it, as they read its entries."""
+    """Raise RefusedError with every weight that loaders would not look for codes of, since the list of modules that
+    stay plain catches it, as they read its entries; or with every entry that they cannot read."""
     ignored = layout.ignored(OnDisk({}, configs[CONFIG], configs.get(PRODUCER_CONFIG, {})))
     modules = [module_of(weight) for weight in weights]
     everything = "\n".join(modules)
@@ -32,6 +33,17 @@ def refuse_caught(
     if ignored is None or not entries:
         return
     doubtful = replace(ignored, entries=tuple(entries))
+    faults = unread(doubtful)
+    if faults:
+        raise together(
+            RefusedError,
+            f"{printable(checkpoint.where)}: not supported by the layout {layout.name}",
+            [
+                f"{printable(entry)}: stays plain, and loaders of the layout {layout.name} would not find it in their "
+                f"list: {fault}. Rename it, or use --layout {MXCLI.name}."
+                for entry, fault in faults.items()
+            ],
+        )
     caught = [(module, entry) for module in modules if (entry := doubtful.by(module)) is not None]
     if caught:
         raise together(

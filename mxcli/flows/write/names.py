@@ -17,7 +17,7 @@ _WHOLE = re.compile(r"(model|diffusion_pytorch_model|open_clip_model|adapter_mod
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """What a model's files are called, with the variant (`.fp16`; "": none)."""
+    """The name that a model's files have in common, and the variant (`.fp16`; "": none)."""
 
     stem: str = "model"
     variant: str = ""

@@ -264,6 +264,20 @@ def test_shards_with_an_index(tmp_path: Path, prefix: str) -> None:
     ]
 
 
+def test_parts_of_an_index_that_are_left_out(tmp_path: Path) -> None:
+    """Copies and optimizer state that are in no shard are not missed; single tensors of them are."""
+    (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"fc.weight": zeros("F32", 4)}, {"format": "pt"}))
+    placed = dict.fromkeys(["fc.weight", "ema.fc.weight", "optimizer.0.exp_avg", "fc._extra_state"], "a.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 16}, "weight_map": placed}))
+    found = {info.name: info for info in read_safetensors(tmp_path / "a.safetensors").tensors}
+    assert absent_tensors(read_index(index), found) == []
+    found["ema.other.weight"] = found["fc.weight"]
+    assert absent_tensors(read_index(index), found) == [
+        f"{index}: tensor 'ema.fc.weight' is neither in a.safetensors nor elsewhere."
+    ]
+
+
 def test_plain_files_are_not_touched(tmp_path: Path, model: Callable[..., Path]) -> None:
     root = model({"model.safetensors": {name: zeros("BF16", 4, 8) for name in LLAMA}})
     read_as_is = read_safetensors(root / "model.safetensors")

@@ -7,6 +7,7 @@ from tiny_models import noise, write_model
 
 from mxcli.errors import RefusedError
 from mxcli.files.checkpoint import open_checkpoint
+from mxcli.files.selection import Rule
 from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.flows.write.arrange import arrange
 
@@ -33,6 +34,27 @@ def test_a_list_that_catches_a_quantized_module_is_refused(tmp_path: Path) -> No
     with pytest.raises(RefusedError, match=r"would take it for plain, since 'model\.layers\.0\.mlp\.gate' is"):
         arrange(checkpoint, make_plan(checkpoint, Options("mxfp8")), "modelopt")
     assert arrange(checkpoint, make_plan(checkpoint, Options("mxfp8")), "torchao").ignored
+
+
+@pytest.mark.parametrize(
+    ("module", "fault"),
+    [
+        ("re:(", "is not a regular expression: missing"),
+        ("re:[", "is not a regular expression: unterminated character set"),
+        ("re:(a*)*", "repeats what is repeated"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["compressed-tensors", "quark"])
+def test_a_plain_module_that_loaders_take_for_an_expression_is_refused(
+    tmp_path: Path, layout: str, module: str, fault: str
+) -> None:
+    tensors = {MLP: noise(128, 128, seed=1), f"{module}.weight": noise(128, 128, seed=2)}
+    checkpoint = open_checkpoint(write_model(tmp_path / "m", tensors, {"model_type": "x"}))
+    plan = make_plan(checkpoint, Options("mxfp4", selection=(Rule(include=True, selector="*gate_proj*"),)))
+    with pytest.raises(RefusedError, match=f"of the layout {layout} would not find it in their list") as refused:
+        arrange(checkpoint, plan, layout)
+    assert fault in refused.value.reasons[0]
+    assert arrange(checkpoint, plan, "mxcli").layout.name == "mxcli"
 
 
 @pytest.mark.parametrize(("layout", "format"), [("torchao", "mxfp8"), ("fp8", "fp8_e4m3_128x128")])
