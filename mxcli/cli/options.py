@@ -46,7 +46,7 @@ Source = Annotated[
         metavar="SOURCE",
         show_default=False,
         help="A .safetensors file, a directory with one, a sharded directory or its .index.json, a PyTorch "
-        ".pt/.pth/.bin, a .gguf file, a NumPy .npy/.npz, or captures (a file or a directory).",
+        ".pt/.pth/.bin/.ckpt, a .gguf file, a NumPy .npy/.npz, or captures (a file or a directory).",
     ),
 ]
 FORMAT_HELP = "A name that `mxcli formats` lists, or ELEMENT:SCALE:BLOCK[:TENSOR_SCALE] as in e3m2:e8m0:1x16."

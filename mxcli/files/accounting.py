@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mxcli.errors import printable
 from mxcli.files.model_folder import WEIGHTS
+from mxcli.files.tensors import LeftOut
 
 ACCOUNTING = "accounting"
 READ, CARRIED, LEFT_OUT = "read", "carried", "left_out"
@@ -41,11 +42,13 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """The files of a source: `read` as weights or configuration, `carried` along as they are, and `left_out`."""
+    """The files of a source: `read` as weights or configuration, `carried` along as they are, and `left_out`; of those
+    that are read, the `parts` that are left out."""
 
     read: tuple[Accounted, ...]
     carried: tuple[Accounted, ...]
     left_out: tuple[Accounted, ...]
+    parts: tuple[LeftOut, ...] = ()
 
     def record(self, tensors: Mapping[str, Tensors] | None = None) -> dict[str, object]:
         """Return the accounting as JSON; a record also has the tensors of the weights by what is done with them."""

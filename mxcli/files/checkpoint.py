@@ -37,10 +37,11 @@ from mxcli.files.roles import MTP, WEIGHT, mtp_prefixes
 from mxcli.files.safetensors import read_safetensors
 from mxcli.files.source import Source, locate
 from mxcli.files.structure import tied_by_config
-from mxcli.files.tensors import IN_MEMORY, Array, FileContents, TensorInfo
+from mxcli.files.tensors import IN_MEMORY, Array, FileContents, LeftOut, TensorInfo
+from mxcli.files.trainers.names import as_model
 
 READERS: Mapping[str, Callable[[Path], FileContents]] = {
-    SAFETENSORS: read_safetensors,
+    SAFETENSORS: lambda path: as_model(read_safetensors(path), path),
     PYTORCH: read_pytorch,
     GGUF: read_gguf,
     NUMPY: lambda path: read_npz(path) if path.suffix == ".npz" else read_npy(path),
@@ -60,7 +61,7 @@ class Checkpoint:
     captures list them. `dialect` names the quantized layout, None for plain tensors; `restored_from` the layout whose
     codes are dequantized on reading, and `stored` is then the source as it is stored. `index` is the shard index
     followed. `notes` are sentences about anything odd, `left_out` the files that an output does not carry along,
-    by the reason.
+    by the reason, `parts_left_out` the parts of weight files that are not the model.
     `observers` are called with every tensor that is read of the stored source, and the index of its first dimension if
     only that is read.
     `identities` has what each weight file was when it was opened.
@@ -84,6 +85,7 @@ class Checkpoint:
     restored_from: str | None = None
     layers_of_model: tuple[str, ...] = ()
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    parts_left_out: tuple[LeftOut, ...] = ()
     model: Model = UNKNOWN
     stored: Checkpoint | None = field(default=None, repr=False, compare=False)
     observers: list[Callable[[TensorInfo, Array, int | None], None]] = field(
@@ -183,6 +185,7 @@ def _described(
         index=located.index.path if located.index else None,
         notes=tuple(notes),
         left_out=left_out,
+        parts_left_out=tuple(part for each in contents.values() for part in each.left_out),
         model=model,
         decoders={path: part.decode for path, part in contents.items() if part.decode},
         identities=identities,

@@ -38,7 +38,7 @@ _TOKEN = re.compile(
 def stated_expression(entry: str) -> re.Pattern[str]:
     """Return the regular expression that an entry of a configuration states, after `re:` if it begins so.
 
-    Raises ValueError if it is not one, is very long, or repeats what is repeated, as matching a name may never end then.
+    Raises ValueError if it is not one, is very long, or repeats what is repeated, so that matching may not end.
     """
     if len(entry) > MOST_CHARACTERS:
         raise ValueError(f"'{printable(entry[:20])}…' is not read: it has {len(entry):,} characters")

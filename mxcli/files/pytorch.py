@@ -17,7 +17,7 @@ from mxcli.files.numpy import UNREADABLE_MEMBER
 from mxcli.files.plain import HEAD_BYTES, foreign_content, read_head
 from mxcli.files.reading import member_start, read_span
 from mxcli.files.roles import role_of
-from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, TensorInfo, byte_count
+from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, LeftOut, TensorInfo, byte_count
 from mxcli.files.trainers.names import EXTRA_STATE, OF_ENGINE, as_model
 from mxcli.files.trainers.parts import bytes_of, find_model, is_dense, is_tensor, notes_of
 from mxcli.files.weights_only import flatten, load_weights, needs_code, skipped_class
@@ -86,7 +86,7 @@ def read_pytorch(path: Path) -> FileContents:
         held = in_memory.get(info.name)
         return _as_array(strided[info.name].read(info) if held is None else held, info)
 
-    contents = FileContents(tuple(tensors), notes=found.notes, tied=tied, decode=decode)
+    contents = FileContents(tuple(tensors), notes=found.notes, tied=tied, decode=decode, left_out=found.left_out)
     return as_model(contents, path, trained=found.is_part)
 
 
@@ -102,6 +102,7 @@ class Loaded:
     notes: tuple[str, ...]
     problems: list[str]
     empty: str
+    left_out: tuple[LeftOut, ...]
 
 
 def _load(path: Path, *, zipped: bool, mapped: bool) -> Loaded:
@@ -117,18 +118,20 @@ def _load(path: Path, *, zipped: bool, mapped: bool) -> Loaded:
             others += skipped_class(leaf) is None
     model = find_model(loaded, path)
     leaves, extra, problems = _tensors_of(model.value, path)
-    notes = list(notes_of(model, path))
+    notes, left_out = list(notes_of(model, path)), model.left_out
     if extra:
+        in_tensors = [bytes_of(leaf) for leaf in extra if is_tensor(leaf)]
+        left_out += (LeftOut("_extra_state", OF_ENGINE, len(in_tensors), sum(in_tensors)),)
         notes.append(
-            f"{shown}: left out: '_extra_state', {OF_ENGINE} ({len(extra):,} of them, "
-            f"{sum(bytes_of(leaf) for leaf in extra if is_tensor(leaf)):,} bytes in tensors)."
+            f"{shown}: left out: '_extra_state', {OF_ENGINE} ({len(extra):,} of them, {sum(in_tensors):,} bytes in "
+            "tensors)."
         )
     if others:
         notes.append(f"{shown}: {others:,} values that are not tensors (steps, options, names) are not read.")
     if objects:
         notes.append(f"{shown}: {OBJECTS} are not read: {objects:,}.")
     empty = _without_tensors(shown, others, objects)
-    return Loaded(leaves, stored, bool(model.names), tuple(notes), problems, empty)
+    return Loaded(leaves, stored, bool(model.names), tuple(notes), problems, empty, left_out)
 
 
 def _described_all(found: Loaded, shown: str) -> dict[str, tuple[str, tuple[int, ...], int]]:

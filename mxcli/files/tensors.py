@@ -8,6 +8,8 @@ from math import gcd, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from mxcli.errors import printable
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -100,10 +102,29 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A part of a file that is not read: its name, what it is, and its tensors with their bytes."""
+
+    name: str
+    what: str
+    tensors: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"'{printable(self.name)}', {self.what} ({sized(self.tensors, self.nbytes)})"
+
+
+def sized(tensors: int, nbytes: int) -> str:
+    """Return number and bytes of tensors."""
+    return f"{tensors:,} tensor{'' if tensors == 1 else 's'}, {nbytes:,} bytes"
+
+
+@dataclass(frozen=True, slots=True)
 class FileContents:
     """The contents of one file in file order, as every reader returns them.
 
     `decode` returns tensors whose offset is IN_MEMORY. `tied` maps a name to the earlier name it shares storage with.
+    `left_out` are the parts of a training checkpoint that are not the model.
     """
 
     tensors: tuple[TensorInfo, ...]
@@ -111,6 +132,7 @@ class FileContents:
     notes: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
     decode: Callable[[TensorInfo], Array] | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def storage_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -81,6 +81,9 @@ def load_weights(path: Path, *, zipped: bool, mapped: bool) -> Any:
         check_pickles(path, zipped=zipped)
     except (ValueError, *UNREADABLE_MEMBER) as error:
         raise InputError(f"{printable(path)}: {_load_fault(error)}") from error
+    except MemoryError as error:  # of a text or bytes whose length is damaged
+        fault = ValueError("a length in its pickle is beyond the memory of the machine")
+        raise InputError(f"{printable(path)}: {_load_fault(fault)}") from error
     import_extra("torch", f"{printable(path)}: reading PyTorch files")
     try:
         with warnings.catch_warnings():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from mxcli.files.loaders.engine import ENGINES
 from mxcli.files.loaders.rule import AT_A_LOSS, LOADS, NOT_KNOWN, OUTCOMES, RUN, WRONGLY
 from mxcli.files.loaders.rules import RULES
-from mxcli.files.loaders.verdict import engines_loading
 from mxcli.output.fields import TEXT, TEXT_OR_NULL, Field, Fields, choice
 from mxcli.output.screen import Screen
 from mxcli.output.table import Column, Row, aligned
@@ -28,11 +27,13 @@ LOADER: Fields[Verdict] = Fields(
 """The verdict of an engine as a record."""
 
 
-def loader_lines(verdicts: Iterable[Verdict], layout: str, named: Sequence[str] = ()) -> list[str]:
+def loader_lines(verdicts: Iterable[Verdict], named: Sequence[str] = ()) -> list[str]:
     """Return a line on every engine that is named, else on those that load the layout; and on those that load it
     wrongly without an error."""
-    shown = named or engines_loading(layout)
-    return [each.sentence for each in verdicts if each.engine.name in shown or each.outcome == WRONGLY]
+    shown = (
+        each for each in verdicts if (each.engine.name in named if named else each.usual) or each.outcome == WRONGLY
+    )
+    return [each.sentence for each in shown]
 
 
 def rule_sentences(layout: Layout) -> list[str]:
@@ -49,7 +50,7 @@ def _sentence(rule: LoaderRule, layout: Layout) -> str:
     verb = {WRONGLY: "loads", AT_A_LOSS: "loads", NOT_KNOWN: "may or may not load"}.get(rule.outcome, rule.outcome)
     manner = {WRONGLY: " wrongly", AT_A_LOSS: " at a loss"}.get(rule.outcome, "")
     where = "" if rule.when is None else f" where {rule.when.meaning}"
-    why = f": {rule.why}" if rule.why else ""
+    why = f": {rule.why}{f', unless {rule.unless}' if rule.unless else ''}" if rule.why else ""
     formats = ", ".join(name for name in rule.formats if name in layout.formats) or "all formats"
     return f"{_title(rule)} {verb} {formats}{manner}{where}{why} ({rule.evidence})"
 

@@ -138,7 +138,7 @@ def plan_text(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, 
         f"final size {output_size(report, arrangement)}; {_memory_words(arrangement.need, site)}",
         f"would compute on {site.device}",
         f"would write {counted(len(files), 'file')}: {', '.join(map(printable, files))}",
-        *loader_lines(arrangement.loaders, layout.name, arrangement.engines),
+        *loader_lines(arrangement.loaders, arrangement.engines),
         *([] if site.free_bytes is None else [f"free disk {byte_size(site.free_bytes)} at {printable(site.folder)}"]),
     ]
     columns = _WRITTEN.only("name", "dtype", "shape", "bytes", "output_bytes", "reason")

@@ -201,7 +201,7 @@ def verification_text(result: Verification, screen: Screen, top: int | None = No
             lines += ["", *_check_lines(check, screen, shown)]
     if result.compared:
         lines += ["", *_error_lines(result, screen, shown)]
-    texts = loader_lines(result.loaders, result.layout, result.engines)
+    texts = loader_lines(result.loaders, result.engines)
     loaders = [line for text in texts for line in folded_lines(text, screen)]
     return "\n".join([*lines, *([""] if loaders else []), *loaders, "", *bold_lines(conclusion(result), screen)])
 

@@ -9,6 +9,7 @@ from mxcli.files.accounting import ACCOUNTING, Accounted, Accounting
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.model_files import RECORD
 from mxcli.files.progress import Share
+from mxcli.files.tensors import LeftOut
 from mxcli.flows.measure.report import Report
 from mxcli.flows.write.accounting import accounting_of
 from mxcli.flows.write.arrange import Arrangement
@@ -41,7 +42,18 @@ def accounting_words(accounting: Accounting) -> str:
     """Return what was done with the files of a source: read, carried, left out and why."""
     return (
         f"{_read(accounting.read)}, carried {_carried(accounting.carried)}, left out {_left_out(accounting.left_out)}"
+        f"{_parts(accounting.parts)}"
     )
+
+
+def _parts(parts: Sequence[LeftOut]) -> str:
+    """Return the parts of the files read that are left out, largest first; nothing without any."""
+    if not parts:
+        return ""
+    ranked = sorted(parts, key=lambda part: -part.nbytes)
+    listed = ", ".join(f"{part.what} ({printable(part.name)}, {byte_size(part.nbytes)})" for part in ranked[:_SHOWN])
+    more = f" and {len(ranked) - _SHOWN:,} more" if ranked[_SHOWN:] else ""
+    return f"; of the files read, left out {byte_size(sum(part.nbytes for part in parts))}: {listed}{more}"
 
 
 def _read(files: Sequence[Accounted]) -> str:

@@ -7,15 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-TEXT, ENCODER_DECODER, MASKED, IMAGES, SPEECH, VISION = (
-    "text",
-    "encoder-decoder",
-    "masked",
-    "images",
-    "speech",
-    "vision",
-)
-STATE, EXPERTS, CLASSES = "state space", "experts", "classes"
+TEXT, STATE, EXPERTS, ENCODER_DECODER, MASKED = "text", "state space", "experts", "encoder-decoder", "masked"
+CLASSES, IMAGES, SPEECH, VISION = "classes", "text and images", "speech", "vision"
 
 FP4, ALL = ("nvfp4", "mxfp4"), ("mxfp8", "nvfp4", "mxfp4")
 
@@ -54,11 +47,14 @@ def _rows(kind: str, names: str, inputs: Mapping[str, Any] = IDS, **more: Any) -
     return tuple(Architecture(kind, name, inputs=inputs, **more) for name in names.split())
 
 
-def _images(name: str, changes: Mapping[str, Any], tokens: int, **inputs: Any) -> Architecture:
-    return Architecture(IMAGES, name, changes, {**IDS, **(inputs or PIXELS)}, images=tokens)
+def _images(name: str, changes: Mapping[str, Any], tokens: int, **more: Any) -> Architecture:
+    """Return a row of a model of text and images; what is no field of it is an input."""
+    fields = {key: more.pop(key) for key in ("refused", "plain", "dense") if key in more}
+    return Architecture(IMAGES, name, changes, {**IDS, **(more or PIXELS)}, images=tokens, **fields)
 
 
 _NOTHING = dict.fromkeys(("mxfp8", "nvfp4"), "nothing to quantize")
+_NO_LAYOUT = dict.fromkeys(("mxfp8", "nvfp4"), "is loaded by transformers")
 _SEPARATE: dict[str, Any] = {
     "refused": {"nvfp4": "it stacks experts and drops their tensor scales"},
     "plain": "*.experts.*",
@@ -86,7 +82,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         """,
     ),
     *_rows(TEXT, "GPTBigCodeForCausalLM FalconForCausalLM NanoChatForCausalLM ModernBertDecoderForCausalLM", dense=FP4),
-    *_rows(TEXT, "GPT2LMHeadModel OpenAIGPTLMHeadModel", refused=_NOTHING),
+    *_rows(TEXT, "GPT2LMHeadModel OpenAIGPTLMHeadModel", refused=_NO_LAYOUT),
     *_rows(TEXT, "LlamaForCausalLM Qwen3ForCausalLM", changes={"tie_word_embeddings": True}),
     Architecture(TEXT, "GPTNeoForCausalLM", {"attention_types": [[["global", "local"], 1]]}),
     Architecture(TEXT, "CTRLLMHeadModel", {"dff": 128}, dense=ALL),
@@ -97,8 +93,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     *_rows(STATE, "MambaForCausalLM FalconMambaForCausalLM", changes={"time_step_rank": 32}, dense=FP4),
     Architecture(STATE, "Mamba2ForCausalLM", {"num_heads": 4, "n_groups": 1, "state_size": 16}, dense=FP4),
     Architecture(STATE, "BambaForCausalLM", {"attn_layer_indices": [1], "mamba_n_heads": 4}),
-    Architecture(STATE, "ZambaForCausalLM", {"layer_types": _HYBRID, "num_hidden_layers": 4}, dense=ALL),
-    Architecture(STATE, "Zamba2ForCausalLM", {"layers_block_type": _HYBRID, "num_hidden_layers": 4}, dense=ALL),
+    Architecture(STATE, "ZambaForCausalLM", {"layer_types": _HYBRID, "num_hidden_layers": 4}),
+    Architecture(STATE, "Zamba2ForCausalLM", {"layers_block_type": _HYBRID, "num_hidden_layers": 4}),
     Architecture(STATE, "RecurrentGemmaForCausalLM", {"num_hidden_layers": 3}, dense=FP4),
     *_rows(
         EXPERTS,
@@ -120,11 +116,16 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         EXPERTS, "JambaForCausalLM", {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 32}, **_SEPARATE
     ),
+    Architecture(EXPERTS, "GptOssForCausalLM", refused=_NO_LAYOUT, plain="*.experts.*"),
+    Architecture(EXPERTS, "JetMoeForCausalLM", refused=_NO_LAYOUT, plain=r"re:.*put_linear\.weight"),
     *_rows(
         EXPERTS,
-        "JetMoeForCausalLM GptOssForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM "
-        "GraniteMoeHybridForCausalLM Llama4ForCausalLM",
+        "GraniteMoeForCausalLM GraniteMoeSharedForCausalLM GraniteMoeHybridForCausalLM",
+        changes={"attention_multiplier": 0.125},
+        refused=_NO_LAYOUT,
+        plain="*.block_sparse_moe.*",
     ),
+    Architecture(EXPERTS, "Llama4ForCausalLM"),
     Architecture(
         EXPERTS, "DbrxForCausalLM", {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8}, "ffn_config": {"moe_top_k": 4}}
     ),
@@ -215,6 +216,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "projector_patch_to_query_dict": {4: 4},
         },
         4,
+        refused=_NO_LAYOUT,
+        plain="*.experts.*",
     ),
     _images(
         "MllamaForConditionalGeneration",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lazy import Lazy, needs
 
-from engines.architectures import ARCHITECTURES, Architecture
+from engines.architectures import ARCHITECTURES, BOTH, ENCODER_DECODER, EXPERTS, MASKED, TEXT, Architecture
 
 sweep: Any = Lazy("engines.sweep")
 pytestmark = [pytest.mark.slow, needs("accelerate", "compressed_tensors", "torch", "transformers")]
@@ -45,3 +45,47 @@ def test_transformers_loads(model: Any, format: str, tmp_path: Path) -> None:
     assert all(verdict in LOADS for verdict in outcome.verdicts), outcome.verdicts
     if format in row.dense:
         assert sweep.load(row, tmp_path / "q").faults, "it loads without dequantize=True too: correct the row"
+
+
+WIDE = {"hidden_size": 128, "intermediate_size": 256}
+"""Whole blocks of 128 rows and columns."""
+SOME = (
+    Architecture(TEXT, "LlamaForCausalLM", WIDE),
+    Architecture(TEXT, "Qwen3ForCausalLM", {"tie_word_embeddings": True, **WIDE}),
+    Architecture(TEXT, "GPTNeoXForCausalLM", WIDE),
+    Architecture(EXPERTS, "Qwen3MoeForCausalLM", {**WIDE, "moe_intermediate_size": 128}),
+    Architecture(EXPERTS, "MixtralForCausalLM", WIDE),
+    Architecture(ENCODER_DECODER, "T5ForConditionalGeneration", {"d_model": 128, "d_ff": 256}, BOTH, draws=False),
+    Architecture(MASKED, "BertForMaskedLM", WIDE),
+)
+
+
+@pytest.mark.parametrize(
+    ("layout", "format"),
+    [
+        ("fp8", "fp8_e4m3_128x128"),
+        ("fp8", "mxfp8"),
+        ("torchao", "mxfp8"),
+        ("torchao", "nvfp4"),
+        ("torchao", "fp8_e4m3_channel"),
+    ],
+)
+@pytest.mark.parametrize("model", SOME, ids=str, indirect=True, scope="module")
+def test_transformers_loads_other_layouts(model: Any, layout: str, format: str, tmp_path: Path) -> None:
+    outcome = sweep.judge(model, format, tmp_path, "--layout", layout, "--for", "transformers")
+    assert outcome.quantized.code == 0, outcome.quantized.err
+    assert not outcome.faults
+    assert all(verdict in LOADS for verdict in outcome.verdicts), outcome.verdicts
+
+
+SEPARATE = [row for row in ARCHITECTURES if row.kind == EXPERTS and list(row.refused) == ["nvfp4"]]
+"""Models whose experts are stored one by one and stacked by transformers."""
+
+
+@pytest.mark.parametrize("model", SEPARATE, ids=str, indirect=True, scope="module")
+def test_transformers_loads_experts_in_mxfp4(model: Any, tmp_path: Path) -> None:
+    outcome = sweep.judge(model, "mxfp4", tmp_path, "--for", "transformers")
+    assert outcome.quantized.code == 0, outcome.quantized.err
+    assert any(".experts." in name for name in outcome.weights)
+    assert not outcome.faults
+    assert all(verdict in LOADS for verdict in outcome.verdicts), outcome.verdicts

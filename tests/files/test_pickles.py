@@ -131,6 +131,17 @@ def test_pickles_that_build_too_much(bomb: str, tmp_path: Path) -> None:
     assert time.monotonic() - began < 10
 
 
+def test_lengths_beyond_the_file(tmp_path: Path) -> None:
+    """Text and bytes of 2^46 bytes in files of a hundred."""
+    plain = [pickle.dumps(part, protocol=2) for part in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
+    for opcode in (b"\x8e", b"\x8d", b"\x96"):
+        content = BEGIN + opcode + struct.pack("<Q", 1 << 46) + b"abc" + STOP
+        (tmp_path / "old.pt").write_bytes(b"".join(plain) + content)
+        for path in (tmp_path / "old.pt", zipped(tmp_path / "x.pt", content)):
+            with pytest.raises(InputError, match=r"\.pt: truncated, damaged or not a PyTorch checkpoint: "):
+                open_checkpoint(path)
+
+
 def test_a_tensor_written_by_hand_is_read(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(zipped(tmp_path / "x.pt", BEGIN + TENSOR + STOP))
     assert [read(checkpoint, info).tolist() for info in checkpoint.tensors.values()] == [[1.5]]

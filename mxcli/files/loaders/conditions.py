@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from mxcli.files.loaders.rule import Condition, Loading, Place
 from mxcli.files.loaders.tensor_parallel import uncut
+from mxcli.files.models.names import names_of_model, title_of_model
+from mxcli.files.models.served import SERVED
 from mxcli.numerics.blocks import grid_shape
 
 if TYPE_CHECKING:
     from mxcli.files.layouts.layout import Weight
 
+_CONFIG, CLASS_NAME = "config.json", "_class_name"
 GROUP = 128
 """Values of an input that engines quantize together for FP8 by blocks."""
 _EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -92,6 +95,38 @@ def _expert_of_several_blocks(weight: Weight) -> str | None:
     return f"an expert of {' x '.join(map(str, grid))} blocks" if is_expert(weight.name) and several else None
 
 
+def _partial(weight: Weight) -> str | None:
+    partial = any(length % GROUP for length in weight.shape[-2:])
+    return f"{list(weight.shape)} in blocks of {weight.format.block_name}" if partial else None
+
+
+def _plain_experts(loading: Loading, weights: Sequence[Weight]) -> Places:
+    return [Place(name, "a plain expert") for name in loading.plain if is_expert(name)]
+
+
+def of_models(*types: str) -> Condition:
+    """Return the condition that a model is of one of some types."""
+
+    def places(loading: Loading, weights: Sequence[Weight]) -> Places:
+        found = loading.config.get("model_type")
+        return [Place(_CONFIG, f"model_type is {found}")] if found in types and weights else []
+
+    return Condition(f"model_type is {' or '.join(types)}", places)
+
+
+def _unserved(loading: Loading, weights: Sequence[Weight]) -> Places:
+    names, title = names_of_model(loading.config), title_of_model(loading.config)
+    return [] if title is None or names & SERVED else [Place(_CONFIG, f"the model is {title}")]
+
+
+def _diffusion(loading: Loading, weights: Sequence[Weight]) -> Places:
+    return [Place(_CONFIG, f"_class_name is {found}")] if (found := loading.config.get(CLASS_NAME)) else []
+
+
+def _no_diffusion(loading: Loading, weights: Sequence[Weight]) -> Places:
+    return [] if loading.config.get(CLASS_NAME) else [Place(_CONFIG, "there is no _class_name")]
+
+
 def _model_type(loading: Loading, weights: Sequence[Weight]) -> Places:
     found = loading.config.get("model_type")
     return [] if found == "gpt_oss" or not weights else [Place("config.json", f"model_type is {found or 'not stated'}")]
@@ -133,6 +168,11 @@ WEIGHT_ONLY = Condition(
     "the inputs have no stored scale (without --captures)",
     _each(lambda weight: "no scale of its inputs" if weight.input_scale is None else None),
 )
+ANY_PARTIAL = Condition(f"a length is not a multiple of {GROUP}", _each(_partial))
+PLAIN_EXPERTS = Condition("the experts stay plain while other layers are quantized", _plain_experts)
+UNSERVED = Condition("it has no class of its own for the model", _unserved)
+DIFFUSION = Condition("the model is one of diffusers", _diffusion)
+NO_DIFFUSION = Condition("the model is not one of diffusers", _no_diffusion, of_shapes=False)
 OTHER_MODEL = Condition("the model is not gpt-oss", _model_type)
 UNCUT = Condition(
     "weights or scales do not divide over the devices (--tp)",

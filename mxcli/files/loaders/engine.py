@@ -11,12 +11,14 @@ from mxcli.errors import UsageError, did_you_mean, printable
 @dataclass(frozen=True, slots=True)
 class Engine:
     """A loader: its name on the command line, its own spelling, and the version that its rules are of ("": rules of it
-    are of its documents, without a version)."""
+    are of its documents, without a version). `of_diffusion`: it loads models of diffusers only, or (False) all others
+    only."""
 
     name: str
     title: str
     version: str = ""
     aliases: tuple[str, ...] = ()
+    of_diffusion: bool | None = None
 
     def __str__(self) -> str:
         return f"{self.title} {self.version}".rstrip()
@@ -27,12 +29,12 @@ ENGINES: dict[str, Engine] = {
     for engine in (
         Engine("vllm", "vLLM", "0.33.0"),
         Engine("sglang", "SGLang", "0.5.23", aliases=("sgl",)),
-        Engine("transformers", "transformers", "5.24.0", aliases=("hf",)),
+        Engine("transformers", "transformers", "5.24.0", aliases=("hf",), of_diffusion=False),
         Engine("tensorrt-llm", "TensorRT-LLM", aliases=("trtllm", "trt-llm", "tensorrt")),
         Engine("llama.cpp", "llama.cpp", "b11549", aliases=("llamacpp", "llama-cpp")),
         Engine("mlx", "mlx-lm", "0.32.2", aliases=("mlx-lm",)),
         Engine("torchao", "torchao", "0.18.0", aliases=("ao",)),
-        Engine("diffusers", "diffusers"),
+        Engine("diffusers", "diffusers", "0.42.1", of_diffusion=True),
     )
 }
 _BY_NAME = {name: engine for engine in ENGINES.values() for name in (engine.name, *engine.aliases)}

@@ -36,8 +36,8 @@ class Loading:
     """A checkpoint as a loader is given it.
 
     `fused` are the sets of weights that loaders join, quantized or plain, by name; `unshared` those of them whose
-    members have different scales of the whole tensor. `devices` is the number of devices to divide it over (None:
-    not requested).
+    members have different scales of the whole tensor. `devices` is the number of devices to divide it over (None: not
+    requested). `plain` are names of linear layers that are not quantized.
     """
 
     layout: str
@@ -46,6 +46,7 @@ class Loading:
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unshared: Sequence[str] = ()
     devices: int | None = None
+    plain: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ class LoaderRule:
     clause.
 
     With `when` the rule applies where its condition holds, in addition to those without one. `way_out` is what to do
-    instead. `checked_by` names the check of `verify` that reports the same with more detail.
+    instead. `checked_by` names the check of `verify` that reports the same with more detail. `unless` says where, or
+    with which setting, the engine loads it all right.
     """
 
     engine: str
@@ -84,6 +86,7 @@ class LoaderRule:
     way_out: str = ""
     when: Condition | None = None
     checked_by: str = ""
+    unless: str = ""
 
     def covers(self, format: str) -> bool:
         """Return whether the rule is about weights of a format."""

@@ -9,19 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mxcli.files.loaders.conditions import (
+    ANY_PARTIAL,
     ANY_PARTIAL_ROWS,
     DENSE,
+    DIFFUSION,
     EXPERTS,
     LARGE_EXPERTS,
+    NO_DIFFUSION,
     OTHER_MODEL,
     PARTIAL_BLOCKS,
     PARTIAL_INPUTS,
     PARTIAL_ROWS,
+    PLAIN_EXPERTS,
     TORN,
     UNCUT,
     UNEVEN_BLOCKS,
+    UNSERVED,
     UNSHARED,
     WEIGHT_ONLY,
+    of_models,
 )
 from mxcli.files.loaders.engine import ENGINES
 from mxcli.files.loaders.rule import (
@@ -53,21 +59,23 @@ _RUNS = {
     "transformers": Evidence(RUN, "5.24.0", "2026-11"),
     "torchao": Evidence(RUN, "0.18.0", "2026-11"),
     "llama.cpp": Evidence(RUN, "b11549", "2026-11"),
+    "diffusers": Evidence(RUN, "0.42.1", "2026-11"),
 }
 """The engines that are run with every rule, with the version and month of the run; of others most rules were read."""
 _VLLM_RUN = Evidence(RUN, "0.32.0", "2026-11")
 """vLLM on a CPU, with the kernels that it has there or its own emulation: each layer computed what the weights are."""
 
+_AS_TORCHAO = "Use --layout torchao."
 _REGROUP = f"Use --format {CHANNEL} or mxfp8, or --exclude those layers."
 
 
 def _row(
     engine: str, layouts: str | Sequence[str], formats: Sequence[str], outcome: str, why: str = "", way_out: str = "",
-    when: Condition | None = None, checked_by: str = "", evidence: Evidence | None = None,
+    when: Condition | None = None, checked_by: str = "", evidence: Evidence | None = None, unless: str = "",
 ) -> LoaderRule:  # fmt: skip
     stated = evidence or _RUNS.get(engine) or Evidence(READ, ENGINES[engine].version)
     named = (layouts,) if isinstance(layouts, str) else tuple(layouts)
-    return LoaderRule(engine, named, tuple(formats), outcome, stated, why, way_out, when, checked_by)
+    return LoaderRule(engine, named, tuple(formats), outcome, stated, why, way_out, when, checked_by, unless)
 
 
 def _of_servers(engine: str, layouts: Sequence[str]) -> Iterator[LoaderRule]:
@@ -75,7 +83,7 @@ def _of_servers(engine: str, layouts: Sequence[str]) -> Iterator[LoaderRule]:
     fp8 = tuple(layout for layout in layouts if layout != GPT_OSS)
     yield _row(
         engine, fp8, BLOCKS, REFUSES, "its kernels quantize a layer's inputs in groups of 128", _REGROUP,
-        when=PARTIAL_INPUTS,
+        when=PARTIAL_INPUTS, unless="" if engine == "sglang" else "it runs on a CPU",
     )  # fmt: skip
     every = engine == "sglang"
     yield _row(
@@ -99,11 +107,23 @@ def _of_servers(engine: str, layouts: Sequence[str]) -> Iterator[LoaderRule]:
         "Quantize the set to one format.", when=TORN, checked_by="fused_in_part",
     )  # fmt: skip
     yield _row(
+        engine, [*layouts, *(TORCHAO if engine == "vllm" else ())], [], NOT_KNOWN,
+        "it has no class of its own for the model", when=UNSERVED,
+    )  # fmt: skip
+    yield _row(
         engine, layouts, [], REFUSES, "every device needs whole blocks and heads",
         "Use fewer devices, or a format with smaller blocks.", when=UNCUT, checked_by="tensor_parallel",
     )  # fmt: skip
 
 
+_DEQUANTIZE = "Load it with quantization_config=CompressedTensorsConfig(dequantize=True)."
+_WITH_DEQUANTIZE = "it is loaded with dequantize=True"
+_INITIALIZED = (
+    "gpt_bigcode", "falcon", "nanochat", "modernbert", "modernbert-decoder", "rwkv", "mamba", "falcon_mamba", "mamba2",
+    "recurrent_gemma", "xlstm", "t5", "mt5", "umt5", "longt5", "switch_transformers", "pegasus_x", "wav2vec2", "wavlm",
+    "wav2vec2-bert", "siglip",
+)  # fmt: skip
+"""Model types whose layers transformers initializes after they were made, before codes are unpacked."""
 _NO_SCHEME = "it has no scheme for this format"
 _COMPRESSED_TENSORS = (
     _row("vllm", CT, [NVFP4, MXFP8, CHANNEL, BLOCK], LOADS, evidence=_VLLM_RUN),
@@ -134,6 +154,25 @@ _COMPRESSED_TENSORS = (
         "transformers", CT, [BLOCK], REFUSES, "it fails to stack experts with their block scales",
         "Use --layout fp8, or --format fp8_e4m3_channel.", when=LARGE_EXPERTS,
     ),
+    _row(
+        "transformers", CT, [TENSOR, CHANNEL], AT_A_LOSS, "it rounds the scales of experts to BF16",
+        _DEQUANTIZE, when=EXPERTS, unless=_WITH_DEQUANTIZE,
+    ),
+    _row(
+        "transformers", CT, [NVFP4, MXFP4, MXFP6], REFUSES,
+        "it cannot stack plain experts in a checkpoint of packed codes", "Quantize the experts too, or use --layout "
+        "torchao.", when=PLAIN_EXPERTS,
+    ),
+    _row(
+        "transformers", CT, [NVFP4, MXFP4, MXFP6], REFUSES,
+        "it initializes weights of this model that packed layers do not have yet", _DEQUANTIZE,
+        when=of_models(*_INITIALIZED), unless=_WITH_DEQUANTIZE,
+    ),
+    _row(
+        "transformers", CT, [], REFUSES, "its forward mixes types of this model", _DEQUANTIZE, when=of_models("ctrl"),
+        unless=_WITH_DEQUANTIZE,
+    ),
+    _row("transformers", CT, [], REFUSES, "it fails to split a layer of this model", when=of_models("dinov2")),
     *_of_servers("vllm", [CT, MODELOPT, FP8, QUARK, GPT_OSS]),
     *_of_servers("sglang", [CT, MODELOPT, FP8, QUARK, GPT_OSS]),
 )  # fmt: skip
@@ -141,7 +180,11 @@ _MODELOPT = (
     _row("vllm", MODELOPT, [NVFP4, MXFP8, CHANNEL, BLOCK], LOADS, evidence=_VLLM_RUN),
     _row("vllm", MODELOPT, [TENSOR], LOADS),
     _row(
-        "vllm", MODELOPT, [CHANNEL], REFUSES, "its experts have one scale each in this layout",
+        "vllm", MODELOPT, [BLOCK], REFUSES, "it needs lengths that are multiples of 128 in this layout",
+        "Use --layout compressed-tensors.", when=ANY_PARTIAL, evidence=_VLLM_RUN,
+    ),
+    _row(
+        "vllm", MODELOPT, [CHANNEL, BLOCK], REFUSES, "its experts have one scale each in this layout",
         "Use --layout compressed-tensors.", when=EXPERTS, evidence=_VLLM_RUN,
     ),
     _row(
@@ -169,18 +212,21 @@ _MODELOPT = (
         "Use --layout compressed-tensors.",
     ),
 )  # fmt: skip
+_NATIVE = "a GPU multiplies FP8 blocks as they are (compute capability 8.9 or later)"
 _FP8 = (
     _row("transformers", FP8, [BLOCK, E8M0_BLOCK, MXFP8, TENSOR], LOADS),
     _row(
         "transformers", FP8, BLOCKS, REFUSES,
-        "where it dequantizes, as on a CPU, it takes all blocks to be equally long",
+        "it dequantizes as if all blocks were equally long",
         f"Use --format {CHANNEL} with --layout compressed-tensors, or --exclude those layers.", when=PARTIAL_BLOCKS,
+        unless=_NATIVE,
     ),
     _row(
         "transformers", FP8, BLOCKS, WRONGLY,
-        "where it dequantizes, as on a CPU, it takes all blocks to be equally long and scales some values by the scale "
-        "of another block, without an error",
+        "it dequantizes as if all blocks were equally long, and scales some values by the scale of another block, "
+        "without an error",
         f"Use --format {CHANNEL} with --layout compressed-tensors, or --exclude those layers.", when=UNEVEN_BLOCKS,
+        unless=_NATIVE,
     ),
     _row("vllm", FP8, [BLOCK], LOADS, evidence=_VLLM_RUN),
     _row("vllm", FP8, [E8M0_BLOCK], LOADS),
@@ -211,6 +257,33 @@ _OTHERS = (
         for engine in ("transformers", "vllm", "sglang", "mlx")
     ),
     _row("transformers", TORCHAO, [], LOADS),
+    _row(
+        "transformers", TORCHAO, [], REFUSES, "it cannot split a quantized layer of this model",
+        "Use --layout compressed-tensors.", when=of_models("nomic_bert"),
+    ),
+    _row(
+        "transformers", TORCHAO, [], REFUSES, "it fails to stack the plain experts of this model",
+        "Use --layout fp8.", when=of_models("nemotron_h"),
+    ),
+    _row(
+        "transformers", FP8, [], WRONGLY, "it splits a quantized layer of this model and drops its scale",
+        "Use --layout compressed-tensors.", when=of_models("nomic_bert"),
+    ),
+    _row("diffusers", TORCHAO, [], LOADS),
+    _row("diffusers", [CT, FP8, QUARK, GPT_OSS, MXCLI], [], REFUSES, "it does not know the quant_method", _AS_TORCHAO),
+    _row(
+        "diffusers", MODELOPT, [], REFUSES, "it reads ModelOpt's own saved state, not its exported checkpoints",
+        _AS_TORCHAO,
+    ),
+    _row(
+        "diffusers", TORCHAO, [], REFUSES, "it loads diffusion models only", "Use transformers.", when=NO_DIFFUSION,
+        evidence=Evidence(READ, ENGINES["diffusers"].version),
+    ),
+    _row(
+        "transformers", [layout for layout in LAYOUTS if layout != MXCLI], [], REFUSES,
+        "it loads no models of diffusers", "Use diffusers.", when=DIFFUSION,
+        evidence=Evidence(READ, ENGINES["transformers"].version),
+    ),
     _row("torchao", TORCHAO, [], LOADS),
     _row("vllm", TORCHAO, [NVFP4, MXFP4, MXFP8, CHANNEL], LOADS, evidence=_VLLM_RUN),
     _row("vllm", TORCHAO, [TENSOR], LOADS),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mxcli.errors import printable
+from mxcli.files.loaders.conditions import CLASS_NAME
 from mxcli.files.loaders.engine import ENGINES, Engine
 from mxcli.files.loaders.rule import (
     AT_A_LOSS,
@@ -47,7 +48,7 @@ class Applied:
         """The reason, with the first place and the number of others."""
         if self.rule is None:
             return f"{', '.join(self.formats)}: no rule is known"
-        why, count = self.rule.why, len(self.places)
+        why, count = f"{self.rule.why}{f', unless {self.rule.unless}' if self.rule.unless else ''}", len(self.places)
         if not self.places:
             return f"{', '.join(self.formats)}: {why}" if why else ""
         more = f", and {count - 1:,} more" if count > 1 else ""
@@ -70,11 +71,13 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome with an engine, and what applies, worst first; of what loads nothing is said."""
+    """The outcome with an engine, and the rules that apply, worst first. `usual`: the engine loads such models from the
+    layout, in some format at least."""
 
     engine: Engine
     outcome: str
     applied: tuple[Applied, ...]
+    usual: bool = False
 
     @property
     def reason(self) -> str:
@@ -106,6 +109,11 @@ class Verdict:
     def is_fault(self) -> bool:
         """True if the engine refuses the checkpoint or computes something else than its weights are."""
         return self.outcome in FAULTS
+
+    @property
+    def is_certain_fault(self) -> bool:
+        """True if it does so everywhere and with any setting."""
+        return any(each.outcome in FAULTS and each.rule is not None and not each.rule.unless for each in self.applied)
 
     @property
     def title(self) -> str:
@@ -155,7 +163,11 @@ def _verdict(engine: Engine, loading: Loading) -> Verdict:
         if places:
             applied.append(Applied(rule, tuple(dict.fromkeys(weight.format.name for weight in own)), places))
     applied.sort(key=lambda each: OUTCOMES.index(each.outcome))
-    return Verdict(engine, applied[0].outcome if applied else NOT_KNOWN, tuple(applied))
+    is_usual = engine.name in engines_loading(loading.layout) and engine.of_diffusion in (
+        None,
+        CLASS_NAME in loading.config,
+    )
+    return Verdict(engine, applied[0].outcome if applied else NOT_KNOWN, tuple(applied), is_usual)
 
 
 def without(verdict: Verdict, checks: Iterable[str]) -> Verdict:

@@ -33,7 +33,7 @@ _MORE = {
 MOST_OF_HEAD = 4
 """Matrices of a head; a module with more of them is a part of the model."""
 _HALVES = frozenset({"model", "decoder", "text_decoder"})
-"""Last names of decoders that are half of a model, or all of it: what is next to them is no tower."""
+"""Last names of decoders that are half of a model, or all of it: a tower is never next to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def described(model: Any) -> Built:
 
 
 def _small_tops(modules: Mapping[str, Any], state: Mapping[str, Any]) -> frozenset[str]:
-    """Return the modules of the model itself that have a few matrices and are no model: its heads, next to its base."""
+    """Return the modules of the model itself that have few matrices and no model in them: heads, next to its base."""
     from transformers import PreTrainedModel
 
     matrices = Counter(name.split(".")[0] for name, tensor in state.items() if "." in name and tensor.dim() > 1)
@@ -126,7 +126,7 @@ def _in_files(model: Any, state: Mapping[str, Any]) -> dict[str, tuple[str, tupl
 
 
 def _role(name: str, shape: tuple[int, ...], module: Any, parameter: str, *, is_head: bool) -> str:
-    """Return the role of a parameter by the class of its module; what only names tell stays as it is."""
+    """Return the role of a parameter by the class of its module; what only names say stays as it is."""
     by_name = role_of(name, shape, "BF16")
     kind = _kind(module)
     if len(shape) < 2:

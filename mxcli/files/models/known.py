@@ -1,4 +1,4 @@
-"""What a checkpoint's model is known to be: the role of every tensor, why, and where that is from.
+"""A checkpoint's model as far as it is known: the role of every tensor, why, and where that is from.
 
 The classes of transformers' modules decide where the model type is known (`transformers.txt`, or the installed
 transformers for a type that it lacks), then what published recipes of diffusion models keep, then names alone.
@@ -38,7 +38,7 @@ _TOWERS = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of a model: its `title` (None: the source names none), and the `source` of its roles ("": names
+    """The knowledge of a model: its `title` (None: the source names none), and the `source` of its roles ("": names
     alone, and `unknown` says why). `roles` are by ends of names, `towers` by modules; `class_name` is its class in
     diffusers ("": it is another model), `names` are all that it goes by."""
 
@@ -61,55 +61,62 @@ class Model:
     def with_roles(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         """Return the tensors with the roles that the model gives them, and why."""
         writes = any(map(_WRITES.search, tensors))
-        found = {name: self._described(info, writes) for name, info in tensors.items()}
-        for shared in (each for each in SHARED if self.title in each.types):
-            found |= {
-                name: replace(info, role=SENSITIVE, reason=shared.reason)
-                for name, info in found.items()
-                if info.role == WEIGHT and re.search(shared.name, name)
-            }
-        layers = {name.removesuffix(".weight"): name for name, info in found.items() if info.role == WEIGHT}
-        for module, row in kept_modules(self.class_name, layers).items() if self.class_name else ():
-            reason = f"{row.why}, kept plain by {row.source}"
-            found[layers[module]] = replace(found[layers[module]], role=SENSITIVE, reason=reason)
-        return found
+        # Tensors of equal layers and experts share one look-up.
+        decided: dict[tuple[str, int, str], tuple[str, str]] = {}
+        found = {}
+        for name, info in tensors.items():
+            key = (_template(name), len(info.shape), info.role)
+            if key not in decided:
+                decided[key] = self._decided(key[0], info, writes)
+            role, reason = decided[key]
+            found[name] = replace(info, role=role, reason=reason) if reason else info
+        return found | self._kept(found)
 
-    def _described(self, info: TensorInfo, writes: bool) -> TensorInfo:
-        role, reason = self._role(info)
-        if role in (WEIGHT, MTP):
-            tower = self._tower(info.name, writes)
-            if tower is not None:
-                role, reason = tower
-        return info if (role, reason) == (info.role, "") else replace(info, role=role, reason=reason)
+    def _decided(self, template: str, info: TensorInfo, writes: bool) -> tuple[str, str]:
+        """Return the role of a tensor and why; the reason is empty if its name decided it."""
+        role, reason = self._role(template, info)
+        tower = self._tower(template, writes) if role in (WEIGHT, MTP) else None
+        return (role, reason) if tower is None else tower
 
-    def _role(self, info: TensorInfo) -> tuple[str, str]:
-        """Return the role and why; the reason is empty if names decided it."""
-        stack = stack_row(info.name, info.shape, self.names) if info.role == "conv" else None
-        if stack is not None:
-            return WEIGHT, stack.reason
-        words = _template(info.name).split(".")
+    def _role(self, template: str, info: TensorInfo) -> tuple[str, str]:
         if len(info.shape) < 2 or info.role in ("codes", "scale", "lora"):
             return info.role, ""
-        for count in range(min(len(words), 4), 0, -1):
-            role = self.roles.get(".".join(words[-count:]))
-            if role is not None:
-                return role, f"{REASONS.get(role, role)} in {self.source}"
-        role = self.roles.get("^" + ".".join(words))
-        if role is None and self.title is not None and "." not in info.name and info.role == WEIGHT:
-            return "other", "a parameter of no module"
-        return (info.role, "") if role is None else (role, f"{REASONS.get(role, role)} in {self.source}")
+        stack = stack_row(info.name, info.shape, self.names) if info.role == "conv" else None
+        if stack is not None:
+            return stack.role, stack.reason
+        words = template.split(".")
+        ends = (".".join(words[-count:]) for count in range(min(len(words), 4), 0, -1))
+        role = next((self.roles[end] for end in (*ends, f"^{template}") if end in self.roles), None)
+        if role is not None:
+            return role, f"{REASONS.get(role, role)} in {self.source}"
+        if info.role == WEIGHT and len(words) == 1 and self.title is not None:
+            return "other", "a parameter of the model itself"
+        for shared in SHARED if info.role == WEIGHT else ():
+            if self.title in shared.types and re.search(shared.name, info.name):
+                return SENSITIVE, shared.reason
+        return info.role, ""
 
-    def _tower(self, name: str, writes: bool) -> tuple[str, str] | None:
+    def _tower(self, template: str, writes: bool) -> tuple[str, str] | None:
         """Return the tower of a linear layer next to a language model, and why it is one."""
-        parts = name.split(".")[:-1]
-        for part in parts:
-            if part in self.towers:
-                return self.towers[part], f"in {printable(part)}, next to the language model ({self.source})"
+        part = next((part for part in template.split(".")[:-1] if part in self.towers), None)
+        if part is not None:
+            return self.towers[part], f"in {printable(part)}, next to the language model ({self.source})"
         for sense, pattern in _TOWERS.items():
-            match = pattern.search(name) if writes else None
+            match = pattern.search(template) if writes else None
             if match is not None:
                 return sense, f"in {printable(match[0].strip('.'))}, next to the language model by its name"
         return None
+
+    def _kept(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """Return the linear layers that recipes of the model's class in diffusers keep."""
+        if not self.class_name:
+            return {}
+        layers = {name.removesuffix(".weight"): info for name, info in tensors.items() if info.role == WEIGHT}
+        kept = ((layers[module], row) for module, row in kept_modules(self.class_name, layers).items())
+        return {
+            info.name: replace(info, role=SENSITIVE, reason=f"{row.why}, kept plain by {row.source}")
+            for info, row in kept
+        }
 
 
 UNKNOWN = Model()

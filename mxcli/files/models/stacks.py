@@ -22,7 +22,7 @@ MATRIX, STACK, MATRICES = range(2, 3), range(3, 4), range(2, 65)
 class StackRow:
     """Weights that are stacked or stored [in, out]: their names (a regex, searched), the dimension they sum over, why,
     the models they are in (none: all), and their numbers of dimensions. `alternates`: rows of gate and up alternate, so
-    halves of the stack are not gate and up."""
+    halves of the stack are not gate and up. `role` is what they are for."""
 
     name: str
     axis: int
@@ -30,6 +30,7 @@ class StackRow:
     models: frozenset[str] = frozenset()
     dims: range = STACK
     alternates: bool = False
+    role: str = "weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +100,11 @@ ROWS = (
     StackRow(r"(^|\.)(fc1|fc2|linear|input_projections|lm_heads)\.weight$", LAST,
              "a matrix for each codebook, [codebook, out, in]", PER_CODEBOOK),
     StackRow(r"(^|\.)codebooks_head\.weight$", BEFORE_LAST, "a head for each codebook, [codebook, in, out]",
-             _words("csm csm_depth_decoder_model")),
+             _words("csm csm_depth_decoder_model"), role="lm_head"),
     StackRow(r"(^|\.)(intermediate|output)\.dense\.weight$", BEFORE_LAST, "grouped layers are stored [group, in, out]",
-             _words("convbert")),
+             _words("convbert"), role="other"),
     StackRow(r"(^|\.)(input|recurrent)_gate_weight$", BEFORE_LAST, "gates of heads are stored [head, in, out]",
-             _words("recurrent_gemma")),
+             _words("recurrent_gemma"), role="other"),
 )  # fmt: skip
 
 _PART = re.compile(

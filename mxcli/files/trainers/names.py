@@ -10,8 +10,8 @@ from pathlib import Path
 from mxcli.errors import InputError, printable, together
 from mxcli.files.captures import CAPTURE_KEY
 from mxcli.files.roles import role_of
-from mxcli.files.tensors import IN_MEMORY, Array, FileContents, TensorInfo
-from mxcli.files.trainers.parts import AVERAGED, COPY, LeftOut
+from mxcli.files.tensors import IN_MEMORY, Array, FileContents, LeftOut, TensorInfo
+from mxcli.files.trainers.parts import AVERAGED, COPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,8 @@ def as_model(contents: FileContents, path: Path, *, trained: bool = False) -> Fi
             "save what merge_and_unload() returns."
         )
     kept = _without_repeated(contents, new, path)
-    notes = [f"{shown}: left out: {'; '.join(map(str, _parts(contents.tensors, left)))}."] if left else []
+    parts = _parts(contents.tensors, left)
+    notes = [f"{shown}: left out: {'; '.join(map(str, parts))}."] if left else []
     notes += [f"{shown}: {sentence}." for sentence in stripped]
     decode = contents.decode
     old = {new[info.name]: info.name for info in kept}
@@ -155,6 +156,7 @@ def as_model(contents: FileContents, path: Path, *, trained: bool = False) -> Fi
         notes=(*contents.notes, *notes),
         tied={alias: stored for alias, stored in tied.items() if alias != stored},
         decode=decode_renamed if decode else None,
+        left_out=(*contents.left_out, *parts),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mxcli.errors import InputError, printable
+from mxcli.files.tensors import LeftOut, sized
 from mxcli.files.weights_only import flatten
 
 MOST_DEEP = 4
@@ -52,19 +53,6 @@ AVERAGED = re.compile(r"(.*_)?(ema|swa|averaged?|polyak|shadow)(_.*)?", re.IGNOR
 COPY = "averaged copy of the model"
 COUNTERS = "counters and other integers"
 SAME = "the tensors of the model again"
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A part of a file that is not read: its name, what it is, and its tensors with their bytes."""
-
-    name: str
-    what: str
-    tensors: int
-    nbytes: int
-
-    def __str__(self) -> str:
-        return f"'{printable(self.name)}', {self.what} ({sized(self.tensors, self.nbytes)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +134,6 @@ def is_dense(tensor: Any) -> bool:
 def bytes_of(tensor: Any) -> int:
     """Return the bytes of the elements of a tensor, 0 for one that is not dense."""
     return int(tensor.numel()) * int(tensor.element_size()) if is_dense(tensor) else 0
-
-
-def sized(tensors: int, nbytes: int) -> str:
-    """Return number and bytes of tensors."""
-    return f"{tensors:,} tensor{'' if tensors == 1 else 's'}, {nbytes:,} bytes"
 
 
 def find_model(loaded: Any, path: Path) -> Model:

@@ -19,7 +19,7 @@ from mxcli.flows.recommend.knapsack import Optimum, least_weight, optimum
 from mxcli.numerics.blocks import grid_shape
 
 KEEP = "keep"
-_EXPERTS = re.compile(r"(.+\.experts)\.(?:\d+\..+|gate_up_proj.*|down_proj.*)")
+_EXPERTS = re.compile(r"(.+\.experts)\.(?:\d+\..+|gate_up_proj.*|down_proj.*|fc[12]\.weight|mlp\.(?:w1|v1|w2))")
 
 
 @dataclass(frozen=True, slots=True)

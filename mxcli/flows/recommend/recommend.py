@@ -137,7 +137,7 @@ def plan_candidates(checkpoint: Checkpoint, formats: Sequence[str], options: Opt
     if options.layout is None and MXCLI.name in layouts:
         # What one format needs decides for all, so that the choice cannot change what a layout holds.
         plans, _ = _arranged(checkpoint, names, replace(options, layout=MXCLI.name))
-    groups, steps = groups_of(plans), _by_name(plans)
+    groups, steps = groups_of(plans, checkpoint.config), _by_name(plans)
     bits = [
         {
             **{names[at]: sum(bits_of(steps[at][i.name]) for i in group.tensors) for at in formats_of(group, steps)},

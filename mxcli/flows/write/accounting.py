@@ -28,6 +28,7 @@ def accounting_of(checkpoint: Checkpoint) -> Accounting:
         tuple(_accounted(checkpoint, path) for path in (*checkpoint.files, *documents)),
         tuple(_accounted(checkpoint, path) for path in checkpoint.side_files),
         tuple(_left_out(checkpoint, {*documents, *checkpoint.side_files})),
+        (checkpoint.stored or checkpoint).parts_left_out,
     )
 
 
@@ -51,7 +52,7 @@ def quantized_tensors(checkpoint: Checkpoint, decided: Iterable[tuple[str, str]]
         sizes[what].append(_stored_bytes(checkpoint, view, name))
     if view is not None:
         sizes[OMITTED] += [view.source.tensors[name].nbytes for name in view.unused]
-    return {what: Tensors(len(each), sum(each)) for what, each in sizes.items()}
+    return _with_parts(checkpoint, {what: Tensors(len(each), sum(each)) for what, each in sizes.items()})
 
 
 def dequantized_tensors(view: PlainView) -> dict[str, Tensors]:
@@ -61,7 +62,14 @@ def dequantized_tensors(view: PlainView) -> dict[str, Tensors]:
         what = DEQUANTIZED if name in view.dtypes else KEPT
         sizes[what].append(_stored_bytes(view.source, view, name))
     sizes[OMITTED] = [view.source.tensors[name].nbytes for name in view.unused]
-    return {what: Tensors(len(each), sum(each)) for what, each in sizes.items()}
+    return _with_parts(view.source, {what: Tensors(len(each), sum(each)) for what, each in sizes.items()})
+
+
+def _with_parts(checkpoint: Checkpoint, tensors: dict[str, Tensors]) -> dict[str, Tensors]:
+    """Add the tensors of the parts of weight files that are left out."""
+    parts, omitted = (checkpoint.stored or checkpoint).parts_left_out, tensors[OMITTED]
+    count, nbytes = (sum(part.tensors for part in parts), sum(part.nbytes for part in parts))
+    return {**tensors, OMITTED: Tensors(omitted.count + count, omitted.nbytes + nbytes)}
 
 
 def _stored_bytes(checkpoint: Checkpoint, view: PlainView | None, name: str) -> int:

@@ -25,6 +25,8 @@ from mxcli.files.layouts import (
     find_layout,
 )
 from mxcli.files.layouts.gguf import file_type
+from mxcli.files.layouts.torchao import TORCHAO
+from mxcli.files.loaders.conditions import CLASS_NAME
 from mxcli.files.loaders.verdict import Verdict
 from mxcli.files.model_files import CONFIG
 from mxcli.files.outline import Destination, OutputOutline, unchanged_outline
@@ -289,13 +291,17 @@ def _kept(planned: TensorPlan, layout: Layout, reason: str) -> TensorPlan:
 
 
 def _default_layout(checkpoint: Checkpoint, plan: Plan) -> Layout:
-    """Return the preferred layout if it has every format, needs no padding and holds most elements, else that of
-    mxcli."""
-    tensors = plan.quantized
-    if any(each.padded for each in tensors) or not _formats(tensors) <= set(PREFERRED.formats):
+    """Return the layout that diffusers loads for its models, else the preferred one, if it has every format; that of
+    mxcli if it has not, and for what only that holds: padding, transforms, and blocks along columns by request."""
+    if any(each.padded for each in plan.quantized) or _needs_own_layout(plan):
         return MXCLI
-    held = [each for each in tensors if not isinstance(pieces_of(each, PREFERRED, checkpoint.config), str)]
-    return PREFERRED if 2 * _elements(held) >= _elements(tensors) else MXCLI
+    preferred = (TORCHAO, PREFERRED) if CLASS_NAME in (checkpoint.config or {}) else (PREFERRED,)
+    formats = _formats(plan.quantized)
+    return next((layout for layout in preferred if formats <= set(layout.formats)), MXCLI)
+
+
+def _needs_own_layout(plan: Plan) -> bool:
+    return plan.options.rules.hadamard is not None or plan.options.axis == COLUMN
 
 
 def _refuse_impossible(plan: Plan, layout: Layout) -> None:
@@ -335,10 +341,12 @@ def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) ->
             f"'{printable(unsupported[0].tensor.name)}'{' and others' if len(unsupported) > 1 else ''}. Use --layout "
             f"{MXCLI.name} to quantize them."
         )
-    if not named and layout is not PREFERRED:
+    if not named and layout is TORCHAO:
+        notes.append(f"Written in the layout {layout.name}, since diffusers does not load {PREFERRED.name}.")
+    elif not named and layout is not PREFERRED:
         missing = sorted(_formats(plan.quantized) - set(PREFERRED.formats))
-        lacks = f"has no {', '.join(missing)}" if missing else "cannot hold most of the weights"
         padded = any(each.padded for each in plan.quantized) and not missing
+        lacks = f"has no {', '.join(missing)}" if missing else "holds no transforms and no blocks along columns"
         reason = "stores no padding" if padded else lacks
         notes.append(f"Written in the layout {layout.name}, since {PREFERRED.name} {reason}.")
     return notes

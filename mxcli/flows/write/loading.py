@@ -11,7 +11,7 @@ from mxcli.files.loaders.engine import ENGINES, listed_engines
 from mxcli.files.loaders.rule import AT_A_LOSS, FAULTS, NOT_KNOWN, WRONGLY, Loading
 from mxcli.files.loaders.rules import RULES
 from mxcli.files.loaders.tensor_parallel import not_known
-from mxcli.files.loaders.verdict import Applied, Verdict, engines_loading, verdicts
+from mxcli.files.loaders.verdict import Applied, Verdict, verdicts
 from mxcli.files.models.fused import fused_sets
 
 
@@ -24,7 +24,9 @@ def loading_of(
 ) -> Loading:
     """Return an output as a loader is given it; `plain` are the linear layers that stay plain, with their columns."""
     columns = {weight.name: weight.shape[-1] for weight in weights} | dict(plain)
-    return Loading(layout.name, weights, config or {}, fused_sets(config).among(columns), devices=devices)
+    return Loading(
+        layout.name, weights, config or {}, fused_sets(config).among(columns), devices=devices, plain=tuple(plain)
+    )
 
 
 def loader_verdicts(loading: Loading, engines: Sequence[str]) -> tuple[Verdict, ...]:
@@ -73,16 +75,15 @@ def _is_of(applied: Applied, condition: object) -> bool:
 def loader_notes(loading: Loading, found: Iterable[Verdict], engines: Sequence[str]) -> list[str]:
     """Return notes on engines that load an output at a loss or not as its weights are: of the named ones, else of those
     that load the layout; and on what is not known."""
-    expected = engines or engines_loading(loading.layout)
-    notes = [f"{_without_torn(each)}." for each in found if _is_noted(each, expected, named=bool(engines))]
+    notes = [f"{_without_torn(each)}." for each in found if _is_noted(each, engines)]
     return [*notes, *_devices_notes(loading, engines)]
 
 
-def _is_noted(verdict: Verdict, expected: Sequence[str], *, named: bool) -> bool:
+def _is_noted(verdict: Verdict, named: Sequence[str]) -> bool:
     outcomes = {applied.outcome for applied in verdict.applied if not _is_of(applied, TORN)} or {NOT_KNOWN}
-    if verdict.engine.name not in expected:
+    if not (verdict.engine.name in named if named else verdict.usual):
         return not named and WRONGLY in outcomes
-    return bool(outcomes & {*FAULTS, AT_A_LOSS}) or (named and NOT_KNOWN in outcomes)
+    return bool(outcomes & {*FAULTS, AT_A_LOSS}) or (bool(named) and NOT_KNOWN in outcomes)
 
 
 def _without_torn(verdict: Verdict) -> str:

@@ -72,6 +72,7 @@ def unread_parts(tensors: Mapping[str, TensorInfo], weights: Mapping[str, object
     """Yield each of the tensors that is named as a part of one of the weights, which are quantized, and is none: it is
     in the same module, or its name begins with that of the weight. Biases and scales of attention are none."""
     modules = {name.removesuffix(WEIGHT): name for name in weights if name.endswith(WEIGHT)}
+    lengths = sorted({len(name) for name in weights})
     for name, info in tensors.items():
         parent, _, last = name.rpartition(".")
         if name in weights or last.endswith("bias") or name.endswith(CACHE_SCALES):
@@ -79,7 +80,7 @@ def unread_parts(tensors: Mapping[str, TensorInfo], weights: Mapping[str, object
         if parent in modules:
             yield info, modules[parent]
         else:
-            beginnings = (name[:at] for at, character in enumerate(name) if character in "._")
+            beginnings = (name[:at] for at in lengths if name[at : at + 1] in (".", "_"))
             if (weight := next((each for each in beginnings if each in weights), None)) is not None:
                 yield info, weight
 

@@ -12,7 +12,7 @@ from mxcli.files.loaders.engine import ENGINES, engines_of, listed_engines
 from mxcli.files.loaders.rule import OUTCOMES, READ, RUN, Loading
 from mxcli.files.loaders.rules import RULES
 from mxcli.files.loaders.tensor_parallel import not_known, uncut
-from mxcli.files.loaders.verdict import Verdict, engines_loading, verdicts
+from mxcli.files.loaders.verdict import Verdict, verdicts
 from mxcli.numerics.scheme import resolve
 
 Q, K, V = (f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv")
@@ -39,8 +39,7 @@ def by_engine(given: Loading) -> Mapping[str, Verdict]:
 
 def outcomes(given: Loading) -> dict[str, str]:
     """The outcomes with engines that load the layout."""
-    found, usual = by_engine(given), engines_loading(given.layout)
-    return {name: found[name].outcome for name in usual}
+    return {name: each.outcome for name, each in by_engine(given).items() if each.usual}
 
 
 def test_rules_name_what_there_is() -> None:
@@ -135,6 +134,7 @@ def test_experts(layout: str, format: str, shape: tuple[int, int], expected: dic
         ("fp8", (96, 256), {"vllm": "loads", "sglang": "loads", "transformers": "loads"}),
         ("fp8", (256, 64), {"vllm": "refuses", "sglang": "refuses", "transformers": "loads"}),
         ("modelopt", (256, 576), {"vllm": "refuses", "sglang": "refuses", "tensorrt-llm": "not known"}),
+        ("modelopt", (192, 256), {"vllm": "refuses", "sglang": "refuses", "tensorrt-llm": "not known"}),
     ],
 )
 def test_partial_blocks_of_128x128(layout: str, shape: tuple[int, int], expected: dict[str, str]) -> None:
@@ -199,8 +199,8 @@ def test_a_verdict_says_its_reason_and_how_it_is_known() -> None:
     )
     assert found["transformers"].way_out == "Use --format fp8_e4m3_channel or mxfp8, or --exclude those layers."
     assert found["llama.cpp"].sentence.startswith("llama.cpp refuses this (read, not run): ")
-    (unknown,) = verdicts(loading("gguf", weight(O, "mxfp4")), ["diffusers"], only_named=True)
-    assert (unknown.outcome, unknown.evidence, unknown.version) == ("not known", None, "")
+    (unknown,) = verdicts(loading("gguf", weight(O, "mxfp4")), ["vllm"], only_named=True)
+    assert (unknown.outcome, unknown.evidence, unknown.version) == ("not known", None, "0.33.0")
     assert unknown.reason == "mxfp4_e2m1: no rule is known"
 
 
@@ -208,6 +208,50 @@ def test_the_worst_of_several_formats_counts() -> None:
     mixed = loading("compressed-tensors", weight(O, "mxfp6"), weight(GATE, "mxfp8"))
     assert outcomes(mixed) == {"vllm": "refuses", "sglang": "refuses", "transformers": "loads"}
     assert by_engine(mixed)["vllm"].reason == "mxfp6_e2m3: it has no scheme for mxfp6-pack-quantized"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "llama"}, {"vllm": "loads", "sglang": "loads", "transformers": "loads"}),
+        ({"model_type": "moshi"}, {"vllm": "not known", "sglang": "not known", "transformers": "loads"}),
+        ({"model_type": "odd", "architectures": ["ArcticForCausalLM"]}, {"vllm": "loads", "sglang": "loads",
+                                                                         "transformers": "loads"}),
+        ({"model_type": "t5"}, {"vllm": "not known", "sglang": "not known", "transformers": "refuses"}),
+        ({"model_type": "dinov2"}, {"vllm": "not known", "sglang": "not known", "transformers": "refuses"}),
+        ({"_class_name": "FluxTransformer2DModel"}, {"vllm": "not known", "sglang": "not known"}),
+    ],
+)  # fmt: skip
+def test_models_that_engines_have_trouble_with(config: dict[str, object], expected: dict[str, str]) -> None:
+    assert outcomes(loading("compressed-tensors", weight(O, "nvfp4"), **config)) == expected
+
+
+def test_models_of_diffusers() -> None:
+    flux = {"_class_name": "FluxTransformer2DModel"}
+    assert outcomes(loading("torchao", weight(O, "nvfp4"), **flux)) == {
+        "vllm": "not known",
+        "torchao": "loads",
+        "diffusers": "loads",
+    }
+    assert by_engine(loading("torchao", weight(O, "nvfp4"), **flux))["transformers"].outcome == "refuses"
+    assert by_engine(loading("compressed-tensors", weight(O, "nvfp4"), **flux))["diffusers"].outcome == "refuses"
+    assert by_engine(loading("torchao", weight(O, "nvfp4"), model_type="llama"))["diffusers"].outcome == "refuses"
+
+
+def test_plain_experts_of_packed_checkpoints() -> None:
+    plain = Loading("compressed-tensors", [weight(O, "nvfp4")], {}, {}, plain=[EXPERT])
+    assert outcomes(plain) == {"vllm": "loads", "sglang": "loads", "transformers": "refuses"}
+    plain = Loading("compressed-tensors", [weight(O, "fp8_e4m3")], {}, {}, plain=[EXPERT])
+    assert outcomes(plain)["transformers"] == "loads"
+
+
+def test_what_an_engine_loads_elsewhere_is_no_certain_fault() -> None:
+    found = by_engine(loading("compressed-tensors", weight(O, "fp8_e4m3_128x128", (64, 64))))
+    assert (found["vllm"].is_fault, found["vllm"].is_certain_fault) == (True, False)
+    assert (found["transformers"].is_fault, found["transformers"].is_certain_fault) == (True, True)
+    assert found["vllm"].reason.startswith(
+        "its kernels quantize a layer's inputs in groups of 128, unless it runs on a CPU ("
+    )
 
 
 def test_engines_are_found_by_name_and_alias() -> None:

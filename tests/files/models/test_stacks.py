@@ -174,3 +174,19 @@ def test_gpt2_is_recognised_by_its_fused_attention() -> None:
     assert not stores_conv1d({})
     axes = [orientations(stored, None).of(info).axis for info in stored.values()]
     assert axes == [-2, -2]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "role"),
+    [
+        ("model.layers.0.mlp.input_linear.weight", "jetmoe", "weight"),
+        ("depth_decoder.model.layers.0.mlp.fc1.weight", "moshi", "weight"),
+        ("depth_decoder.codebooks_head.weight", "csm", "lm_head"),
+        ("encoder.layer.0.output.dense.weight", "convbert", "other"),
+        ("model.layers.0.temporal_block.rg_lru.recurrent_gate_weight", "recurrent_gemma", "other"),
+    ],
+)
+def test_what_stacks_are_for(name: str, model: str, role: str) -> None:
+    row = stack_row(name, (4, 64, 64), frozenset({model}))
+    assert row is not None
+    assert row.role == role

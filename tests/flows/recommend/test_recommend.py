@@ -149,6 +149,7 @@ def test_experts_of_a_module_move_together(tmp_path: Path) -> None:
     )
     keys = {"m.query_key.weight": "m.query_key+value"}
     assert group_name("m.experts.gate_up_proj", keys) == group_name("m.experts.down_proj", keys) == "m.experts"
+    assert group_name("m.experts.fc1.weight", keys) == group_name("m.experts.mlp.v1", keys) == "m.experts"
     assert group_name("m.shared_experts.down_proj.weight", keys) == "m.shared_experts.down_proj.weight"
     assert group_name("m.query_key.weight", keys) == "m.query_key+value"
 

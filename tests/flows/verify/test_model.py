@@ -163,7 +163,7 @@ def test_experts_are_counted(tmp_path: Path) -> None:
     tensors = {**experts, "model.layers.0.mlp.gate.weight": noise(4, 32)}
     folder = quantized(source(tmp_path / "m", tensors, config), tmp_path / "q", Options("nvfp4", layout="ct"))
     (folder / "mxcli.json").unlink()
-    assert found(verified(folder)) == {}
+    assert found(verified(folder)).keys() == {"some_loader"}  # transformers drops the tensor scales of experts
     result = verified(changed(folder, tmp_path / "lost", without("model.layers.0.mlp.experts.2.")))
     assert found(result)["experts"] == ["model.layers.0.mlp.experts"]
     assert values(result, "experts") == ["3 experts: 2 missing"]

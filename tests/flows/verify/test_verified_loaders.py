@@ -33,14 +33,24 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_no_engine_loads_is_a_problem(dense: Path, tmp_path: Path) -> None:
-    """All three quantize 64 inputs in groups of 128."""
+    """q and k have 64 and 32 rows, of blocks of 128, and all layers 64 or 128 inputs."""
     result = verified(quantized(dense, tmp_path / "q", Options("fp8_e4m3_128x128", layout="ct")))
     assert found(result).keys() == {"no_loader"}
     assert not result.is_sound
     (check,) = (each for each in result.results if each.findings)
     assert {finding.need.split()[0] for finding in check.findings} == {"vLLM", "SGLang", "transformers"}
-    assert check.findings[0].value == "64 inputs in groups of 128"
-    assert check.findings[0].way_out == "Use --format fp8_e4m3_channel or mxfp8, or --exclude those layers."
+    assert "64 inputs in groups of 128" in values(result, "no_loader")
+    assert "32 rows in blocks of 128" in values(result, "no_loader")
+
+
+def test_what_vllm_loads_on_a_cpu_is_not_condemned(tmp_path: Path) -> None:
+    tensors = {"model.layers.0.mlp.down_proj.weight": noise(128, 192)}
+    model = source(tmp_path / "m", tensors, {**LLAMA, "hidden_size": 128})
+    result = verified(quantized(model, tmp_path / "q", Options("fp8_e4m3_128x128", layout="ct")))
+    assert found(result).keys() == {"some_loader"}
+    assert values(result, "some_loader") == ["192 inputs in groups of 128"] * 3
+    assert result.is_sound
+    assert not verified(tmp_path / "q", "vllm").is_sound
 
 
 def test_what_one_engine_loads_right_is_not_condemned(dense: Path, tmp_path: Path) -> None:
@@ -59,6 +69,7 @@ def test_a_format_that_one_engine_lacks_is_no_finding(dense: Path, tmp_path: Pat
         ("transformers", "loads"),
         ("llama.cpp", "refuses"),
         ("mlx", "refuses"),
+        ("diffusers", "refuses"),
     ]
 
 

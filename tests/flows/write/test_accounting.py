@@ -189,7 +189,8 @@ def test_verify_finds_what_is_neither_read_nor_here(source: Path, tmp_path: Path
 def test_an_output_without_an_accounting_is_warned_about(source: Path, tmp_path: Path) -> None:
     quantized(source, tmp_path / "q")
     (tmp_path / "q" / "mxcli.json").unlink()
-    os.remove(tmp_path / "q" / "spk_dict.pt")
+    for name in ("spk_dict.pt", "tokenizer.json"):
+        os.remove(tmp_path / "q" / name)
     result = verified(tmp_path / "q", source)
     assert left_behind(result) == {"left_behind": ["spk_dict.pt"]}
     assert result.is_sound

@@ -32,7 +32,7 @@ MODELS = [
     ("modernbert", MASKED, "mxfp8"),
     pytest.param("llama", CAUSAL, "nvfp4", marks=SLOW),
     pytest.param("opt", CAUSAL, "mxfp8", marks=SLOW),
-    pytest.param("phi", CAUSAL, "fp8_e4m3_channel", marks=SLOW),
+    pytest.param("phi", CAUSAL, "mxfp8", marks=SLOW),
     pytest.param("gemma3_text", CAUSAL, "mxfp8", marks=SLOW),
     pytest.param("bert", MASKED, "mxfp8", marks=SLOW),
     pytest.param("t5", PAIRED, "mxfp8", marks=SLOW),

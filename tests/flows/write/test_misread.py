@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_models import noise, write_model
+from planted import found, quantized, verified
+from tiny_models import Tensor, noise, write_model
 
 from mxcli.errors import RefusedError
 from mxcli.files.checkpoint import open_checkpoint
@@ -63,3 +64,34 @@ def test_an_old_scale_of_a_weight_is_refused(tmp_path: Path, layout: str, format
     checkpoint = open_checkpoint(write_model(tmp_path / "m", tensors, {"model_type": "x"}))
     with pytest.raises(RefusedError, match="which gets new scales"):
         arrange(checkpoint, make_plan(checkpoint, Options(format)), layout)
+
+
+WAN = {
+    "blocks.0.modulation": noise(1, 6, 128, seed=1),
+    "blocks.0.self_attn.q.weight": noise(128, 128, seed=2),
+    "blocks.0.ffn.0.weight": noise(256, 128, seed=3),
+    "blocks.1.modulation": noise(1, 6, 128, seed=4),
+    "blocks.1.self_attn.q.weight": noise(128, 128, seed=5),
+    "blocks.1.ffn.0.weight": noise(256, 128, seed=7),
+    "patch_embedding.weight": noise(128, 16, 1, 2, 2, seed=6),
+}
+LTX = {
+    "transformer_blocks.0.scale_shift_table": noise(6, 128, seed=1),
+    "transformer_blocks.0.attn1.to_q.weight": noise(128, 128, seed=2),
+    "transformer_blocks.1.scale_shift_table": noise(6, 128, seed=3),
+    "transformer_blocks.1.attn1.to_q.weight": noise(128, 128, seed=4),
+}
+
+
+@pytest.mark.parametrize(("layout", "format"), [*LAYOUTS, ("quark", "mxfp4"), ("mxcli", "mxfp8")])
+@pytest.mark.parametrize("tensors", [WAN, LTX], ids=["wan", "ltx"])
+def test_models_with_bare_parameters_are_written_soundly(
+    tmp_path: Path, layout: str, format: str, tensors: dict[str, Tensor]
+) -> None:
+    model = write_model(tmp_path / "m", tensors, {"dtype": "bfloat16"})
+    out = quantized(model, tmp_path / "q", Options(format, layout=layout))
+    assert found(verified(out, model)) == {}
+    checkpoint = open_checkpoint(model)
+    plan = make_plan(checkpoint, Options(format, layout=layout, selection=(Rule(False, "*blocks.0.*"),)))
+    linear = [name.removesuffix(".weight") for name in tensors if "blocks.0." in name and name.endswith(".weight")]
+    assert list(arrange(checkpoint, plan).ignored) == sorted(linear)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import LLAMA, layer, noise, safetensors_bytes
+from tiny_models import LLAMA, layer, llama, noise, safetensors_bytes
 
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import RefusedError
@@ -17,6 +17,7 @@ from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.flows.verify.subject import subject_of
 from mxcli.flows.verify.verify import verify_subject
 from mxcli.flows.write.arrange import arrange
+from mxcli.flows.write.dequantize import dequantize_checkpoint
 from mxcli.flows.write.pipeline import planned_draft
 from mxcli.flows.write.quantize import quantize_checkpoint
 
@@ -224,3 +225,28 @@ def test_one_shard_of_a_set_keeps_its_name_and_says_what_is_missing(tmp_path: Pa
             "reason": "another shard of the model",
         }
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "index", "variant"),
+    [
+        ("model", "model.safetensors.index.json", None),
+        ("model.fp16", "model.safetensors.index.fp16.json", "fp16"),
+        ("weights/model", "model.safetensors.index.json", None),
+    ],
+)
+def test_transformers_finds_every_weight(tmp_path: Path, stem: str, index: str, variant: str | None) -> None:
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    rest = {name: each for name, each in llama().items() if name not in ONE}
+    root = source(tmp_path / "m", dict(zip(pair(stem), (ONE, rest | TWO), strict=True)), index)
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 32}
+    config = {**LLAMA, **sizes, "intermediate_size": 128, "num_hidden_layers": 2}
+    (root / "config.json").write_text(json.dumps(config))
+    quantized(root, tmp_path / "q")
+    dequantize_checkpoint(open_checkpoint(tmp_path / "q"), tmp_path / "d", backend=Cpu())
+    _, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "d", variant=variant, output_loading_info=True
+    )
+    assert not any(loading.values())

@@ -281,19 +281,32 @@ def test_a_stack_of_unknown_orientation_is_loudly_kept(tmp_path: Path) -> None:
     own = quantized(source, tmp_path / "own", Options("mxfp4", layout="mxcli"))
     order, note = own.arrangement.notes
     assert order.startswith("1 stack of layers ('model.layers.0.mlp.experts.gate_up_proj'): orientation not known")
-    assert note.startswith("transformers 5.24.0 loads this wrongly (run 2026-11): mxfp4_e2m1: it does not know this layout")
+    assert note.startswith(
+        "transformers 5.24.0 loads this wrongly (run 2026-11): mxfp4_e2m1: it does not know this layout"
+    )
     assert "model.layers.0.mlp.experts.gate_up_proj_packed" in read_raw(tmp_path / "own" / "model.safetensors")
 
 
-def test_a_source_made_of_stacks_goes_into_our_own_layout(tmp_path: Path) -> None:
+def test_a_source_made_of_stacks_is_refused_with_the_layout_that_holds_them(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m", {"l.experts.gate_up_proj": noise(4, 64, 32)})
-    written = quantized(source, tmp_path / "out", Options("mxfp4"))
-    assert written.arrangement.layout.name == "mxcli"
-    assert written.arrangement.notes[0].startswith("1 stack of layers ('l.experts.gate_up_proj'): orientation not known")
-    assert written.arrangement.notes[1:-1] == (
-        "Written in the layout mxcli, since compressed-tensors cannot hold most of the weights.",
+    with pytest.raises(
+        RefusedError, match=r"nothing to quantize among 1 tensors .* Use another --layout, such as mxcli"
+    ):
+        quantized(source, tmp_path / "out", Options("mxfp4"))
+    written = quantized(source, tmp_path / "own", Options("mxfp4", layout="mxcli"))
+    (note,) = written.arrangement.notes
+    assert note.startswith("transformers 5.24.0 loads this wrongly")
+
+
+def test_models_of_diffusers_are_written_as_it_loads_them(tmp_path: Path) -> None:
+    tensors = {f"transformer_blocks.0.attn.to_{part}.weight": noise(64, 64) for part in "qkv"}
+    source = write_model(tmp_path / "m", tensors, {"_class_name": "FluxTransformer2DModel"})
+    written = quantized(source, tmp_path / "out", Options("mxfp8"))
+    assert written.arrangement.layout.name == "torchao"
+    assert (
+        "Written in the layout torchao, since diffusers does not load compressed-tensors." in written.arrangement.notes
     )
-    assert written.arrangement.notes[-1].startswith("transformers 5.24.0 loads this wrongly")
+    assert quantized(source, tmp_path / "block", Options("mxint8")).arrangement.layout.name == "mxcli"
 
 
 def test_a_layout_refuses_what_it_cannot_hold_by_name(tmp_path: Path) -> None:

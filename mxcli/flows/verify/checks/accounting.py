@@ -9,6 +9,7 @@ from typing import Any
 
 from mxcli.errors import InputError
 from mxcli.files.accounting import ACCOUNTING, LEFT_OUT, LISTED, is_accounting
+from mxcli.files.directory import GGUF
 from mxcli.files.model_files import RECORD
 from mxcli.files.record import record_content
 from mxcli.flows.verify.against.checks import AgainstSource
@@ -18,15 +19,18 @@ from mxcli.flows.write.accounting import accounting_of
 
 def _left_behind(against: AgainstSource, *, weights: bool) -> Iterator[Finding]:
     """Yield the files that an output of this source carries along, and that are neither here nor recorded as left out:
-    `weights` of an output with an accounting, or all others."""
-    root = against.subject.checkpoint.root
-    accounting = _recorded(root)
+    `weights` of an output with an accounting, or all others. Programs that write none need not carry documents along,
+    and a GGUF file is a whole model."""
+    output = against.subject.checkpoint
+    root, accounting = output.root, _recorded(output.root)
+    if not accounting and output.kind == GGUF:
+        return
     listed = accounting[LEFT_OUT][LISTED] if accounting else []
     left_out = {each["name"] for each in listed}
     unnamed = f", and {RECORD} does not account for it" if accounting else ""
     for each in accounting_of(against.originals.checkpoint).carried:
         is_there = each.name in left_out or (root / each.name).is_file()
-        if not is_there and (each.is_weights and bool(accounting)) == weights:
+        if not is_there and (accounting or each.is_weights) and (each.is_weights and bool(accounting)) == weights:
             yield Finding(
                 each.name,
                 f"{each.nbytes:,} bytes in the source, which were not read and are not here{unnamed}",
@@ -57,7 +61,7 @@ ACCOUNTING_CHECKS: tuple[Check[AgainstSource], ...] = (
         "left_behind",
         WARNING,
         "files of the source that are neither read nor in the output",
-        "every file of the source that is not left out for a reason",
+        "every file of the source that is not left out for a reason; without an accounting only weights",
         partial(_left_behind, weights=False),
     ),
 )

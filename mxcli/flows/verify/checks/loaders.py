@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mxcli.files.loaders.rule import AT_A_LOSS, FAULTS, WRONGLY, Loading, Place
-from mxcli.files.loaders.verdict import Applied, Verdict, engines_loading, verdicts, without
+from mxcli.files.loaders.verdict import Applied, Verdict, verdicts, without
 from mxcli.files.model_files import CONFIG
 from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.checks.fused import sets_among
@@ -18,24 +18,23 @@ REPORTED = ("fused_in_part", "fused_scale", "tensor_parallel")
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A checkpoint by the rules of engines: the verdict of each engine with rules for its layout, the names of those
-    that load it in some format (`usual`), and of those that must (`named`). `is_model`: the configuration states an
-    architecture, without which no engine loads anything."""
+    """A checkpoint by the rules of engines: the verdict of each engine with rules for its layout, and the names of
+    those that must load it (`named`). `is_model`: the configuration states an architecture, without which no engine
+    loads anything."""
 
     verdicts: tuple[Verdict, ...]
-    usual: tuple[str, ...]
     named: tuple[str, ...]
     is_model: bool
 
     @property
     def expected(self) -> tuple[Verdict, ...]:
         """The verdicts of the usual engines, without what other checks report."""
-        return tuple(without(each, REPORTED) for each in self.verdicts if each.engine.name in self.usual)
+        return tuple(without(each, REPORTED) for each in self.verdicts if each.usual)
 
     @property
     def is_loaded_by_none(self) -> bool:
         """True if every usual engine refuses the model or loads it wrongly."""
-        return self.is_model and bool(self.expected) and all(each.is_fault for each in self.expected)
+        return self.is_model and bool(self.expected) and all(each.is_certain_fault for each in self.expected)
 
 
 def by_rules(subject: Subject) -> Judged | None:
@@ -43,8 +42,7 @@ def by_rules(subject: Subject) -> Judged | None:
     loading = _loading_of(subject)
     if loading is None:
         return None
-    usual, is_model = engines_loading(loading.layout), bool(loading.config.get("architectures"))
-    return Judged(verdicts(loading, subject.engines), usual, subject.engines, is_model)
+    return Judged(verdicts(loading, subject.engines), subject.engines, bool(loading.config.get("architectures")))
 
 
 def _loading_of(subject: Subject) -> Loading | None:
@@ -58,6 +56,7 @@ def _loading_of(subject: Subject) -> Loading | None:
         subject.checkpoint.config or {},
         sets_among(subject, known),
         devices=subject.tensor_parallel,
+        plain=[name for name in known if name not in subject.weights],
     )
 
 
@@ -99,7 +98,8 @@ def _need(verdict: Verdict, applied: Applied) -> str:
     evidence = applied.rule.evidence
     name = f"{verdict.engine.title} {evidence.version}".rstrip()
     verb = "loads it wrongly" if applied.outcome == WRONGLY else f"{applied.outcome.replace('loads', 'loads it')}"
-    return f"{name} {verb.replace('refuses', 'refuses it')}: {applied.rule.why} ({evidence})"
+    unless = f", unless {applied.rule.unless}" if applied.rule.unless else ""
+    return f"{name} {verb.replace('refuses', 'refuses it')}: {applied.rule.why}{unless} ({evidence})"
 
 
 LOADER_CHECKS: tuple[Check[Judged], ...] = (
