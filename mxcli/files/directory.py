@@ -32,6 +32,7 @@ INDEX_NAME = re.compile(r"(.+)\.(safetensors|bin)\.index(?:\.(\w+))?\.json")
 PARTIAL_SUFFIX = ".partial"
 # If one of these exists and no index does, it alone is the model, as for the libraries that wrote it.
 SOLE = {SAFETENSORS: "model.safetensors", PYTORCH: "pytorch_model.bin", GGUF: "model.gguf"}
+OF_DIFFUSERS = {SAFETENSORS: "diffusion_pytorch_model.safetensors", PYTORCH: "diffusion_pytorch_model.bin"}
 USUAL_INDEXES = tuple(SOLE[kind] + INDEX_SUFFIX for kind in (SAFETENSORS, PYTORCH))
 # Files with a checkpoint's ending that do not belong to the model next to them, and why.
 ASIDE = (
@@ -129,8 +130,8 @@ def _without_variants(names: list[str], notes: list[str]) -> list[str]:
 def model_names(kind: str, names: list[str], notes: list[str]) -> list[str]:
     """Return the files of one kind that make up a model without index; the notes name what is left aside."""
     found = of_kind(kind, names)
-    sole = SOLE.get(kind)
-    if sole in found:
+    sole = next((name for name in (SOLE.get(kind), OF_DIFFUSERS.get(kind)) if name in found), None)
+    if sole is not None:
         others = [name for name in found if name != sole]
         if others:
             notes.append(f"{counted(others)} next to {sole}, which is the model; not read.")

@@ -209,8 +209,28 @@ def test_a_variant_next_to_the_plain_weights_is_not_read(model: Writer, variant:
     files = {"diffusion_pytorch_model.safetensors": {"a.weight": A}, variant: {"a.weight": A}, "config.json": {}}
     checkpoint = open_checkpoint(model(files))
     assert [path.name for path in checkpoint.files] == ["diffusion_pytorch_model.safetensors"]
-    assert checkpoint.notes == (f"{variant} is another variant of the weights; not read.",)
+    assert checkpoint.notes == (f"{variant} is next to {checkpoint.files[0].name}, which is the model; not read.",)
     assert checkpoint.left_out == {"another copy of the weights": [variant]}
+
+
+def test_variants_of_numbered_shards_are_not_read(model: Writer) -> None:
+    numbered = {
+        "model-00001-of-00002.safetensors": {"a.weight": A},
+        "model-00002-of-00002.safetensors": {"b.weight": B},
+    }
+    checkpoint = open_checkpoint(model(numbered | {SHARDS[0]: {"a.weight": A}, SHARDS[1]: {"b.weight": B}}))
+    assert [path.name for path in checkpoint.files] == list(numbered)
+    assert checkpoint.notes == (
+        f"2 files ({', '.join(SHARDS)}) are another variant of the weights; not read.",
+        f"2 files ({', '.join(numbered)}) are read together; there is no index.",
+    )
+
+
+def test_the_weights_of_diffusers_are_the_model(model: Writer) -> None:
+    files = {"diffusion_pytorch_model.safetensors": {"a.weight": A}, "extra.safetensors": {"b.weight": B}}
+    checkpoint = open_checkpoint(model(files))
+    assert list(checkpoint.tensors) == ["a.weight"]
+    assert [path.name for path in checkpoint.side_files] == ["extra.safetensors"]
 
 
 @pytest.mark.parametrize("total", [72, "72", 72.0])

@@ -22,6 +22,15 @@ EXPERTS = ("FusedMoE", "RoutedExperts")
 """The classes in which vLLM (by version) and SGLang hold all experts of a layer. They look experts up by the names
 `0.gate_proj`, `0.up_proj`, `0.down_proj`, which not every model has, and then by class."""
 _EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
+_JOINED = (
+    ("qkv_proj", frozenset({"q_proj", "k_proj", "v_proj"})),
+    ("qkv_proj", frozenset({"query", "key", "value"})),
+    ("gate_up_proj", frozenset({"gate_proj", "up_proj"})),
+    ("gate_up_proj", frozenset({"w1", "w3"})),
+    ("gate_up_proj", frozenset({"w1", "w2"})),
+    ("gate_up_proj", frozenset({"c_fc_0", "c_fc_1"})),
+)
+"""The names of joined layers, and their parts (vLLM 0.32, SGLang 0.5.23)."""
 _WRAPPED = ".base_layer"
 """The end of a module's name inside a LoRA layer, which loaders that merge or omit the LoRA leave out."""
 _ANYWHERE = r"(.*\.)?"
@@ -103,9 +112,22 @@ def targets_of(modules: Iterable[str], others: Iterable[str]) -> list[str]:
     modules, others = list(modules), list(others)
     plain = set(others)
     names = [name for module in modules for name in names_of(module) if name == module or name not in plain]
+    names += [name for name in _joined(modules) if name not in plain]
     rest = {name for module in others for name in names_of(module)}.difference(names)
     experts = any(map(is_expert, modules)) and not any(map(is_expert, others))
     return [*fold(names, rest), *(EXPERTS if experts else ())]
+
+
+def _joined(modules: Iterable[str]) -> Iterator[str]:
+    """Yield the names that engines give the layers which they join from all parts of a set: SGLang does not know the
+    parts of the joined layers of every model, Llama's among them."""
+    by_parent: dict[str, set[str]] = defaultdict(set)
+    for module in modules:
+        parent, _, part = module.rpartition(".")
+        by_parent[parent].add(part)
+    for parent, parts in by_parent.items():
+        names = {name for name, members in _JOINED if members <= parts and not is_expert(f"{parent}.")}
+        yield from (f"{parent}.{name}" for name in sorted(names - parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +254,7 @@ def _expression(beginning: str, paths: Sequence[_Path], numbers: Sequence[str]) 
 
 
 def _escaped(part: str) -> str:
-    """Return the expression of a part of a name. That of shared experts does not contain the word "experts": transformers
+    """Return the expression of a part of a name; that of shared experts without the word "experts", since transformers
     takes a group with that word for the one of the routed experts."""
     escaped = re.escape(part)
     return escaped if part == "experts" else escaped.replace("experts", "expert[s]")

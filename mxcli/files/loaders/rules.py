@@ -144,15 +144,15 @@ _COMPRESSED_TENSORS = (
     ),
     _row(
         "transformers", CT, [NVFP4], WRONGLY, "it stacks experts and drops their tensor scales, without an error",
-        "Use --format mxfp4, or vLLM or SGLang for NVFP4 experts.", when=EXPERTS,
+        "Use --format mxfp4, or vLLM or SGLang for NVFP4 experts; --layout torchao leaves experts plain.", when=EXPERTS,
     ),
     _row(
         "transformers", CT, [MXFP8], REFUSES, "it fails to stack experts with their block scales",
-        "Use --layout fp8, or a format that it stacks, such as mxfp4 or fp8_e4m3_channel.", when=EXPERTS,
+        "Use --layout fp8, --format mxfp4, or --exclude '*.experts.*'.", when=EXPERTS,
     ),
     _row(
         "transformers", CT, [BLOCK], REFUSES, "it fails to stack experts with their block scales",
-        "Use --layout fp8, or --format fp8_e4m3_channel.", when=LARGE_EXPERTS,
+        "Use --layout fp8, --format fp8_e4m3_channel, or --exclude '*.experts.*'.", when=LARGE_EXPERTS,
     ),
     _row(
         "transformers", CT, [TENSOR, CHANNEL], AT_A_LOSS, "it rounds the scales of experts to BF16",

@@ -12,24 +12,36 @@ from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.directory import SHARD_NAME
 from mxcli.files.model_files import CONFIG, PRODUCER_CONFIG, RECORD
 from mxcli.files.model_folder import folder_entries
+from mxcli.files.tensors import LeftOut
 from mxcli.flows.write.names import place_of
-from mxcli.flows.write.restore import PlainView, plain_view
+from mxcli.flows.write.restore import OMITTED_ENDINGS, PlainView, kinds_omitted, plain_view
 
 QUANTIZED, DEQUANTIZED, KEPT, TIED, OMITTED = "quantized", "dequantized", "kept", "tied", "left_out"
 OTHER_SHARD = "another shard of the model"
 _NEW = "not there when the source was opened"
 
 
-def accounting_of(checkpoint: Checkpoint) -> Accounting:
+def accounting_of(checkpoint: Checkpoint, view: PlainView | None = None) -> Accounting:
     """Return the accounting of a source: of the folder of a model, or of a file by itself with the configuration next
-    to it and the other shards of its set."""
+    to it and the other shards of its set. `view` is the plain view of a source that is dequantized."""
     documents = [path for path in _documents(checkpoint) if path.is_file()]
     return Accounting(
         tuple(_accounted(checkpoint, path) for path in (*checkpoint.files, *documents)),
         tuple(_accounted(checkpoint, path) for path in checkpoint.side_files),
         tuple(_left_out(checkpoint, {*documents, *checkpoint.side_files})),
-        (checkpoint.stored or checkpoint).parts_left_out,
+        (*(checkpoint.stored or checkpoint).parts_left_out, *_omitted(checkpoint, view)),
     )
+
+
+def _omitted(checkpoint: Checkpoint, view: PlainView | None) -> Iterator[LeftOut]:
+    """Yield the tensors of a quantized source that have no plain equivalent, by what they are."""
+    if view is not None:
+        stored, names = view.source.tensors, list(view.unused)
+    else:
+        stored = {} if checkpoint.stored is None else checkpoint.stored.tensors
+        names = [name for name in stored if name.endswith(OMITTED_ENDINGS) and name not in checkpoint.tensors]
+    for what, alike in kinds_omitted(names).items():
+        yield LeftOut(alike[0], what, len(alike), sum(stored[name].nbytes for name in alike))
 
 
 def _documents(checkpoint: Checkpoint) -> Iterator[Path]:

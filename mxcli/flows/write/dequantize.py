@@ -74,7 +74,7 @@ def dequantize_checkpoint(
         units.setdefault(info.file, []).append((Entry(info.name, info.dtype, info.shape),))
     dtypes = view.dtypes
     notes = tuple(omission_notes(view))
-    accounting = accounting_of(checkpoint)
+    accounting = accounting_of(checkpoint, view)
     not_finite: dict[str, int] = {}
     record: dict[str, object] = {
         "schema": DEQUANTIZED,

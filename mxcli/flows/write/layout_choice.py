@@ -15,31 +15,37 @@ from mxcli.flows.write.arrange import Arrangement, arrange
 
 
 def layout_for(checkpoint: Checkpoint, plan: Plan, engines: Sequence[str]) -> Layout:
-    """Return the first layout in which all `engines` load a plan; else the first in which some do so at a loss.
+    """Return the first layout in which all `engines` load a plan; else the first in which some do so at a loss, else
+    the first of those that hold less than half of it.
 
-    Raises RefusedError with the reason in every layout that can hold the plan, if they load none.
+    Raises RefusedError with the reason in every layout that can hold some of the plan, if they load none.
     """
     tried: dict[str, tuple[Verdict, ...]] = {}
     refused: dict[str, str] = {}
+    most: set[str] = set()
     for layout in LAYOUTS.values():
         try:
             arrangement = arrange(checkpoint, plan, layout.name)
         except MxcliError as error:
             refused[layout.name] = error.reasons[0]
             continue
-        if _holds_most(arrangement, plan):
-            tried[layout.name] = tuple(each for each in arrangement.loaders if each.engine.name in engines)
-    for taken in ({LOADS}, {LOADS, AT_A_LOSS}):
+        tried[layout.name] = tuple(each for each in arrangement.loaders if each.engine.name in engines)
+        most |= {layout.name} if _holds_most(arrangement, plan) else set()
+    for names, taken in ((most, {LOADS}), (most, _TAKEN), (tried.keys(), _TAKEN)):
         for name, found in tried.items():
-            if len(found) == len(engines) and {each.outcome for each in found} <= taken:
+            if name in names and len(found) == len(engines) and {each.outcome for each in found} <= taken:
                 return LAYOUTS[name]
-    details = [f"{name}: {_reasons(found, engines)}" for name, found in tried.items()]
+    details = [f"{name}: {_reasons(found, engines)}" for name, found in tried.items() if name in most or not most]
     details += [f"{name}: {reason}" for name, reason in refused.items() if not tried]
     raise RefusedError(
         f"{printable(checkpoint.where)}: no layout of {_formats(plan)} is loaded by {listed_engines(engines)}. Use "
-        "another --format, write one output for each engine, or name a --layout to see what speaks against it.",
+        "another --format, leave layers plain with --exclude (such as '*.experts.*'), write one output for each "
+        "engine, or name a --layout to see what speaks against it.",
         details,
     )
+
+
+_TAKEN = {LOADS, AT_A_LOSS}
 
 
 def _holds_most(arrangement: Arrangement, plan: Plan) -> bool:

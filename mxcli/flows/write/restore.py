@@ -33,6 +33,8 @@ from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
 from mxcli.flows.write.unread import refuse_unread_parts, refuse_unread_settings
 
 ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale", "._weight_act_per_tensor_scale")
+OMITTED_ENDINGS = (*ACTIVATION_SCALES, MARKER)
+"""Endings of tensors of a quantized layer that have no plain equivalent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +302,7 @@ def _tensors(
     first = {stored.contents[0].entry.name: stored.plain for stored in weights.values()}
     first |= {name: weight.plain for name, weight in foreign.items()}
     consumed = {content.entry.name for stored in weights.values() for content in stored.contents}
-    endings = (*ACTIVATION_SCALES, MARKER)
-    scales = {name.removesuffix(".weight") + ending for name in weights for ending in endings}
+    scales = {name.removesuffix(".weight") + ending for name in weights for ending in OMITTED_ENDINGS}
     plain: dict[str, TensorInfo] = {}
     unused: list[str] = []
     for name, info in checkpoint.tensors.items():
@@ -322,10 +323,17 @@ def omission_notes(view: PlainView) -> Sequence[str]:
     """Return notes on the tensors of the source that are omitted, and on transforms that its weights contain."""
     note = view.layout.transforms(on_disk(view.source)).note
     notes = [] if note is None else [note]
-    markers = [name for name in view.unused if name.endswith(MARKER)]
-    scales = [name for name in view.unused if not name.endswith(MARKER)]
-    for names, what in ((scales, "activation scales"), (markers, "markers of the source's codes")):
-        if names:
-            notes.append(f"{len(names):,} {what} ('{printable(names[0])}', …) are omitted.")
+    for what, names in kinds_omitted(view.unused).items():
+        notes.append(f"{len(names):,} {what} ('{printable(names[0])}', …) are omitted.")
     stale = _stale_note(view.source)
     return notes if stale is None else [*notes, stale]
+
+
+def kinds_omitted(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return tensors that have no plain equivalent by what they are."""
+    listed = list(names)
+    kinds = {
+        "activation scales": [name for name in listed if not name.endswith(MARKER)],
+        "markers of the source's codes": [name for name in listed if name.endswith(MARKER)],
+    }
+    return {what: alike for what, alike in kinds.items() if alike}

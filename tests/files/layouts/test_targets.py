@@ -23,8 +23,25 @@ FOLDED: dict[str, tuple[list[str], list[str], list[str]]] = {
         layers(range(32), ATTENTION + MLP),
         ["lm_head"],
         [
-            r"re:(.*\.)?layers\.\d+\.mlp\.(down_proj|gate_proj|up_proj)$",
+            r"re:(.*\.)?layers\.\d+\.mlp\.(down_proj|gate_proj|gate_up_proj|up_proj)$",
             r"re:(.*\.)?layers\.\d+\.self_attn\.(k_proj|q_proj)$",
+        ],
+    ),
+    "layers that engines join": (
+        layers(range(2), ["attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.w1", "mlp.w3"]),
+        [],
+        [
+            r"re:(.*\.)?layers\.\d+\.attn\.(k_proj|q_proj|qkv_proj|v_proj)$",
+            r"re:(.*\.)?layers\.\d+\.mlp\.(gate_up_proj|w1|w3)$",
+        ],
+    ),
+    "layers that engines join in part": (
+        layers(range(2), ["attn.q_proj", "attn.k_proj", "attn.v_proj"]) + layers([0], ["mlp.up_proj"]),
+        layers([1], ["attn.qkv_proj"]),
+        [
+            r"re:(.*\.)?layers\.0\.attn\.qkv_proj$",
+            r"re:(.*\.)?layers\.0\.mlp\.up_proj$",
+            r"re:(.*\.)?layers\.\d+\.attn\.(k_proj|q_proj|v_proj)$",
         ],
     ),
     "one layer": (layers([0], ATTENTION[:1]), [], [r"re:(.*\.)?layers\.0\.self_attn\.q_proj$"]),

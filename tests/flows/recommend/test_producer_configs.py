@@ -37,8 +37,8 @@ def mixed(tmp_path: Path) -> dict[str, str]:
 
 ATTENTION = [f"model.layers.0.self_attn.{name}_proj" for name in ("k", "o", "q", "v")]
 MLP = ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]
-ATTENTION_TARGETS = [r"re:(.*\.)?layers\.0\.self_attn\.(k_proj|o_proj|q_proj|v_proj)$"]
-MLP_TARGETS = [r"re:(.*\.)?layers\.0\.mlp\.(gate_proj|up_proj)$"]
+ATTENTION_TARGETS = [r"re:(.*\.)?layers\.0\.self_attn\.(k_proj|o_proj|q_proj|qkv_proj|v_proj)$"]
+MLP_TARGETS = [r"re:(.*\.)?layers\.0\.mlp\.(gate_proj|gate_up_proj|up_proj)$"]
 IGNORED = ["lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.mlp.gate"]
 
 

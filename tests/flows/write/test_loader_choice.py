@@ -156,7 +156,7 @@ def test_notes_name_engines_that_do_not_load_an_output(dense: Path, moe: Path) -
     assert note == (
         "transformers 5.24.0 loads this wrongly (run 2026-11): it stacks experts and drops their tensor scales, "
         "without an error ('model.layers.0.mlp.experts.0.gate_proj.weight': an expert, and 5 more). Use --format "
-        "mxfp4, or vLLM or SGLang for NVFP4 experts."
+        "mxfp4, or vLLM or SGLang for NVFP4 experts; --layout torchao leaves experts plain."
     )
     assert arranged(dense, "mxfp6", "tensorrt-llm").notes == (
         "TensorRT-LLM may or may not load this, which is not known: mxfp6_e2m3: no rule is known.",
@@ -180,3 +180,13 @@ def test_fused_layers_share_the_one_scale_of_a_tensor(dense: Path, format: str) 
     ]
     assert "2 fused sets (such as q, k, v or gate, up): one tensor scale each." in plan.notes
     assert planned(dense, f"{format}_channel").groups == {}
+
+
+def test_a_layout_that_leaves_experts_plain_is_better_than_none(tmp_path: Path) -> None:
+    experts = {f"model.layers.0.mlp.experts.{expert}.down_proj.weight": noise(64, 64) for expert in range(8)}
+    attention = {"model.layers.0.self_attn.o_proj.weight": noise(64, 64)}
+    source = write_model(tmp_path / "m", experts | attention, MOE)
+    assert chosen(source, "nvfp4", "transformers") == "torchao"
+    written = arranged(source, "nvfp4", "transformers", layout="torchao")
+    assert [weight.name for weight in written.weights] == ["model.layers.0.self_attn.o_proj.weight"]
+    assert any("32,768 parameters (88.9 % of the model, 8 tensors) are not quantized" in note for note in written.notes)

@@ -17,9 +17,11 @@ from mxcli.errors import InputError, RefusedError
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.flows.verify.sides import side_of
+from mxcli.flows.write.accounting import accounting_of
 from mxcli.flows.write.dequantize import dequantize_checkpoint
 from mxcli.flows.write.quantize import quantize_checkpoint
 from mxcli.flows.write.restore import open_floats, plain_view, quantized_settings
+from mxcli.output.written import accounting_words
 
 DOWN = "model.layers.0.mlp.down_proj"
 
@@ -179,6 +181,10 @@ def test_markers_of_fp8_are_read_and_dropped(tmp_path: Path) -> None:
         "1 markers of the source's codes ('blocks.0.attn.qkv.comfy_quant', …) are omitted.",
         "Settings of the source's codes, which an output does not keep: _quantization_metadata of __metadata__.",
     )
+    assert accounting_words(restored.accounting).endswith(
+        ", carried none, left out none; of the files read, left out 67 B: markers of the source's codes "
+        "(blocks.0.attn.qkv.comfy_quant, 63 B), activation scales (blocks.0.attn.qkv.input_scale, 4 B)"
+    )
     header = read_header(tmp_path / "d" / "model.safetensors")
     assert header.keys() == {"__metadata__", "blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.bias", "img_in.weight"}
     assert header["__metadata__"] == {"format": "pt"}
@@ -188,6 +194,7 @@ def test_markers_of_fp8_are_read_and_dropped(tmp_path: Path) -> None:
     values = np.where(exponent, (8 + mantissa) * 2.0 ** (exponent - 10.0), mantissa * 2.0**-9) / 2
     assert np.array_equal(stored, bf16(values)[1])
     again = open_floats(folder, requantize=True)
+    assert accounting_of(again) == restored.accounting
     quantize_checkpoint(again, make_plan(again, Options("mxfp8")), tmp_path / "r", backend=Cpu())
     header = read_header(tmp_path / "r" / "model.safetensors")
     assert not [name for name in header if name.endswith(("comfy_quant", "input_scale", "weight_scale_2"))]
