@@ -131,7 +131,8 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         problems.append(f"{printable(source)}: holds no tensors.")
     if problems:
         raise together(InputError, printable(source), problems)
-    dialect, dialect_notes = detect_dialect(tensors, configs.model, configs.producer)
+    keys = {key for part in found.contents.values() for key in part.metadata}
+    dialect, dialect_notes = detect_dialect(tensors, configs.model, configs.producer, keys)
     model = known_model(configs.model)
     return _described(
         located,

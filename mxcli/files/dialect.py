@@ -15,8 +15,9 @@ BYTES = frozenset({"U8", "I8"})
 CODES = FP8 | BYTES | {"F4", "F6_E2M3", "F6_E3M2"}
 ANY = frozenset(DTYPES)
 UNSCALED, UNKNOWN, BLOCKS = "fp8-unscaled", "unknown", "gguf"
-MARKED, MARKER = "comfyui", ".comfy_quant"
-"""ComfyUI's files, and the tensor that states how it stores a layer."""
+MARKED, OLD_MARKED, MARKER, QUANTIZATION_METADATA = "comfyui", "comfy-fp8", ".comfy_quant", "_quantization_metadata"
+"""ComfyUI's files, those of its older form, and the tensor and entry of __metadata__ that state how layers are
+stored."""
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 """Keys of a configuration, and of its parts that describe a model each, with settings of the codes."""
 
@@ -31,6 +32,7 @@ METHODS = {
     "mxfp4": "gpt-oss",
     "torchao": "torchao",
     "quark": "quark",
+    "mlx": "mlx",
     "mxcli": "mxcli",
 }
 
@@ -46,22 +48,24 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A dialect and the leaves that must all occur for it."""
+    """A dialect and the leaves that must all occur for it, and an entry of a file's __metadata__ ("": none)."""
 
     dialect: str
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[Leaf, ...] = ()
+    entry: str = ""
 
 
 _SCALAR, _GRID = range(1), range(2, 65)
 # The first matching signature decides.
 SIGNATURES = (
-    Signature(MARKED, (Leaf("comfy_quant"), Leaf("weight", BYTES))),
-    Signature(MARKED, (Leaf("comfy_quant"), Leaf("weight_scale", frozenset({"U8", "F8_E8M0"})))),
+    Signature(MARKED, (Leaf("comfy_quant"),)),
+    Signature(MARKED, entry=QUANTIZATION_METADATA),
     Signature("bitsandbytes", (Leaf("absmax"),)),
     Signature("gptq", (Leaf("qweight"), Leaf("g_idx"))),
     Signature("awq", (Leaf("qweight"), Leaf("qzeros"))),
     Signature("torchao", (Leaf("_qdata", CODES), Leaf("_scale"))),
     Signature("gpt-oss", (Leaf("_blocks", BYTES), Leaf("_scales", BYTES))),
+    Signature("mlx", (Leaf("weight", frozenset({"U32"})), Leaf("scales"))),
     Signature("compressed-tensors", (Leaf("weight_packed"), Leaf("weight_scale"))),
     Signature("fp8-block", (Leaf("weight", FP8), Leaf("weight_scale_inv"))),
     Signature("fp8-block", (Leaf("weight", CODES), Leaf("scale", frozenset({"F8_E8M0"})))),
@@ -71,7 +75,7 @@ SIGNATURES = (
     Signature("quark", (Leaf("weight", FP8), Leaf("weight_scale", frozenset({"BF16"}), _SCALAR))),
     Signature("quark", (Leaf("weight", BYTES), Leaf("weight_scale", BYTES))),
     Signature("compressed-tensors", (Leaf("weight", CODES), Leaf("weight_scale"))),
-    Signature("comfy-fp8", (Leaf("weight", FP8), Leaf("scale_weight"))),
+    Signature(OLD_MARKED, (Leaf("weight", FP8), Leaf("scale_weight"))),
     Signature(UNSCALED, (Leaf("weight", FP8),)),
 )
 
@@ -80,11 +84,13 @@ def detect_dialect(
     tensors: Mapping[str, TensorInfo],
     config: Mapping[str, object] | None,
     producer_config: Mapping[str, object] | None = None,
+    metadata: Iterable[str] = (),
 ) -> tuple[str | None, list[str]]:
     """Return the dialect, or None for plain tensors, and notes on it.
 
     Blocks that a file types itself decide first. Else `config` (config.json) and `producer_config`
-    (hf_quant_config.json) decide, but only if some tensor holds codes; without them the tensors' names and dtypes do.
+    (hf_quant_config.json) decide, but only if some tensor holds codes; without them the tensors' names and dtypes do,
+    and `metadata`, the keys of the files' __metadata__.
     Unexplained codes are the dialect "unknown", so that they are never taken for plain numbers.
     """
     if any(info.block_type for info in tensors.values()):
@@ -98,7 +104,7 @@ def detect_dialect(
         return METHODS[stated], []
     if stated:
         return stated, [f"Quantized by {printable(stated)}, which this program does not read."]
-    seen = _seen(tensors.values())
+    seen = _seen(tensors.values(), frozenset(metadata))
     if seen is None:
         return UNKNOWN, ["Some tensors hold codes of 8 bits or fewer, but no known layout fits."]
     if seen == UNSCALED:
@@ -139,13 +145,21 @@ def _stated(config: Mapping[str, object] | None, producer_config: Mapping[str, o
     quantization = producer_config.get("quantization") if producer_config else None
     if isinstance(quantization, dict) and quantization.get("quant_algo"):
         return "modelopt"
-    return None
+    return "mlx" if any(map(_states_mlx, parts)) else None
 
 
-def _seen(tensors: Iterable[TensorInfo]) -> str | None:
-    """Return the dialect of the first signature whose leaves all occur."""
+def _states_mlx(part: Mapping[str, object]) -> bool:
+    """Return whether a configuration has the settings of MLX, which name no method."""
+    found = [part.get(key) for key in ("quantization", QUANTIZATION_KEYS[0])]
+    return any(isinstance(each, dict) and {"group_size", "bits"} <= each.keys() for each in found)
+
+
+def _seen(tensors: Iterable[TensorInfo], metadata: frozenset[str]) -> str | None:
+    """Return the dialect of the first signature whose leaves and entry all occur."""
     present = {(info.name.rpartition(".")[2], info.dtype, len(info.shape)) for info in tensors}
     for signature in SIGNATURES:
+        if signature.entry and signature.entry not in metadata:
+            continue
         if all(_occurs(leaf, present) for leaf in signature.leaves):
             return signature.dialect
     return None

@@ -170,6 +170,31 @@ DIALECTS: dict[str, Dialect] = {
             {"e8m0": {ANY: ProducerChoice("floor", flush_subnormal_blocks=True, infinity_is_nan=True)}},
         ),
         Dialect(
+            "mlx",
+            "MLX's kernels on a GPU: rceil; NVFP4 without a tensor scale in the order of `paper`, but blocks below "
+            "0.006 have zero codes. Version 0.32.2 took the nearest power of two for scales of MX formats.",
+            "mlx 0.32.4, the Metal kernels (read)",
+            {
+                "e8m0": {"e2m1": ProducerChoice("rceil"), "e4m3": ProducerChoice("rceil")},
+                "narrow": {"e2m1": ProducerChoice("paper")},
+            },
+        ),
+        Dialect(
+            "mlx-cpu",
+            "MLX on a CPU: rceil; its 4-bit codes round ties toward zero and are never negative zero. Its scale byte "
+            "of a zero block is another one (127, and 0 in NVFP4), and NVFP4 blocks below 0.006 become zero.",
+            "mlx 0.32.4, mx.quantize (run)",
+            {
+                "e8m0": {
+                    "e2m1": ProducerChoice("rceil", rounding="half-toward-zero", clear_zero_code=True),
+                    "e4m3": ProducerChoice("rceil"),
+                },
+                "narrow": {
+                    "e2m1": ProducerChoice("modelopt", rounding="half-toward-zero", clear_zero_code=True),
+                },
+            },
+        ),
+        Dialect(
             "gguf",
             "GGUF's MXFP4: floor; ties toward zero, and no negative zero.",
             "gguf 0.19 (run)",

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-TEXT, STATE, EXPERTS, ENCODER_DECODER, MASKED = "text", "state space", "experts", "encoder-decoder", "masked"
+TEXT, STATE, ENCODER_DECODER, MASKED = "text", "state space", "encoder-decoder", "masked"
+EXPERTS, STACKS = "experts stored one by one", "experts stored in stacks"
 CLASSES, IMAGES, SPEECH, VISION = "classes", "text and images", "speech", "vision"
 
-FP4, ALL = ("nvfp4", "mxfp4"), ("mxfp8", "nvfp4", "mxfp4")
+FP4, ALL = ("nvfp4",), ("mxfp8", "nvfp4")
 
 IDS: Mapping[str, Any] = {"input_ids": (1, 16)}
 BOTH: Mapping[str, Any] = {"input_ids": (1, 16), "decoder_input_ids": (1, 10)}
@@ -24,8 +25,8 @@ class Architecture:
 
     `inputs` are shapes (tuples: of tokens where the name ends in `ids`, else of floats) or values; the second to
     `images` of the tokens stand for an image. `draws` is False if the class's own weights are kept: those of layers
-    without a norm before them, which others would saturate. Formats in `dense` load with dequantize=True only:
-    transformers initializes layers first, by weights that packed ones do not have, or ties weights without scales.
+    without a norm before them, which others would saturate. Formats in `dense` load from compressed-tensors with
+    dequantize=True only: transformers initializes these models by weights that packed layers do not have yet.
     `refused` are formats that `--for transformers` refuses, with what it says, unless `plain` is excluded.
     """
 
@@ -55,10 +56,6 @@ def _images(name: str, changes: Mapping[str, Any], tokens: int, **more: Any) -> 
 
 _NOTHING = dict.fromkeys(("mxfp8", "nvfp4"), "nothing to quantize")
 _NO_LAYOUT = dict.fromkeys(("mxfp8", "nvfp4"), "is loaded by transformers")
-_SEPARATE: dict[str, Any] = {
-    "refused": {"nvfp4": "it stacks experts and drops their tensor scales"},
-    "plain": "*.experts.*",
-}
 _HYBRID = ["mamba", "hybrid"] * 2
 _NEMOTRON = {"moe_shared_expert_intermediate_size": 128, "mamba_num_heads": 4, "ssm_state_size": 16, "n_groups": 1}
 _TOWER = {"image_size": 32, "patch_size": 16}
@@ -105,31 +102,26 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         Glm4MoeForCausalLM MiniMaxForCausalLM MiniMaxM2ForCausalLM Ernie4_5_MoeForCausalLM
         HunYuanMoEV1ForCausalLM FlexOlmoForCausalLM
         """,
-        **_SEPARATE,
     ),
-    Architecture(EXPERTS, "DeepseekV3ForCausalLM", {"first_k_dense_replace": 1, "head_dim": 16}, **_SEPARATE),
-    Architecture(EXPERTS, "Qwen3NextForCausalLM", {"layer_types": ["linear_attention", "full_attention"]}, **_SEPARATE),
-    Architecture(
-        EXPERTS, "Lfm2MoeForCausalLM", {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, **_SEPARATE
-    ),
-    Architecture(EXPERTS, "PhimoeForCausalLM", {"num_local_experts": 2}, **_SEPARATE),
-    Architecture(EXPERTS, "Dots1ForCausalLM", {"n_shared_experts": 1}, **_SEPARATE),
-    Architecture(EXPERTS, "NemotronHForCausalLM", _NEMOTRON, **_SEPARATE),
-    Architecture(
-        EXPERTS, "JambaForCausalLM", {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 32}, **_SEPARATE
-    ),
-    Architecture(EXPERTS, "GptOssForCausalLM", refused=_NO_LAYOUT, plain="*.experts.*"),
-    Architecture(EXPERTS, "JetMoeForCausalLM", refused=_NO_LAYOUT, plain=r"re:.*put_linear\.weight"),
+    Architecture(EXPERTS, "DeepseekV3ForCausalLM", {"first_k_dense_replace": 1, "head_dim": 16}),
+    Architecture(EXPERTS, "Qwen3NextForCausalLM", {"layer_types": ["linear_attention", "full_attention"]}),
+    Architecture(EXPERTS, "Lfm2MoeForCausalLM", {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
+    Architecture(EXPERTS, "PhimoeForCausalLM", {"num_local_experts": 2}),
+    Architecture(EXPERTS, "Dots1ForCausalLM", {"n_shared_experts": 1}),
+    Architecture(EXPERTS, "NemotronHForCausalLM", _NEMOTRON, refused={"nvfp4": "is loaded by transformers"}),
+    Architecture(EXPERTS, "JambaForCausalLM", {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 32}),
+    Architecture(STACKS, "GptOssForCausalLM", refused=_NO_LAYOUT, plain="*.experts.*"),
+    Architecture(STACKS, "JetMoeForCausalLM", refused=_NO_LAYOUT, plain=r"re:.*put_linear\.weight"),
     *_rows(
-        EXPERTS,
+        STACKS,
         "GraniteMoeForCausalLM GraniteMoeSharedForCausalLM GraniteMoeHybridForCausalLM",
         changes={"attention_multiplier": 0.125},
         refused=_NO_LAYOUT,
         plain="*.block_sparse_moe.*",
     ),
-    Architecture(EXPERTS, "Llama4ForCausalLM"),
+    Architecture(STACKS, "Llama4ForCausalLM"),
     Architecture(
-        EXPERTS, "DbrxForCausalLM", {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8}, "ffn_config": {"moe_top_k": 4}}
+        STACKS, "DbrxForCausalLM", {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8}, "ffn_config": {"moe_top_k": 4}}
     ),
     *_rows(
         ENCODER_DECODER,

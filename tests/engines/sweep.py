@@ -169,8 +169,8 @@ def _names(keys: Any) -> str:
     return ", ".join(sorted(map(str, keys))[:6])
 
 
-def judge(model: Source, format: str, folder: Path, *options: str) -> Outcome:
-    """Quantize, load, and compare with the values that mxcli scales back, in the same architecture."""
+def judge(model: Source, format: str, folder: Path, *options: str, dense: bool = False) -> Outcome:
+    """Quantize, load (`dense` as in `load`), and compare with the values that mxcli scales back."""
     q, plain = folder / "q", folder / "plain"
     said = mxcli("quantize", model.folder, "--format", format, "-o", q, "--threads", 1, "--json", *options)
     if said.code:
@@ -179,7 +179,7 @@ def judge(model: Source, format: str, folder: Path, *options: str) -> Outcome:
     scaled_back = mxcli("dequantize", q, "-o", plain)
     if scaled_back.code:
         return Outcome(said, (f"dequantize: {scaled_back.err}",), verified)
-    engine, reference = load(model.row, q, dense=format in model.row.dense), load(model.row, plain)
+    engine, reference = load(model.row, q, dense=dense), load(model.row, plain)
     weight_error, weights = measured(said)
     bound = allowed_error(weight_error, weights)
     faults = [*engine.faults, *(f"dequantized: {fault}" for fault in reference.faults)]

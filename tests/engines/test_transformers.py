@@ -43,8 +43,18 @@ def test_transformers_loads(model: Any, format: str, tmp_path: Path) -> None:
     assert not outcome.faults
     assert outcome.weights
     assert all(verdict in LOADS for verdict in outcome.verdicts), outcome.verdicts
-    if format in row.dense:
-        assert sweep.load(row, tmp_path / "q").faults, "it loads without dequantize=True too: correct the row"
+
+
+DENSE = [(row, format) for row in ARCHITECTURES for format in row.dense]
+
+
+@pytest.mark.parametrize(("model", "format"), DENSE, ids=str, indirect=["model"], scope="module")
+def test_some_models_load_from_compressed_tensors_when_dequantized(model: Any, format: str, tmp_path: Path) -> None:
+    outcome = sweep.judge(model, format, tmp_path, "--layout", "compressed-tensors", dense=True)
+    assert outcome.quantized.code == 0, outcome.quantized.err
+    assert not outcome.faults
+    assert outcome.verdicts == ["refuses", "refuses"]
+    assert sweep.load(model.row, tmp_path / "q").faults
 
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
@@ -78,14 +88,24 @@ def test_transformers_loads_other_layouts(model: Any, layout: str, format: str, 
     assert all(verdict in LOADS for verdict in outcome.verdicts), outcome.verdicts
 
 
-SEPARATE = [row for row in ARCHITECTURES if row.kind == EXPERTS and list(row.refused) == ["nvfp4"]]
-"""Models whose experts are stored one by one and stacked by transformers."""
+EXPERTS_ONE_BY_ONE = [row for row in ARCHITECTURES if row.kind == EXPERTS]
 
 
-@pytest.mark.parametrize("model", SEPARATE, ids=str, indirect=True, scope="module")
+@pytest.mark.parametrize("model", EXPERTS_ONE_BY_ONE, ids=str, indirect=True, scope="module")
 def test_transformers_loads_experts_in_mxfp4(model: Any, tmp_path: Path) -> None:
     outcome = sweep.judge(model, "mxfp4", tmp_path, "--for", "transformers")
     assert outcome.quantized.code == 0, outcome.quantized.err
     assert any(".experts." in name for name in outcome.weights)
     assert not outcome.faults
     assert all(verdict in LOADS for verdict in outcome.verdicts), outcome.verdicts
+
+
+@pytest.mark.parametrize(("format", "verdict"), [("mxfp8", "refuses"), ("nvfp4", "loads wrongly")])
+@pytest.mark.parametrize("model", EXPERTS_ONE_BY_ONE[:3], ids=str, indirect=True, scope="module")
+def test_verify_says_what_transformers_does_not_load(model: Any, format: str, verdict: str, tmp_path: Path) -> None:
+    """The default layout is for other engines too, so that experts are written as they read them."""
+    outcome = sweep.judge(model, format, tmp_path)
+    assert outcome.quantized.code == 0, outcome.quantized.err
+    assert any(".experts." in name for name in outcome.weights)
+    assert outcome.faults
+    assert outcome.verdicts == [verdict, verdict]

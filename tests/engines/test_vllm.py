@@ -37,6 +37,11 @@ SIZES: dict[str, Any] = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 
 
+def with_one_scale(values: Any, scale: Any) -> tuple[Any, Any]:
+    """Return FP8 codes under a given scale, as vLLM makes them again for fused layers with a scale per tensor."""
+    return (values.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
 class Engine:
     """vLLM's own construction and loading of models, in this process."""
 
@@ -51,6 +56,7 @@ class Engine:
         self._started = False
 
     def _register_emulation(self) -> None:
+        from vllm import _custom_ops
         from vllm.model_executor.kernels import linear
         from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import dequantize_to_dtype
         from vllm.platforms import PlatformEnum
@@ -67,6 +73,7 @@ class Engine:
         linear._POSSIBLE_MXFP8_KERNELS[PlatformEnum.CPU] = [linear.EmulationMxfp8LinearKernel]
         linear._POSSIBLE_MXFP6_KERNELS[PlatformEnum.CPU] = [linear.EmulationMxfp6LinearKernel]
         linear.MarlinNvFp4LinearKernel = WeightOnlyNvFp4
+        _custom_ops.scaled_fp8_quant = with_one_scale  # its kernel, which is not built for CPUs
 
     def load(self, folder: Path) -> tuple[Any, Any]:
         """Return the model and the configuration, as vLLM's worker makes them."""
@@ -166,7 +173,7 @@ def unequal(engine: Engine, folder: Path, plain: Path) -> dict[str, float]:
 EQUAL = [
     ("compressed-tensors", "mxfp8"), ("compressed-tensors", "nvfp4"), ("modelopt", "mxfp8"), ("modelopt", "nvfp4"),
     ("quark", "mxfp6_e2m3"), ("quark", "mxfp6_e3m2"), ("torchao", "mxfp8"), ("torchao", "mxfp4"), ("torchao", "nvfp4"),
-    ("torchao", "fp8_e4m3_channel"),
+    ("torchao", "fp8_e4m3_channel"), ("torchao", "fp8_e4m3"),
 ]  # fmt: skip
 
 
@@ -182,8 +189,10 @@ def test_every_fused_layer_is_what_it_was_dequantized_to(
 
 
 # Kernels that round inputs to FP8, or add up in another order: a last bit of BF16 may differ.
+LAST_BIT = 2**-8
 CLOSE = [
-    ("compressed-tensors", "fp8_e4m3_channel", 2e-3), ("modelopt", "fp8_e4m3_channel", 2e-3),
+    ("compressed-tensors", "fp8_e4m3", LAST_BIT), ("quark", "fp8_e4m3", LAST_BIT),
+    ("compressed-tensors", "fp8_e4m3_channel", LAST_BIT), ("modelopt", "fp8_e4m3_channel", LAST_BIT),
     ("compressed-tensors", BLOCKS, 1e-5), ("fp8", BLOCKS, 1e-5), ("modelopt", BLOCKS, 1e-5),
 ]  # fmt: skip
 

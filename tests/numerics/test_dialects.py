@@ -24,6 +24,8 @@ RULES = {
     "vllm": (None, "vllm", "vllm-min"),
     "quark": ("even", None, None),
     "microxcaling": ("floor", None, None),
+    "mlx": ("rceil", "paper", None),
+    "mlx-cpu": ("rceil", "modelopt", None),
     "gguf": (None, None, None),
 }
 """Rules for MXFP8 E4M3, NVFP4 and FP8 E4M3; None where a producer has none."""
@@ -33,6 +35,8 @@ MXFP4 = {
     "compressed-tensors": ProducerChoice("even", clear_zero_input=True),
     "quark": ProducerChoice("even", min_exponent=-126, clear_zero_code=True, infinity_is_nan=True),
     "microxcaling": ProducerChoice("floor", flush_subnormal_blocks=True, infinity_is_nan=True),
+    "mlx": ProducerChoice("rceil"),
+    "mlx-cpu": ProducerChoice("rceil", rounding="half-toward-zero", clear_zero_code=True),
     "gguf": ProducerChoice("floor", rounding="half-toward-zero", clear_zero_code=True),
     "ocp": ProducerChoice("floor"),
 }

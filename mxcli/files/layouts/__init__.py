@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mxcli.errors import UsageError, did_you_mean, printable
+from mxcli.files.layouts.comfy import COMFY
 from mxcli.files.layouts.compressed_tensors import COMPRESSED_TENSORS
 from mxcli.files.layouts.fp8 import FP8
 from mxcli.files.layouts.gguf import GGUF
@@ -19,6 +20,7 @@ from mxcli.files.layouts.layout import (
     quantized_from,
     refusal,
 )
+from mxcli.files.layouts.mlx import MLX
 from mxcli.files.layouts.modelopt import MODELOPT
 from mxcli.files.layouts.mxcli import MXCLI
 from mxcli.files.layouts.quark import QUARK
@@ -47,7 +49,7 @@ __all__ = [
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
-    for layout in (COMPRESSED_TENSORS, MODELOPT, FP8, GPT_OSS, QUARK, TORCHAO, TORCHAO_PLAIN, GGUF, MXCLI)
+    for layout in (COMPRESSED_TENSORS, MODELOPT, FP8, GPT_OSS, QUARK, TORCHAO, TORCHAO_PLAIN, COMFY, GGUF, MLX, MXCLI)
 }
 PREFERRED = COMPRESSED_TENSORS
 """The default layout if it holds the format and most of the weights; else MXCLI."""

@@ -1,11 +1,11 @@
 """ComfyUI's files of diffusion models: FP8, MXFP8 and NVFP4, each layer in its own format.
 
-A marker, the tensor X.comfy_quant, holds JSON that states the format of X.weight; `_quantization_metadata` in the header
-states the same of several layers, and ComfyUI makes markers of it. In the older form the file holds `scaled_fp8`, and
-each FP8 weight has X.scale_weight. Block scales are in the 128x4 order, and NVFP4 has the even element in the high
-bits; it scales back by `codes * (block scale * weight_scale_2)`. ComfyUI rounds MXFP8 and NVFP4 layers up to whole
-tiles of rows and columns and takes the true size from the model, so that the file alone does not state it: such layers
-are neither written nor read.
+A marker, the tensor X.comfy_quant, holds JSON that states the format of X.weight; `_quantization_metadata` in the
+header states the same of several layers, and ComfyUI makes markers of it. In the older form the file holds
+`scaled_fp8`, and each FP8 weight has X.scale_weight. Block scales are in the 128x4 order, and NVFP4 has the even
+element in the high bits; it scales back by `codes * (block scale * weight_scale_2)`. ComfyUI pads MXFP8 and NVFP4
+layers to multiples of 32 and 16 rows and takes the true size from the model: padded layers are neither written nor
+read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mxcli.errors import InputError, printable
-from mxcli.files.dialect import MARKED, MARKER, OLD_MARKED, QUANTIZATION_METADATA
 from mxcli.files.dialect import FP8 as FP8_DTYPES
+from mxcli.files.dialect import MARKED, MARKER, OLD_MARKED, QUANTIZATION_METADATA
 from mxcli.files.layouts.layout import (
     WEIGHT,
     Content,
@@ -35,11 +35,10 @@ from mxcli.files.layouts.layout import (
 )
 from mxcli.files.layouts.parts import CODES, DECODE, SCALES, SWIZZLED_SCALES, Part, Shape, constant
 from mxcli.files.packing import TILE_COLUMNS, TILE_ROWS
-from mxcli.files.reading import read_span
-from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo
+from mxcli.files.tensors import Array, TensorInfo
 from mxcli.numerics.blocks import Quantized, grid_shape, packed_columns
 from mxcli.numerics.formats import FORMATS, BlockFormat
-from mxcli.numerics.scheme import resolve
+from mxcli.numerics.scheme import Rules, resolve
 
 OLD_SCALE, OLD_INPUT_SCALE, OLD_MARKER = ".scale_weight", ".scale_input", "scaled_fp8"
 """Endings of names of the older form, and the tensor that marks its files."""
@@ -47,9 +46,10 @@ MATRIX_MULT = "full_precision_matrix_mult"
 UNMARKED, OLD, VECTOR, BYTES = "unmarked", "old", "vector", "bytes"
 """Words of variants, which are read only: without the marker as written here, with the names of the older form, with a
 scale of shape [1], and with FP8 scales of dtype U8."""
-MARKER_BYTES = 1 << 16
 _WITHOUT_EFFECT = frozenset({"format", MATRIX_MULT, "orig_dtype"})
 """Keys of markers that do not change what codes and scales mean."""
+_DECODING = Rules(dialect="modelopt")
+"""The dialect that scales back by `codes * (scale * tensor scale)`."""
 Stated = Mapping[str, object]
 
 
@@ -199,7 +199,8 @@ def _weight(name: str, layers: Mapping[str, object], disk: OnDisk) -> Weight | N
     old, stated = module + OLD_SCALE in disk.tensors, _stated(module, layers, disk)
     if stated is None and old:
         if _is_plain(codes):
-            return None if _is_one(disk.tensors[module + OLD_SCALE]) else _refuse_scaled(codes, module + OLD_SCALE)
+            _check_one(codes, disk.tensors[module + OLD_SCALE], disk)
+            return None
         kind = _OLD_KINDS.get(codes.dtype)
     elif stated is None:
         raise ValueError(
@@ -220,39 +221,35 @@ def _is_plain(info: TensorInfo) -> bool:
     return info.dtype in ("BF16", "F16", "F32")
 
 
-def _is_one(info: TensorInfo) -> bool:
-    return info.dtype == "F32" and info.elements == 1 and bytes(_bytes_of(info)) == b"\0\0\x80\x3f"
-
-
-def _refuse_scaled(codes: TensorInfo, scale: str) -> None:
-    raise ValueError(
-        f"is {codes.dtype}, not quantized, and {printable(scale)} is not 1: loaders differ in whether they apply it"
-    )
-
-
-def _bytes_of(info: TensorInfo) -> Array:
-    """Return the bytes of a small tensor. Raises ValueError if they are not in the file as they are."""
-    if info.offset == IN_MEMORY or info.nbytes > MARKER_BYTES:
-        raise ValueError(f"has {printable(info.name)} of {info.nbytes:,} bytes, which cannot be read")
-    return read_span(info, info.offset, info.nbytes)
+def _check_one(weight: TensorInfo, scale: TensorInfo, disk: OnDisk) -> None:
+    """Raise ValueError unless the scale of a plain weight is 1."""
+    if scale.dtype != "F32" or disk.bytes_of(scale) != np.float32(1).tobytes():
+        raise ValueError(
+            f"is {weight.dtype}, not quantized, and {printable(scale.name)} is not 1: loaders differ in whether they "
+            "apply it"
+        )
 
 
 def _stated(module: str, layers: Mapping[str, object], disk: OnDisk) -> Stated | None:
     """Return what the marker or the header states of a layer; None if neither does. Raises ValueError if they
     differ."""
-    marker, listed = disk.tensors.get(module + MARKER), layers.get(module)
-    if marker is None:
-        return _as_stated(listed, QUANTIZATION_METADATA) if module in layers else None
+    marker = disk.tensors.get(module + MARKER)
+    listed = _as_stated(layers[module], QUANTIZATION_METADATA) if module in layers else None
+    text = None if marker is None else disk.bytes_of(marker)
+    if marker is None or (text is None and listed is not None):
+        return listed
     try:
-        found = _as_stated(json.loads(bytes(_bytes_of(marker))), module + MARKER)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{printable(module + MARKER)} is not JSON that states its format") from error
-    if module in layers and _as_stated(listed, QUANTIZATION_METADATA).get("format") != found.get("format"):
+        parsed = None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, Mapping):
+        raise ValueError(f"{printable(marker.name)} is not JSON that states its format")
+    if listed is not None and listed.get("format") != parsed.get("format"):
         raise ValueError(
-            f"{printable(module + MARKER)} states {printable(found.get('format'))}, and {QUANTIZATION_METADATA} states "
-            f"{printable(_as_stated(listed, QUANTIZATION_METADATA).get('format'))}"
+            f"{printable(marker.name)} states {printable(parsed.get('format'))}, and {QUANTIZATION_METADATA} states "
+            f"{printable(listed.get('format'))}"
         )
-    return found
+    return parsed
 
 
 def _as_stated(value: object, where: str) -> Stated:
@@ -285,7 +282,8 @@ def _described(name: str, kind: Kind, old: bool, disk: OnDisk) -> Weight:
     scales, marker = disk.tensors.get(name + "_scale"), disk.tensors.get(module + MARKER)
     old = old and scales is None
     scales = disk.tensors.get(module + OLD_SCALE) if old else scales
-    usual = marker is not None and bytes(_bytes_of(marker)) == _marker_text(kind)
+    text = _marker_text(kind)
+    usual = marker is not None and marker.shape == (len(text),) and disk.bytes_of(marker) in (text, None)
     words = [
         (UNMARKED, not usual),
         (OLD, old),
@@ -294,7 +292,7 @@ def _described(name: str, kind: Kind, old: bool, disk: OnDisk) -> Weight:
     ]
     shape = (*codes.shape[:-1], codes.shape[-1] * 8 // kind.format.element.stored_bits)
     variant = " ".join(word for word, applies in words if applies)
-    return Weight(name, shape, resolve(kind.format), disk.dtype, variant=variant)
+    return Weight(name, shape, resolve(kind.format, _DECODING), disk.dtype, variant=variant)
 
 
 def _check_shape(weight: Weight, kind: Kind, stated: Stated, disk: OnDisk) -> None:
@@ -356,6 +354,7 @@ COMFY = Layout(
     transforms=_transforms,
     marked={kind.name: kind.codes for kind in KINDS.values()},
     markers=_markers,
+    fuses=False,
     sole_file=True,
     input_scales=("nvfp4", "fp8_e4m3"),
 )

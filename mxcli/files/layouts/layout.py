@@ -20,6 +20,8 @@ from mxcli.numerics.scheme import Scheme
 QUANTIZATION_CONFIG = "quantization_config"
 WEIGHT = ".weight"
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+FP8_MARKED = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+"""Formats of ComfyUI's markers whose codes and scales are stored as in other files, and the dtype of the codes."""
 
 Config = Mapping[str, object]
 
@@ -116,12 +118,13 @@ class Content:
 @dataclass(frozen=True, slots=True)
 class OnDisk:
     """The input of a layout's reader: the tensors of a source, its config.json, hf_quant_config.json if there is one,
-    and the combined metadata of its files."""
+    the combined metadata of its files, and the bytes of a tensor of a few (None: they cannot be read)."""
 
     tensors: Mapping[str, TensorInfo]
     config: Config
     producer_config: Config = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    bytes_of: Callable[[TensorInfo], bytes | None] = lambda info: None
 
     @property
     def settings(self) -> Config:
@@ -169,8 +172,10 @@ class Layout:
     without a configuration. With `model_scales` loaders convert binary32 scales to the model's dtype; with `rotations`
     a Hadamard transform of the weights is stored too, so that it can be undone; with `names_rules` the configuration
     states the rules and axis of each weight; with `whole_stacks` loaders take all stacks of experts of a module or
-    none. Formats in `input_scales` may be stored with a scale of the layer's inputs, those in `needs_input_scales`
-    must. `fused_by` names the loader that fuses q, k, v and gate, up if the usual one does not ("": it does).
+    none; with `sole_file` they take a model in one file. Formats in `input_scales` may be stored with a scale of the
+    layer's inputs, those in `needs_input_scales` must. `fused_by` names the loader that fuses q, k, v and gate, up if
+    the usual one does not ("": it does); unless `fuses`, none does. `marked` are the formats of markers whose codes it
+    reads, with the dtype of the codes; `markers(disk)` are further tensors that only describe others.
     """
 
     name: str
@@ -193,11 +198,15 @@ class Layout:
     transforms: Callable[[OnDisk], Transforms] = lambda disk: Transforms()
     known_settings: Sequence[KnownSetting] = ()
     fused_by: str = ""
+    fuses: bool = True
+    marked: Mapping[str, str] = field(default_factory=lambda: FP8_MARKED)
+    markers: Callable[[OnDisk], frozenset[str]] = lambda disk: frozenset()
     model_scales: bool = False
     rotations: bool = False
     names_rules: bool = False
     needs_config: bool = False
     whole_stacks: bool = False
+    sole_file: bool = False
     input_scales: tuple[str, ...] = ()
     needs_input_scales: tuple[str, ...] = ()
 

@@ -110,23 +110,24 @@ def targets_of(modules: Iterable[str], others: Iterable[str]) -> list[str]:
     The classes of experts follow if all experts are among the modules.
     """
     modules, others = list(modules), list(others)
-    plain = set(others)
+    plain = {*others, *_joined(others, whole=False)}
     names = [name for module in modules for name in names_of(module) if name == module or name not in plain]
-    names += [name for name in _joined(modules) if name not in plain]
-    rest = {name for module in others for name in names_of(module)}.difference(names)
+    names += [name for name in _joined(modules, whole=True) if name not in plain]
+    rest = plain.union(*map(names_of, others)).difference(names)
     experts = any(map(is_expert, modules)) and not any(map(is_expert, others))
     return [*fold(names, rest), *(EXPERTS if experts else ())]
 
 
-def _joined(modules: Iterable[str]) -> Iterator[str]:
-    """Yield the names that engines give the layers which they join from all parts of a set: SGLang does not know the
-    parts of the joined layers of every model, Llama's among them."""
+def _joined(modules: Iterable[str], *, whole: bool) -> Iterator[str]:
+    """Yield the names that engines give the layers which they join from parts, of which all (`whole`) or some are here:
+    SGLang does not know the parts of the joined layers of every model, Llama's among them."""
     by_parent: dict[str, set[str]] = defaultdict(set)
     for module in modules:
         parent, _, part = module.rpartition(".")
         by_parent[parent].add(part)
     for parent, parts in by_parent.items():
-        names = {name for name, members in _JOINED if members <= parts and not is_expert(f"{parent}.")}
+        here = [name for name, members in _JOINED if (members <= parts if whole else members & parts)]
+        names = set() if is_expert(f"{parent}.") else set(here)
         yield from (f"{parent}.{name}" for name in sorted(names - parts))
 
 

@@ -19,6 +19,7 @@ _CONFIG, CLASS_NAME = "config.json", "_class_name"
 GROUP = 128
 """Values of an input that engines quantize together for FP8 by blocks."""
 _EXPERT = re.compile(r"\.experts\.\d+\.")
+_MLP = re.compile(r"\.(ffn_|mlp\.)")
 Places = Sequence[Place]
 
 
@@ -100,6 +101,17 @@ def _partial(weight: Weight) -> str | None:
     return f"{list(weight.shape)} in blocks of {weight.format.block_name}" if partial else None
 
 
+def _mlp(key: str, value: object) -> Callable[[Loading, Sequence[Weight]], Places]:
+    """Return a function that finds the weights of MLPs in models with a setting."""
+
+    def places(loading: Loading, weights: Sequence[Weight]) -> Places:
+        if loading.config.get(key) != value:
+            return []
+        return [Place(weight.name, "of an MLP") for weight in weights if _MLP.search(weight.name)]
+
+    return places
+
+
 def _plain_experts(loading: Loading, weights: Sequence[Weight]) -> Places:
     return [Place(name, "a plain expert") for name in loading.plain if is_expert(name)]
 
@@ -170,6 +182,8 @@ WEIGHT_ONLY = Condition(
 )
 ANY_PARTIAL = Condition(f"a length is not a multiple of {GROUP}", _each(_partial))
 PLAIN_EXPERTS = Condition("the experts stay plain while other layers are quantized", _plain_experts)
+QWEN2_MLP = Condition("model_type is qwen2 and layers of its MLP are quantized", _mlp("model_type", "qwen2"))
+BIASED_MLP = Condition("mlp_bias is true and layers of the MLP are quantized", _mlp("mlp_bias", True))
 UNSERVED = Condition("it has no class of its own for the model", _unserved)
 DIFFUSION = Condition("the model is one of diffusers", _diffusion)
 NO_DIFFUSION = Condition("the model is not one of diffusers", _no_diffusion, of_shapes=False)

@@ -34,6 +34,7 @@ ENGINES: dict[str, Engine] = {
         Engine("llama.cpp", "llama.cpp", "b11549", aliases=("llamacpp", "llama-cpp")),
         Engine("mlx", "mlx-lm", "0.32.2", aliases=("mlx-lm",)),
         Engine("torchao", "torchao", "0.18.0", aliases=("ao",)),
+        Engine("comfyui", "ComfyUI", aliases=("comfy",)),
         Engine("diffusers", "diffusers", "0.42.1", of_diffusion=True),
     )
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from mxcli.files.loaders.conditions import (
     ANY_PARTIAL,
     ANY_PARTIAL_ROWS,
+    BIASED_MLP,
     DENSE,
     DIFFUSION,
     EXPERTS,
@@ -21,6 +22,7 @@ from mxcli.files.loaders.conditions import (
     PARTIAL_INPUTS,
     PARTIAL_ROWS,
     PLAIN_EXPERTS,
+    QWEN2_MLP,
     TORN,
     UNCUT,
     UNEVEN_BLOCKS,
@@ -47,7 +49,8 @@ CT, MODELOPT, FP8, GPT_OSS, QUARK, GGUF, MXCLI = (
     "compressed-tensors", "modelopt", "fp8", "gpt-oss", "quark", "gguf", "mxcli",
 )  # fmt: skip
 TORCHAO = ("torchao", "torchao-plain")
-LAYOUTS = (CT, MODELOPT, FP8, GPT_OSS, QUARK, *TORCHAO, GGUF, MXCLI)
+COMFY, MLX = "comfy", "mlx"
+LAYOUTS = (CT, MODELOPT, FP8, GPT_OSS, QUARK, *TORCHAO, COMFY, GGUF, MLX, MXCLI)
 OTHERS_OF_MLX = (CT, MODELOPT, FP8, QUARK, *TORCHAO, MXCLI)
 
 NVFP4, MXFP4, MXFP6, MXFP8 = "nvfp4", "mxfp4_e2m1", "mxfp6_e2m3", "mxfp8_e4m3"
@@ -65,6 +68,7 @@ _RUNS = {
 _VLLM_RUN = Evidence(RUN, "0.32.0", "2026-11")
 """vLLM on a CPU, with the kernels that it has there or its own emulation: each layer computed what the weights are."""
 
+_MLP_AS_MXFP4 = "Use --format mxfp4, or a recipe with mxfp4 for '*.mlp.*'."
 _AS_TORCHAO = "Use --layout torchao."
 _REGROUP = f"Use --format {CHANNEL} or mxfp8, or --exclude those layers."
 
@@ -311,7 +315,29 @@ _OTHERS = (
         "sglang", QUARK, [MXFP4, MXFP6, MXFP6_E3M2], REFUSES,
         "of MX formats it reads MXFP4 with quantized inputs only", "Use vLLM.",
     ),
+    _row("comfyui", COMFY, [], LOADS),
+    _row("mlx", MLX, [], LOADS),
     _row("llama.cpp", GGUF, [MXFP4, NVFP4], LOADS),
+    _row(
+        "llama.cpp", GGUF, [NVFP4], WRONGLY, "it leaves out the tensor scales of this model's MLP, without an error",
+        _MLP_AS_MXFP4, when=QWEN2_MLP,
+    ),
+    _row(
+        "llama.cpp", GGUF, [NVFP4], REFUSES, "it aborts at MLP layers with a tensor scale and a bias", _MLP_AS_MXFP4,
+        when=BIASED_MLP,
+    ),
+    _row(
+        "transformers", QUARK, [MXFP4, MXFP6, MXFP6_E3M2], REFUSES, "it does not stack experts of this layout",
+        "Use --layout compressed-tensors.", when=EXPERTS,
+    ),
+    _row(
+        "transformers", QUARK, [TENSOR], WRONGLY, "it drops the scales of experts, without an error",
+        "Use --layout compressed-tensors.", when=EXPERTS,
+    ),
+    _row(
+        "transformers", QUARK, [CHANNEL], NOT_KNOWN, "experts of this layout and format were not run",
+        "Use --layout compressed-tensors.", when=EXPERTS,
+    ),
     _row("transformers", GGUF, [MXFP4], LOADS),
     _row(
         "transformers", GGUF, [NVFP4], REFUSES, "it fails on the tensor scales, x.scale", "Use --format mxfp4.",

@@ -31,7 +31,7 @@ from mxcli.files.loaders.verdict import Verdict
 from mxcli.files.model_files import CONFIG
 from mxcli.files.outline import Destination, OutputOutline, unchanged_outline
 from mxcli.files.shard_file import Form, Shard
-from mxcli.files.tensors import Array, TensorInfo
+from mxcli.files.tensors import LARGEST, Array, TensorInfo
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.plan.reasons import nothing_to_quantize
@@ -221,10 +221,13 @@ def arrange(
     }
     configs, cache_notes = with_cache_scheme(configs, checkpoint, chosen)
     refuse_caught(checkpoint, chosen, configs, weights)
-    shards = _described(container.shards(checkpoint, outline, units, weights, max_shard_bytes), tasks, chosen)
+    limit = _limit(checkpoint, chosen, max_shard_bytes)
+    shards = _described(container.shards(checkpoint, outline, units, weights, limit), tasks, chosen)
+    _refuse_divided(checkpoint, chosen, shards)
     refuse_stale(checkpoint, kept, weights)
     remarks = (*chosen.remarks(weights), *loader_notes(loading, loaders, engines), *outline.remarks, *cache_notes)
     notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(layout or plan.options.layout)), *remarks)
+    configs = {name: content for name, content in configs.items() if content}
     return Arrangement(
         chosen, tasks, shards, configs, ignored, notes, outline.constants, loaders, tuple(engines), devices
     )
@@ -243,6 +246,21 @@ def layout_of(checkpoint: Checkpoint, plan: Plan, layout: str | None = None) -> 
             "checkpoint it was made from."
         )
     return chosen
+
+
+def _limit(checkpoint: Checkpoint, layout: Layout, requested: int | None) -> int | None:
+    """Return the size limit of shards (None: those of the source): none where loaders take one file."""
+    return LARGEST if requested is None and layout.sole_file and len(checkpoint.files) > 1 else requested
+
+
+def _refuse_divided(checkpoint: Checkpoint, layout: Layout, shards: Sequence[Shard]) -> None:
+    """Raise RefusedError if a requested size divides a model whose loaders take one file."""
+    if layout.sole_file and len(shards) > 1:
+        total = sum(shard.data_bytes for shard in shards)
+        raise RefusedError(
+            f"{printable(checkpoint.where)}: loaders of the layout {layout.name} take one file, here with {total:,} "
+            f"bytes of tensors; --max-shard-size makes {len(shards):,} of it. Omit it."
+        )
 
 
 def _plain_columns(tasks: Sequence[Task]) -> dict[str, int]:

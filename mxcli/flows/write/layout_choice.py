@@ -38,9 +38,9 @@ def layout_for(checkpoint: Checkpoint, plan: Plan, engines: Sequence[str]) -> La
     details = [f"{name}: {_reasons(found, engines)}" for name, found in tried.items() if name in most or not most]
     details += [f"{name}: {reason}" for name, reason in refused.items() if not tried]
     raise RefusedError(
-        f"{printable(checkpoint.where)}: no layout of {_formats(plan)} is loaded by {listed_engines(engines)}. Use "
-        "another --format, leave layers plain with --exclude (such as '*.experts.*'), write one output for each "
-        "engine, or name a --layout to see what speaks against it.",
+        f"{printable(checkpoint.where)}: no layout of {_formats(plan)} is loaded by {listed_engines(engines)}, as far "
+        "as is known. Use another --format, leave layers plain with --exclude (such as '*.experts.*'), write one "
+        "output for each engine, or name a --layout to see what speaks against it.",
         details,
     )
 

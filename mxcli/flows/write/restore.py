@@ -12,7 +12,7 @@ from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read, with_roles
-from mxcli.files.dialect import MARKED, MARKER, QUANTIZATION_KEYS
+from mxcli.files.dialect import MARKER, QUANTIZATION_KEYS
 from mxcli.files.layouts import (
     COLUMN,
     LAYOUTS,
@@ -30,9 +30,12 @@ from mxcli.files.record import read_record
 from mxcli.files.roles import role_of
 from mxcli.files.safetensors import STALE_METADATA
 from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
-from mxcli.flows.write.unread import refuse_unread_parts, refuse_unread_settings
+from mxcli.flows.write.unread import refuse_unread_parts, refuse_unread_settings, small_bytes
 
-ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".activation_scale", "._weight_act_per_tensor_scale")
+ACTIVATION_SCALES = (
+    *(".input_scale", ".input_global_scale", ".activation_scale", ".scale_input"),
+    "._weight_act_per_tensor_scale",
+)
 OMITTED_ENDINGS = (*ACTIVATION_SCALES, MARKER)
 """Endings of tensors of a quantized layer that have no plain equivalent."""
 
@@ -67,7 +70,8 @@ class StoredWeight:
 class PlainView:
     """The plain view of a source: its layout, its weights by plain name, and all plain tensors in order.
 
-    `unused` are tensors without a plain equivalent (scales of activations), `foreign` are weights in third-party codes.
+    `unused` are tensors without a plain equivalent (scales of activations, markers), `foreign` are weights in
+    third-party codes.
     """
 
     source: Checkpoint
@@ -204,13 +208,19 @@ def view_of_weights(
     for other in layout.foreign(on_disk(checkpoint)):
         entry = replace(other.plain, dtype=dtype or recorded.get(other.plain.name, other.plain.dtype))
         foreign[entry.name] = replace(other, plain=entry)
-    return PlainView(checkpoint, layout, weights, *_tensors(checkpoint, weights, foreign), foreign)
+    return PlainView(checkpoint, layout, weights, *_tensors(checkpoint, layout, weights, foreign), foreign)
 
 
 def on_disk(checkpoint: Checkpoint) -> OnDisk:
     """Return the parts of a source that layouts read."""
     metadata = {key: text for entries in checkpoint.metadata.values() for key, text in entries.items()}
-    return OnDisk(checkpoint.tensors, checkpoint.config or {}, checkpoint.producer_config or {}, metadata)
+    return OnDisk(
+        checkpoint.tensors,
+        checkpoint.config or {},
+        checkpoint.producer_config or {},
+        metadata,
+        lambda info: small_bytes(checkpoint, info),
+    )
 
 
 def values_of(checkpoint: Checkpoint, stored: StoredWeight, backend: Backend) -> Array:
@@ -272,13 +282,6 @@ def reading_layout(checkpoint: Checkpoint) -> Layout:
         return found
     if checkpoint.dialect is None:
         raise RefusedError(f"{printable(checkpoint.root)}: not quantized; there is nothing to dequantize.")
-    if checkpoint.dialect == MARKED:
-        first = next(name for name in checkpoint.tensors if name.endswith(MARKER))
-        raise RefusedError(
-            f"{printable(checkpoint.where)}: stored as ComfyUI does ({printable(first)}), whose order of 4-bit codes "
-            f"and of scales is another one than ModelOpt's; only {', '.join(LAYOUTS)} are read back. Use the "
-            "checkpoint that it was made from."
-        )
     method = on_disk(checkpoint).settings.get("quant_method")
     stated = f" (the quant_method in config.json is '{printable(method)}')" if isinstance(method, str) else ""
     raise RefusedError(
@@ -295,14 +298,18 @@ def _recorded_dtypes(folder: Path) -> dict[str, str]:
 
 
 def _tensors(
-    checkpoint: Checkpoint, weights: Mapping[str, StoredWeight], foreign: Mapping[str, ForeignWeight]
+    checkpoint: Checkpoint,
+    layout: Layout,
+    weights: Mapping[str, StoredWeight],
+    foreign: Mapping[str, ForeignWeight],
 ) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     """Return all plain tensors in the order of the source, each weight at the place of its codes, and the names of the
     unused ones."""
     first = {stored.contents[0].entry.name: stored.plain for stored in weights.values()}
     first |= {name: weight.plain for name, weight in foreign.items()}
     consumed = {content.entry.name for stored in weights.values() for content in stored.contents}
-    scales = {name.removesuffix(".weight") + ending for name in weights for ending in OMITTED_ENDINGS}
+    described = {name.removesuffix(".weight") + ending for name in weights for ending in OMITTED_ENDINGS}
+    described |= layout.markers(on_disk(checkpoint))
     plain: dict[str, TensorInfo] = {}
     unused: list[str] = []
     for name, info in checkpoint.tensors.items():
@@ -312,7 +319,7 @@ def _tensors(
             plain[entry.name] = TensorInfo(
                 entry.name, entry.dtype, entry.shape, role, info.file, IN_MEMORY, entry.nbytes
             )
-        elif name in scales:
+        elif name in described:
             unused.append(name)
         elif name not in consumed:
             plain[name] = info
@@ -333,7 +340,7 @@ def kinds_omitted(names: Iterable[str]) -> dict[str, list[str]]:
     """Return tensors that have no plain equivalent by what they are."""
     listed = list(names)
     kinds = {
-        "activation scales": [name for name in listed if not name.endswith(MARKER)],
-        "markers of the source's codes": [name for name in listed if name.endswith(MARKER)],
+        "activation scales": [name for name in listed if name.endswith(ACTIVATION_SCALES)],
+        "markers of the source's codes": [name for name in listed if not name.endswith(ACTIVATION_SCALES)],
     }
     return {what: alike for what, alike in kinds.items() if alike}

@@ -16,16 +16,14 @@ from mxcli.files.tensors import TensorInfo
 
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_scale", ".prob_output_scale")
 """Scales of attention, which do not belong to a weight."""
-_FP8_MARKERS = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
-"""Formats of markers whose codes and scales are stored as in other files, and the dtype of the codes."""
-_MARKER_BYTES = 1 << 16
+_SMALL_BYTES = 1 << 16
 _INSTEAD = "Use the checkpoint that it was made from."
 
 
 def refuse_unread_settings(checkpoint: Checkpoint, layout: Layout, disk: OnDisk) -> None:
     """Raise RefusedError for markers of another order of codes or scales than the layout has, and for algorithms that
     are not read."""
-    found = [f"{printable(name)} {fault}" for name, fault in misread_markers(checkpoint).items()]
+    found = [f"{printable(name)} {fault}" for name, fault in misread_markers(checkpoint, layout).items()]
     found += [unread_algorithm(where, name) for name, where in stated_algorithms(layout, disk).items()]
     if found:
         where = printable(checkpoint.where)
@@ -43,29 +41,36 @@ def unread_algorithm(where: str, name: str) -> str:
     return f"the quant_algo{layer} is {printable(name)}, which mxcli does not read"
 
 
-def misread_markers(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the markers (`X.comfy_quant`) that do not state plain FP8 codes with a scale, and what each states."""
+def misread_markers(checkpoint: Checkpoint, layout: Layout) -> dict[str, str]:
+    """Return the markers (`X.comfy_quant`) that do not state codes as the layout reads them, and what each states."""
     found: dict[str, str] = {}
     for name, info in checkpoint.tensors.items():
         if not name.endswith(MARKER):
             continue
         stated = _marked(checkpoint, info)
         codes = checkpoint.tensors.get(name.removesuffix(MARKER) + WEIGHT)
-        if codes is None or _FP8_MARKERS.get(stated) != codes.dtype:
+        if codes is None or layout.marked.get(stated) != codes.dtype:
             found[name] = f"states '{printable(stated)}', whose order of codes and scales mxcli does not read"
     return found
 
 
 def _marked(checkpoint: Checkpoint, info: TensorInfo) -> str:
     """Return the format that a marker states; "unknown" if it cannot be read."""
-    if info.nbytes > _MARKER_BYTES or info.dtype not in ("U8", "I8"):
-        return "unknown"
+    found = small_bytes(checkpoint, info) if info.dtype in ("U8", "I8") else None
     try:
-        content = json.loads(read(checkpoint, info).tobytes())
-    except (InputError, ValueError, RecursionError):
+        content = None if found is None else json.loads(found)
+    except (ValueError, RecursionError):
         return "unknown"
     stated = content.get("format") if isinstance(content, Mapping) else None
     return stated if isinstance(stated, str) else "unknown"
+
+
+def small_bytes(checkpoint: Checkpoint, info: TensorInfo) -> bytes | None:
+    """Return the bytes of a tensor; None if they are many or cannot be read."""
+    try:
+        return read(checkpoint, info).tobytes() if info.nbytes <= _SMALL_BYTES else None
+    except InputError:
+        return None
 
 
 def unread_parts(tensors: Mapping[str, TensorInfo], weights: Mapping[str, object]) -> Iterator[tuple[TensorInfo, str]]:

@@ -35,6 +35,11 @@ FOLDED: dict[str, tuple[list[str], list[str], list[str]]] = {
             r"re:(.*\.)?layers\.\d+\.mlp\.(gate_up_proj|w1|w3)$",
         ],
     ),
+    "layers that engines join, some of them plain": (
+        layers([1, 2], ["mlp.gate_proj", "mlp.up_proj"]),
+        layers([0], ["mlp.gate_proj", "mlp.up_proj"]),
+        [r"re:(.*\.)?layers\.(1|2)\.mlp\.(gate_proj|gate_up_proj|up_proj)$"],
+    ),
     "layers that engines join in part": (
         layers(range(2), ["attn.q_proj", "attn.k_proj", "attn.v_proj"]) + layers([0], ["mlp.up_proj"]),
         layers([1], ["attn.qkv_proj"]),

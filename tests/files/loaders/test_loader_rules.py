@@ -115,7 +115,8 @@ def test_formats_of_a_dense_layer(layout: str, format: str, expected: dict[str, 
             (64, 64),
             {"vllm": "refuses", "sglang": "refuses", "tensorrt-llm": "not known"},
         ),
-        ("quark", "mxfp6", (64, 64), {"vllm": "refuses", "sglang": "refuses", "transformers": "loads"}),
+        ("quark", "mxfp6", (64, 64), {"vllm": "refuses", "sglang": "refuses", "transformers": "refuses"}),
+        ("quark", "fp8_e4m3", (64, 64), {"vllm": "refuses", "sglang": "loads", "transformers": "loads wrongly"}),
     ],
 )
 def test_experts(layout: str, format: str, shape: tuple[int, int], expected: dict[str, str]) -> None:
@@ -224,6 +225,16 @@ def test_the_worst_of_several_formats_counts() -> None:
 )  # fmt: skip
 def test_models_that_engines_have_trouble_with(config: dict[str, object], expected: dict[str, str]) -> None:
     assert outcomes(loading("compressed-tensors", weight(O, "nvfp4"), **config)) == expected
+
+
+def test_models_that_llama_cpp_has_trouble_with() -> None:
+    ffn = weight("blk.0.ffn_gate.weight", "nvfp4")
+    assert outcomes(loading("gguf", ffn, model_type="llama"))["llama.cpp"] == "loads"
+    assert outcomes(loading("gguf", ffn, model_type="qwen2"))["llama.cpp"] == "loads wrongly"
+    assert outcomes(loading("gguf", ffn, model_type="llama", mlp_bias=True))["llama.cpp"] == "refuses"
+    assert outcomes(loading("gguf", weight("blk.0.attn_q.weight", "nvfp4"), model_type="qwen2"))["llama.cpp"] == "loads"
+    mxfp4 = weight("blk.0.ffn_gate.weight", "mxfp4")
+    assert outcomes(loading("gguf", mxfp4, model_type="qwen2"))["llama.cpp"] == "loads"
 
 
 def test_models_of_diffusers() -> None:

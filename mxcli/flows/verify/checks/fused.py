@@ -27,7 +27,9 @@ class Summarized:
 
 
 def sets_among(subject: Subject, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the sets among weights that engines join in the subject's model."""
+    """Return the sets among weights that engines join in the subject's model; none if those of its layout join none."""
+    if subject.layout is not None and not subject.layout.fuses:
+        return {}
     tensors = {} if subject.view is None else subject.view.tensors
     shapes = {name: tensors[name].shape for name in names if name in tensors}
     columns = {name: shape[-1] for name, shape in shapes.items() if shape}

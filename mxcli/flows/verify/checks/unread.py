@@ -23,7 +23,7 @@ def _unread(subject: Subject) -> Iterator[Finding]:
     for algorithm, layer in stated_algorithms(subject.layout, subject.disk).items():
         where = layer or f"{CONFIG}: {QUANTIZATION_CONFIG}"
         yield Finding(printable(where), unread_algorithm("", algorithm), "an algorithm that is read", _INSTEAD)
-    for name, fault in misread_markers(subject.checkpoint).items():
+    for name, fault in misread_markers(subject.checkpoint, subject.layout).items():
         yield Finding(name, fault, "the order of the layout that the tensors fit", _INSTEAD)
     own = subject.transforms.tensors if subject.transforms.refusal is None else frozenset()
     for info, weight in unread_parts(view.tensors, view.dtypes):
