@@ -40,9 +40,12 @@ class Vocabulary:
         """Return notes on the file's tokenizer."""
         if self.missing:
             return [f"The GGUF file holds no tokenizer, which llama.cpp needs: {self.missing}."]
+        remarks = []
         if self.pre_tokenizer is None:
-            return ["The tokenizer's pre-tokenizer has no known name in llama.cpp, which uses its default."]
-        return []
+            remarks.append("The tokenizer's pre-tokenizer has no known name in llama.cpp, which uses its default.")
+        if self.model == "gpt2" and not self.special.merges:
+            remarks.append("The tokenizer has no merges, without which llama.cpp does not load the file.")
+        return remarks
 
     def write(self, writer: Any, size: int) -> None:
         """Add the tokenizer, padded with unused tokens to the `size` of the embedding."""

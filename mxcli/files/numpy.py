@@ -22,6 +22,18 @@ from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, IN_MEMORY, LARGEST, Array, FileContents, TensorInfo, byte_count
 
 NAMES = {np.dtype(dtype.storage): dtype.name for dtype in DTYPES.values() if not dtype.is_raw}
+NAMED = {
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+"""Types that numpy lacks, by their names in ml_dtypes; a type with a single field of that name is one too."""
+DESCRIBED = {**NAMED, "<V2": "BF16", "<f1": "F8_E5M2"}
+"""The same as headers spell them. ml_dtypes saves one type as <V2 and one as <f1, but a dozen as <V1; |V2 and |V1 are
+numpy's plain bytes."""
 UNREADABLE = (ValueError, TypeError, RecursionError, EOFError, OSError)
 UNREADABLE_MEMBER = (
     *UNREADABLE,
@@ -50,15 +62,10 @@ class _NpyHeader:
     """A parsed .npy header: dtype, order, shape and the position of the data in the stream."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.shape, self.fortran, self.dtype = _header(stream)
+        self.shape, self.fortran, described = _header(stream)
         self.start = stream.tell()
-        if self.dtype.hasobject:
-            raise ValueError("holds Python objects, which only a pickle can load; save plain numbers")
-        native = self.dtype.newbyteorder("<")
-        if native not in NAMES:
-            raise ValueError(f"dtype {printable(self.dtype)} has no safetensors counterpart; convert it to float32")
-        self.name = NAMES[native]
-        self.swapped = native != self.dtype
+        self.dtype, self.name = _type_of(described)
+        self.swapped = self.dtype.newbyteorder("<") != self.dtype
         self.nbytes = byte_count(self.name, self.shape)
 
     @property
@@ -67,8 +74,51 @@ class _NpyHeader:
         return not self.swapped and (not self.fortran or len(self.shape) < 2)
 
 
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read shape, Fortran order and dtype, without numpy's own parser, which trusts their types. Raises ValueError."""
+def _type_of(described: Any) -> tuple[np.dtype[Any], str]:
+    """Return the numpy dtype of the stored bytes that a header describes, and the name of their type. Raises ValueError
+    for types that are not read."""
+    if isinstance(described, str) and described in DESCRIBED:
+        name = DESCRIBED[described]
+        return np.dtype(DTYPES[name].storage), name
+    try:
+        dtype = np.dtype(described if isinstance(described, str) else list(described))
+    except (*UNREADABLE, SyntaxError, MemoryError) as error:
+        raise ValueError(f"dtype {printable(described)} is unknown") from error
+    if dtype.hasobject:
+        raise ValueError("holds Python objects, which only a pickle can load; save plain numbers")
+    native = dtype.newbyteorder("<")
+    if native in NAMES:
+        return dtype, NAMES[native]
+    if (field := _sole_field(dtype)) is not None:
+        return field
+    if dtype.kind == "V" and dtype.names is None and dtype.itemsize in (1, 2):
+        raise ValueError(_unstated(printable(described), dtype.itemsize))
+    raise ValueError(f"dtype {printable(dtype)} has no safetensors counterpart; convert it to float32")
+
+
+def _sole_field(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str] | None:
+    """Return the dtype of a single field with the name of a type, and that type; None for others."""
+    (only, *others) = dtype.names or ("",)
+    if others or only not in NAMED or dtype.fields is None:
+        return None
+    stored, of_type = dtype.fields[only][0], np.dtype(DTYPES[NAMED[only]].storage)
+    if dtype.itemsize != of_type.itemsize or stored.itemsize != of_type.itemsize or stored.kind not in "uV":
+        return None
+    return of_type.newbyteorder(stored.byteorder) if stored.kind == "u" else of_type, NAMED[only]
+
+
+def _unstated(described: str, nbytes: int) -> str:
+    """Return a refusal of plain bytes, with the way to state their type."""
+    name = next(name for name, dtype in NAMED.items() if DTYPES[dtype].storage_bytes == nbytes)
+    return (
+        f"dtype {described} does not state which type its {nbytes * 8} bits are; save it with the type's name, such as "
+        f"array.view([('{name}', 'u{nbytes}')])"
+    )
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, Any]:
+    """Read shape, Fortran order and the description of the type, without numpy's own parser, which trusts their types.
+    Raises ValueError."""
     magic = _exactly(stream, len(MAGIC) + 2)
     version = magic[-2], magic[-1]
     if not magic.startswith(MAGIC):
@@ -92,10 +142,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         raise ValueError(f"shape {printable(shape)} must be a tuple of whole numbers from 0 to 2^63 - 1")
     if not isinstance(fortran, bool):
         raise ValueError(f"fortran_order {printable(fortran)} must be True or False")
-    try:
-        return shape, fortran, np.dtype(described if isinstance(described, str) else list(described))
-    except (*UNREADABLE, SyntaxError, MemoryError) as error:
-        raise ValueError(f"dtype {printable(described)} is unknown") from error
+    return shape, fortran, described
 
 
 def _exactly(stream: IO[bytes], nbytes: int) -> bytes:

@@ -97,6 +97,13 @@ def test_one_that_the_package_does_not_read_is_reported(tmp_path: Path, describe
     assert written(vocabulary, tmp_path, 8) == {}
 
 
+@pytest.mark.parametrize(("merges", "said"), [([], True), (["a b"], False), ([["a", "b"]], False)])
+def test_a_tokenizer_without_merges_is_reported(tmp_path: Path, merges: list[Any], said: bool) -> None:
+    model = {"type": "BPE", "vocab": {"<s>": 0, "a": 1, "b": 2, "ab": 3}, "merges": merges}
+    remark = "The tokenizer has no merges, without which llama.cpp does not load the file."
+    assert (remark in vocabulary_of(beside(tmp_path, tokenizer(model=model)), 8).remarks) is said
+
+
 def test_none_and_one_that_is_too_large_are_reported(tmp_path: Path) -> None:
     assert "there is no tokenizer.json or tokenizer.model next to" in vocabulary_of(tmp_path, 8).remarks[0]
     assert "it has 6 tokens and the embedding 5 rows" in vocabulary_of(beside(tmp_path, tokenizer()), 5).remarks[0]

@@ -76,7 +76,21 @@ def test_names_roles_and_empty_arrays(tmp_path: Path) -> None:
         (np.array(["text"]), "dtype <U4 has no safetensors counterpart"),
         (np.zeros(2, "<c16"), "dtype complex128 has no safetensors counterpart; convert it to float32"),
         (np.zeros(2, [("a", "<f4")]), "has no safetensors counterpart"),
-        (np.zeros(2, "V2"), "has no safetensors counterpart"),
+        (np.zeros(2, "V4"), "has no safetensors counterpart"),
+        (
+            np.zeros(2, "V2"),
+            "dtype |V2 does not state which type its 16 bits are; save it with the type's name, such as "
+            "array.view([('bfloat16', 'u2')])",
+        ),
+        (
+            np.zeros(2, "V1"),
+            "dtype |V1 does not state which type its 8 bits are; save it with the type's name, such as "
+            "array.view([('float8_e4m3fn', 'u1')])",
+        ),
+        (np.zeros(2, [("bfloat16", "<u4")]), "has no safetensors counterpart"),
+        (np.zeros(2, [("bfloat16", "<f2")]), "has no safetensors counterpart"),
+        (np.zeros(2, [("bfloat16", "<u2"), ("more", "<u2")]), "has no safetensors counterpart"),
+        (np.zeros(2, [("bfloat", "<u2")]), "has no safetensors counterpart"),
     ],
 )
 def test_only_plain_numbers_are_accepted(tmp_path: Path, array: Any, fault: str) -> None:

@@ -259,10 +259,14 @@ def _as_stated(value: object, where: str) -> Stated:
 
 
 def _kind(module: str, stated: Stated) -> Kind:
-    """Return the kind that is stated. Raises UnreadFormat for others, and for settings that change what they mean."""
-    kind = _BY_NAME.get(str(stated.get("format")))
+    """Return the kind that is stated. Raises ValueError if none is, UnreadFormat for others and for settings that
+    change what they mean."""
+    name = stated.get("format")
+    if not isinstance(name, str):
+        raise ValueError(f"{printable(module + MARKER)} or {QUANTIZATION_METADATA} describes it without a format")
+    kind = _BY_NAME.get(name)
     if kind is None:
-        raise UnreadFormat(f"{printable(module)} is in ComfyUI's format {printable(stated.get('format'))}, not read")
+        raise UnreadFormat(f"its marker states {printable(name)}, which mxcli does not read")
     expected = {"group_size": kind.format.block[1]}
     others = [
         key
@@ -271,7 +275,7 @@ def _kind(module: str, stated: Stated) -> Kind:
     ]
     if others:
         raise UnreadFormat(
-            f"{printable(module)} is stated with {printable(others[0])} {printable(stated[others[0]])}, not read"
+            f"its marker states {printable(others[0])} {printable(stated[others[0]])}, which mxcli does not read"
         )
     return kind
 
@@ -303,7 +307,9 @@ def _check_shape(weight: Weight, kind: Kind, stated: Stated, disk: OnDisk) -> No
     rows = bias.shape[0] if bias is not None and len(bias.shape) == 1 else weight.shape[0]
     if rows != weight.shape[0] or (isinstance(size, list) and tuple(size) != weight.shape):
         smaller = f"its bias has {rows}" if rows != weight.shape[0] else f"the layer is {printable(size)}"
-        raise UnreadFormat(f"{list(weight.shape)} is padded to whole tiles ({smaller}), and padded layers are not read")
+        raise UnreadFormat(
+            f"{list(weight.shape)} is padded ({smaller}), and mxcli does not read padded layers of ComfyUI"
+        )
 
 
 def _markers(disk: OnDisk) -> frozenset[str]:

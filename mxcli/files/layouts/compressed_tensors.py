@@ -271,7 +271,7 @@ def _missing_input_scales(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazar
 
 COMPRESSED_TENSORS = Layout(
     name="compressed-tensors",
-    meaning="what vLLM, SGLang and transformers load: codes, scales and a quantization_config per module",
+    meaning="codes, scales and a quantization_config, as llm-compressor writes them",
     source="compressed-tensors 0.20, llm-compressor 0.14",
     formats=tuple(CONFIG_SCHEMES),
     refusal=_refusal,

@@ -29,6 +29,7 @@ from mxcli.files.layouts.torchao import TORCHAO
 from mxcli.files.loaders.conditions import CLASS_NAME
 from mxcli.files.loaders.verdict import Verdict
 from mxcli.files.model_files import CONFIG
+from mxcli.files.model_folder import carried_tensors
 from mxcli.files.outline import Destination, OutputOutline, unchanged_outline
 from mxcli.files.shard_file import Form, Shard
 from mxcli.files.tensors import LARGEST, Array, TensorInfo
@@ -212,7 +213,11 @@ def arrange(
     weights = [piece.weight for task in tasks for piece in task.pieces]
     loading = loading_of(chosen, weights, _plain_columns(tasks), checkpoint.config, devices)
     loaders = loader_verdicts(loading, engines)
-    ignored = ignored_modules(kept, checkpoint.tied, [weight.name for weight in weights])
+    ignored = ignored_modules(
+        [*kept, *carried_tensors(checkpoint.root, checkpoint.side_files)],
+        checkpoint.tied,
+        [weight.name for weight in weights],
+    )
     settings = chosen.settings(weights, ignored)
     configs: Mapping[str, Mapping[str, object]] = {
         # A source without configuration gets only the settings that describe the codes.

@@ -1,4 +1,4 @@
-"""Dequantization of a checkpoint, tensor by tensor, under its plain names."""
+"""Dequantization of a checkpoint, tensor by tensor, under its plain names; stacks of experts are put together."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.write.accounting import accounting_of, dequantized_tensors
 from mxcli.flows.write.pipeline import Outcome, Work, WriteJob, WriteOptions, write_checkpoint
 from mxcli.flows.write.records import fingerprint
+from mxcli.flows.write.restack import stacks_of
 from mxcli.flows.write.restore import PlainView, omission_notes, plain_view
 from mxcli.flows.write.sharding import Unit, shards_of
 
@@ -44,11 +45,12 @@ class Restored:
 
 
 def memory_to_dequantize(checkpoint: Checkpoint, dtype: str | None = None) -> Need:
-    """Return the memory of `dequantize_checkpoint`: a weight as stored and as written, while the previous one is being
-    written."""
-    plain = _plain_view(checkpoint, dtype)
-    pending = max(plain.tensors[name].nbytes for name in plain.dtypes)
-    return need_of(((name, plain.working_bytes(info)) for name, info in plain.tensors.items()), pending)
+    """Return the memory of `dequantize_checkpoint`: a weight as stored and as written, or a stack and one of its experts,
+    while the previous one is being written."""
+    stacks = stacks_of(_plain_view(checkpoint, dtype))
+    tensors = stacks.tensors()
+    pending = max(tensors[name].nbytes for name in stacks.dtypes)
+    return need_of(((name, stacks.working_bytes(info)) for name, info in tensors.items()), pending)
 
 
 def dequantize_checkpoint(
@@ -68,12 +70,13 @@ def dequantize_checkpoint(
     quantize_checkpoint for the output; InputError if tensors do not fit their configuration.
     """
     view = _plain_view(checkpoint, dtype)
-    plain = view.checkpoint(backend)
+    stacks = stacks_of(view)
+    plain = stacks.checkpoint(view.checkpoint(backend))
     units: dict[Path, list[Unit]] = {}
     for info in plain.tensors.values():
         units.setdefault(info.file, []).append((Entry(info.name, info.dtype, info.shape),))
-    dtypes = view.dtypes
-    notes = tuple(omission_notes(view))
+    dtypes = stacks.dtypes
+    notes = (*omission_notes(view), *stacks.notes)
     accounting = accounting_of(checkpoint, view)
     not_finite: dict[str, int] = {}
     record: dict[str, object] = {

@@ -30,6 +30,7 @@ from mxcli.files.record import read_record
 from mxcli.files.roles import role_of
 from mxcli.files.safetensors import STALE_METADATA
 from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
+from mxcli.flows.write.restack import recorded_dtype
 from mxcli.flows.write.unread import refuse_unread_parts, refuse_unread_settings, small_bytes
 
 ACTIVATION_SCALES = (
@@ -202,7 +203,7 @@ def view_of_weights(
     recorded = _recorded_dtypes(checkpoint.root) if recorded is None else recorded
     weights = {}
     for weight in found:
-        plain = replace(weight, dtype=dtype or recorded.get(weight.name, weight.dtype))
+        plain = replace(weight, dtype=dtype or recorded_dtype(recorded, weight.name) or weight.dtype)
         weights[weight.name] = StoredWeight(plain, layout.contents(weight))
     foreign = {}
     for other in layout.foreign(on_disk(checkpoint)):

@@ -191,7 +191,7 @@ def test_mixed_formats_come_back(tmp_path: Path) -> None:
 
 
 def test_weights_come_back_in_the_dtype_they_had(tmp_path: Path) -> None:
-    tensors = {"a.weight": ("F32", np.ones((4, 32), np.float32)), "b.weight": noise(4, 32)}
+    tensors = {"a.weight": ("F32", np.ones((32, 32), np.float32)), "b.weight": noise(32, 32)}
     for layout in holding("mxfp8"):
         quantized(write_model(tmp_path / "m", tensors), tmp_path / layout, Options("mxfp8", layout=layout))
         raw = restored(tmp_path / layout, tmp_path / f"{layout} restored")
@@ -213,11 +213,11 @@ def test_what_is_not_quantized_or_not_known_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="BF16, F16, F32, F64 can be written"):
         restored(plain, tmp_path / "d", dtype="I8")
     codes = {
-        "a.weight": ("F8_E4M3", np.zeros((128, 128), np.uint8)),
-        "a.scale_weight": ("F32", np.ones((), np.float32)),
+        "a.weight": ("U8", np.zeros((128, 128), np.uint8)),
+        "a.weight.absmax": ("F32", np.ones((256,), np.float32)),
     }
-    with pytest.raises(RefusedError, match=r"quantized by comfy-fp8; only compressed-tensors, .*mxcli are read back"):
-        restored(write_model(tmp_path / "fp8", codes), tmp_path / "d")
+    with pytest.raises(RefusedError, match=r"quantized by bitsandbytes; only compressed-tensors, .*mxcli are read"):
+        restored(write_model(tmp_path / "int8", codes), tmp_path / "d")
     assert not (tmp_path / "d").exists()
 
 
