@@ -14,6 +14,11 @@ from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.terminal import INTERRUPTED, Messages
 from mxcli.cli.writing import Writing, outcome_notes, report_unfinished, write_options
 
+Unscaled = Annotated[
+    bool,
+    typer.Option("--unscaled", help="Read FP8 weights without scales as plain casts: each code is its value."),
+]
+
 
 @verb
 def dequantize(
@@ -24,6 +29,7 @@ def dequantize(
     machine: Machine,
     messages: Annotated[Messages, vary(without=("verbose",))],
     dtype: Dtype = None,
+    unscaled: Unscaled = False,
 ) -> None:
     """Write a quantized checkpoint back as plain floats.
 
@@ -35,16 +41,18 @@ def dequantize(
       mxcli quantize samples/tiny-llama --format nvfp4 -o tiny-llama-nvfp4
       mxcli dequantize tiny-llama-nvfp4 -o tiny-llama-back
       mxcli dequantize tiny-llama-nvfp4 -o tiny-llama-f32 --dtype f32
+      mxcli dequantize flux1-dev-fp8.safetensors -o flux-bf16 --unscaled
     """
     results.check([source])
     output = writing.folder
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.files.model_folder import left_out_notes
+    from mxcli.flows.write.casts import as_casts
     from mxcli.flows.write.dequantize import dequantize_checkpoint, memory_to_dequantize
     from mxcli.output.export import json_text
     from mxcli.output.written import restored_line
 
-    checkpoint = open_checkpoint(source)
+    checkpoint = as_casts(open_checkpoint(source)) if unscaled else open_checkpoint(source)
     named = None if dtype is None else dtype.upper()
     backend = open_backend(machine, messages, memory_to_dequantize(checkpoint, named))
     with write_options("dequantize", writing, messages, force=results.force, others=results.paths) as manner:

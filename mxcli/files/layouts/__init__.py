@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mxcli.errors import UsageError, did_you_mean, printable
+from mxcli.files.layouts.casts import CASTS
 from mxcli.files.layouts.comfy import COMFY
 from mxcli.files.layouts.compressed_tensors import COMPRESSED_TENSORS
 from mxcli.files.layouts.fp8 import FP8
@@ -68,4 +69,4 @@ def find_layout(name: str) -> Layout:
 
 def layout_of_dialect(dialect: str | None) -> Layout | None:
     """Return the layout that reads files of a dialect; None without one."""
-    return next((layout for layout in LAYOUTS.values() if dialect in layout.dialects), None)
+    return next((layout for layout in (*LAYOUTS.values(), CASTS) if dialect in layout.dialects), None)

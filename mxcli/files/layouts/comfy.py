@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -327,14 +328,16 @@ def _markers(disk: OnDisk) -> frozenset[str]:
 
 def _transforms(disk: OnDisk) -> Transforms:
     """Return a note on layers whose products ComfyUI computes from dequantized weights."""
-    layers, found = _layers(disk), set[str]()
+    try:
+        layers = _layers(disk)
+    except InputError:
+        layers = {}
+    found = set[str]()
     for module in {name.removesuffix(MARKER) for name in disk.tensors if name.endswith(MARKER)} | layers.keys():
-        try:
-            stated = _stated(module, layers, disk)
-        except ValueError:
-            continue
-        if stated is not None and stated.get(MATRIX_MULT):
-            found.add(module)
+        # What cannot be read is a fault of its weight.
+        with suppress(ValueError):
+            if (_stated(module, layers, disk) or {}).get(MATRIX_MULT):
+                found.add(module)
     if any(name.rpartition(".")[2] == OLD_MARKER and info.elements == 2 for name, info in disk.tensors.items()):
         found |= {name.removesuffix(OLD_SCALE) for name in disk.tensors if name.endswith(OLD_SCALE)}
     if not found:

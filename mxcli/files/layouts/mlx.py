@@ -2,8 +2,8 @@
 
 A layer has `weight` (U32: the packed codes, four bytes to a number) and `scales` (U8), and no `biases`; stacks of
 experts have one more dimension. A mode fixes bits and group size, so that shapes show it; the configuration states it
-too, for all layers and for single ones by path. nvfp4 here has no tensor scale. Layers in the mode affine are
-integers with a scale and a bias of each group, and are not read.
+too, for all layers and for single ones by path, and must agree. nvfp4 here has no tensor scale. Layers in the mode
+affine are integers with a scale and a bias of each group, and are not read.
 """
 
 from __future__ import annotations
@@ -135,10 +135,8 @@ def _weight(module: str, stated: Config, disk: OnDisk) -> Weight:
     if own is False:
         raise ValueError("has scales, but the configuration states it as plain (false)")
     mode = _mode_of_shapes(codes, scales)
-    if isinstance(own, Mapping):
-        _check_stated(own, mode)
-    elif stated.get("mode") == mode.name:
-        _check_stated({key: stated.get(key) for key in mode.settings}, mode)
+    if stated:
+        _check_stated(own if isinstance(own, Mapping) else stated, mode)
     columns = codes.shape[-1] * 8 * WORD // mode.bits
     weight = Weight(module + WEIGHT, (*codes.shape[:-1], columns), resolve(mode.format), disk.dtype)
     check_fit(_contents(weight), disk.tensors, mode.name)
@@ -173,7 +171,7 @@ def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
     if not stated:
         need = f'"{QUANTIZATION}" with group_size, bits and mode: mlx-lm builds plain layers without it'
         return [Hazard(CONFIG, f"no {QUANTIZATION}", need, "Restore the config.json written with these weights.")]
-    return [*_differing_keys(disk.config), *_unlisted(stated, weights), *_without_codes(stated, disk)]
+    return [*_differing_keys(disk.config), *_without_codes(stated, disk)]
 
 
 def _differing_keys(config: Config) -> Iterator[Hazard]:
@@ -190,21 +188,6 @@ def _differing_keys(config: Config) -> Iterator[Hazard]:
             "Make them equal.",
             certain=False,
         )
-
-
-def _unlisted(stated: Config, weights: Sequence[Weight]) -> Iterator[Hazard]:
-    """Yield a hazard for each weight in another mode than that of all layers, without an entry of its own."""
-    for weight in weights:
-        mode, module = MODES[weight.format.name], module_of(weight)
-        if stated.get("mode", AFFINE) != mode.name and module not in stated:
-            yield Hazard(
-                printable(module),
-                f"{mode.name}, without an entry of its own; all layers are stated as "
-                f"{printable(str(stated.get('mode', AFFINE)))}",
-                "an entry: mlx-lm 0.32 sees the mode by the shapes, loaders that go by the configuration do not",
-                f"Add {mode.settings} for it to config.json.",
-                certain=False,
-            )
 
 
 def _without_codes(stated: Config, disk: OnDisk) -> Iterator[Hazard]:

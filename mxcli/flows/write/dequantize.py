@@ -45,7 +45,7 @@ class Restored:
 
 
 def memory_to_dequantize(checkpoint: Checkpoint, dtype: str | None = None) -> Need:
-    """Return the memory of `dequantize_checkpoint`: a weight as stored and as written, or a stack and one of its experts,
+    """Return the memory of `dequantize_checkpoint`: a weight as stored and as written, or a stack and an expert of it,
     while the previous one is being written."""
     stacks = stacks_of(_plain_view(checkpoint, dtype))
     tensors = stacks.tensors()

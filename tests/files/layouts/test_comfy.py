@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError
-from mxcli.files.layouts import LAYOUTS, OnDisk, Weight, find_layout, layout_of_dialect, quantized_from
+from mxcli.files.layouts import LAYOUTS, InputScale, OnDisk, Weight, find_layout, layout_of_dialect, quantized_from
 from mxcli.files.layouts.comfy import HIGH_FIRST
 from mxcli.files.layouts.layout import Misfits, Unread
 from mxcli.files.tensors import TensorInfo
@@ -70,6 +71,20 @@ def test_what_is_stored(format: str, shape: tuple[int, ...], expected: Described
     contents = COMFY.contents(Weight("a.weight", shape, resolve(format), "BF16"))
     entries = {each.entry.name: (each.entry.dtype, each.entry.shape) for each in contents}
     assert entries == {"a.comfy_quant": ("U8", (19,)), **expected}
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_e4m3"])
+def test_a_scale_of_inputs_is_the_one_that_scales_back(format: str) -> None:
+    assert format in COMFY.input_scales
+    scale = InputScale(amax=6.0, decode=0.25, encode=4.0)
+    (content,) = (
+        each
+        for each in COMFY.contents(Weight("a.weight", (16, 16), resolve(format), "BF16", input_scale=scale))
+        if each.entry.name == "a.input_scale"
+    )
+    assert (content.entry.dtype, content.entry.shape) == ("F32", ())
+    record = Cpu().quantize(np.ones((16, 16), np.float32), "F32", resolve(format))
+    assert content.of(record) == np.float32(0.25)
 
 
 def test_the_header_states_every_layer() -> None:
@@ -224,6 +239,7 @@ def test_a_header_that_cannot_be_read_is_an_error(text: str) -> None:
     disk = OnDisk({}, {}, metadata={"_quantization_metadata": text})
     with pytest.raises(InputError, match=r"_quantization_metadata: of the file's __metadata__ must be JSON"):
         COMFY.weights(disk)
+    assert COMFY.transforms(disk).note is None
 
 
 def test_plain_weights_of_an_older_file_may_have_a_scale_of_1() -> None:

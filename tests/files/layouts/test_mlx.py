@@ -216,6 +216,16 @@ def test_tensor_scales_of_experts_are_refused_by_name() -> None:
             "the configuration states group_size 64 for it; its tensors are mxfp4, with group_size 32.",
         ),
         (
+            module("a", (48, 8), (48, 1)),
+            {**MODES["mxfp4"], "b": MODES["mxfp8"]},
+            "the configuration states mode mxfp4, bits 4 for it; its tensors are mxfp8, with mode mxfp8, bits 8.",
+        ),
+        (
+            module("a", (48, 8), (48, 2)),
+            {"group_size": 64, "bits": 4},
+            "the configuration states mode affine, group_size 64 for it; its tensors are mxfp4, with mode mxfp4, group",
+        ),
+        (
             module("a", (48, 8), (48, 4)),
             {**MODES[NVFP4], "bits": 8},
             "the configuration states bits 8 for it; its tensors are nvfp4, with bits 4.",
@@ -232,8 +242,6 @@ def test_settings_that_loaders_do_not_read_as_the_weights_are() -> None:
     tensors = {**module("a", (48, 8), (48, 2)), **module("b", (48, 16), (48, 2)), "c.weight": ("BF16", (48, 64))}
     assert hazards(on_disk(tensors, None)) == [("config.json", "no quantization", True)]
     assert hazards(on_disk(tensors, {**MODES["mxfp4"], "b": MODES["mxfp8"]})) == []
-    unlisted = "mxfp8, without an entry of its own; all layers are stated as mxfp4"
-    assert hazards(on_disk(tensors, MODES["mxfp4"])) == [("b", unlisted, False)]
     stated = {**MODES["mxfp4"], "b": MODES["mxfp8"], "c": MODES["mxfp8"], "d": MODES["mxfp8"]}
     assert hazards(on_disk(tensors, stated)) == [("c", "plain, and stated as mxfp8", True)]
 

@@ -44,16 +44,16 @@ NVFP4: dict[str, Any] = {
 }
 N_VALUES = np.tile(np.array([0.125, -0.25], np.float32), (16, 8)) * np.where(np.arange(16) == 3, 2, 1)[:, None]
 MXFP8: dict[str, Any] = {
-    "m.weight": ("F8_E4M3", np.full((32, 32), TWO, np.uint8)),
+    "m.weight": ("F8_E4M3", np.tile(np.array([ONE, TWO], np.uint8), (32, 16))),
     "m.weight_scale": ("F8_E8M0", np.full((128, 4), 126, np.uint8)),
 }
-M_VALUES = np.ones((32, 32), np.float32)
+M_VALUES = np.tile(np.array([0.5, 1], np.float32), (32, 16))
 SCALED: dict[str, Any] = {
-    "f.weight": ("F8_E4M3", np.full((3, 5), TWO, np.uint8)),
+    "f.weight": ("F8_E4M3", np.array([[ONE], [TWO], [ONE | 0x80]], np.uint8).repeat(4, 1)),
     "f.weight_scale": ("F32", np.array(0.75, np.float32)),
     "f.input_scale": ("F32", np.array(0.5, np.float32)),
 }
-F_VALUES = np.full((3, 5), 1.5, np.float32)
+F_VALUES = np.array([[0.75], [1.5], [-0.75]], np.float32).repeat(4, 1)
 PLAIN = {"img_in.weight": noise(4, 8), "n.bias": noise(16)}
 MARKERS = {"n.comfy_quant": text("nvfp4"), "m.comfy_quant": text("mxfp8"), "f.comfy_quant": text("float8_e4m3fn")}
 LAYERS = {"n": {"format": "nvfp4"}, "m": {"format": "mxfp8"}, "f": {"format": "float8_e4m3fn"}}
@@ -89,7 +89,8 @@ def test_layers_of_three_formats_are_read_exactly(tmp_path: Path, more: Mapping[
     assert np.array_equal(values["m.weight"], M_VALUES)
     assert np.array_equal(values["f.weight"], F_VALUES)
     assert "_quantization_metadata" not in read_header(tmp_path / "d" / "model.safetensors")["__metadata__"]
-    assert found(verified(folder)) == {}
+    assert verified(folder).is_sound
+    assert found(verified(folder)).keys() <= {"alignment"}
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
@@ -110,7 +111,8 @@ def test_the_older_form_is_read_exactly(tmp_path: Path, prefix: str, elements: i
     noted += [f"1 markers of the source's codes ('{prefix}scaled_fp8', …) are omitted."]
     assert list(result.notes[-2:]) == noted
     assert len(result.notes) == (3 if elements else 2)
-    assert found(verified(folder)) == {}
+    assert verified(folder).is_sound
+    assert found(verified(folder)).keys() <= {"alignment"}
 
 
 def test_a_configuration_of_modelopt_does_not_decide_the_order_of_marked_codes(tmp_path: Path) -> None:
