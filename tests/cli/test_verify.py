@@ -28,12 +28,13 @@ def nvfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken(nvfp4: Path, tmp_path: Path) -> Path:
-    """It without its record, with an incomplete list of ignored modules and one too many in it."""
+    """It without its record, with a class as target, an incomplete list of ignored modules and one too many in it."""
     folder = shutil.copytree(nvfp4, tmp_path / "broken")
     (folder / "mxcli.json").unlink()
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["quantization_config"]["ignore"] = ["re:.*mlp.up_proj"]
+    config["quantization_config"]["config_groups"]["group_0"]["targets"] = ["Linear"]
     path.write_text(json.dumps(config))
     return folder
 

@@ -89,8 +89,8 @@ def test_plan_of_a_recommendation() -> None:
 def test_plan_of_an_output() -> None:
     found = plan("quantize", SAMPLE, "--format", "nvfp4")
     assert " ".join(found) == (
-        f"schema source layout counts source_bytes output_bytes {SITE} free_disk_bytes output files notes ignored "
-        "tensors"
+        f"schema source model model_source layout counts source_bytes output_bytes {SITE} free_disk_bytes output files "
+        "notes ignored loaders tensors"
     )
     assert " ".join(found["tensors"][0]) == "name dtype shape role decision reason format bytes output_bytes"
     assert sum(each["output_bytes"] for each in found["tensors"]) == 575_856 < found["output_bytes"]  # with headers
