@@ -391,7 +391,8 @@ def quantize(
     """Quantize ``x`` to ``element`` codes with one ``scale`` (e8m0, e4m3, fp32) per ``block``.
 
     ``block`` is rows x columns, None for the whole dimension. ``rule`` and ``byte0`` (exact, torchao) belong
-    to e8m0, ``variant``, ``tensor_scale`` and ``tensor_amax`` (default: largest finite magnitude) to e4m3.
+    to e8m0, ``variant``, ``tensor_scale`` and ``tensor_amax`` (default: largest finite magnitude) to e4m3; a
+    ``tensor_amax`` is also that of a block that is the whole tensor, whose scale other tensors share.
     ``nonfinite``: saturate gives a NaN scale to blocks with NaN, nan-block also to blocks with Inf.
     ``zeros`` says which sign a zero code gets (default: the variant's, else signed): signed, that of the
     argument; plus-for-zero, + where x is zero; minus-for-zero, - where x is zero; unsigned, always +.
@@ -413,6 +414,8 @@ def quantize(
         raise ValueError(f"unknown policy {nonfinite!r} for non-finite input")
     if tensor_amax is None:
         tensor_amax = _largest_finite(wide)
+    elif block == (None, None):
+        amax = np.full_like(amax, tensor_amax)
     with np.errstate(all="ignore"):
         match scale:
             case "e8m0":

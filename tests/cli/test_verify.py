@@ -155,7 +155,7 @@ def test_json_has_every_check_finding_and_weight(mxcli: Mxcli, broken: Path) -> 
     }
     assert record["findings"][-1]["value"] == "num_attention_heads is 4"
     assert {check["skipped"] for check in record["checks"]} == {
-        *(None, "no index", "no mxcli.json", "no mxcli.json with tensors", "needs --deep"),
+        *(None, "no index", "no mxcli.json", "no mxcli.json with tensors", "needs --deep", "needs --for ENGINE"),
         *("no weights in third-party formats", "every weight is proven by the record or the source"),
     }
     up = next(each for each in record["weights"] if each["name"] == "model.layers.0.mlp.up_proj.weight")

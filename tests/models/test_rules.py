@@ -63,10 +63,11 @@ def test_every_rule(checkpoints: dict[str, Checkpoint], source: str, format: str
 
 
 def _expected(x: wanted.Array, format: str, rule: str, tensor_amax: float) -> oracle.OracleResult:
-    scale = wanted.FORMATS[format]["scale"]
+    scale, whole = wanted.FORMATS[format]["scale"], wanted.FORMATS[format]["block"] == (None, None)
+    shared = {"tensor_amax": tensor_amax} if whole else {}
     if scale == "e4m3":
         return wanted.expected(x, format, variant=rule, tensor_amax=tensor_amax)
     if rule not in POWER_OF_TWO:
-        return wanted.expected(x, format)
-    result = wanted.expected(x, format, scale="e8m0", rule=rule)
+        return wanted.expected(x, format, **shared)
+    result = wanted.expected(x, format, scale="e8m0", rule=rule, **shared)
     return wanted.with_binary32_scales(result) if scale == "fp32" else result

@@ -18,6 +18,28 @@ class Renamed:
     model_types: tuple[str, ...]
 
 
+_LING = ("bailing_hybrid",)
+_VIT = (
+    "audio-spectrogram-transformer", "beit", "deit", "ijepa", "pixio", "vision-encoder-decoder",
+    "vision-text-dual-encoder", "vit", "vit_mae", "vit_msn", "vivit", "zoedepth",
+)  # fmt: skip
+_SWIN = ("swin", "grounding-dino", "mm-grounding-dino", "mask2former", "oneformer")
+_OUTPUT = ((r"attention\.output\.dense", "attention.o_proj"),)
+_QUERIES = tuple(
+    (rf"attention\.attention\.{name}", f"attention.{name[0]}_proj") for name in ("query", "key", "value")
+)
+_OF_SELF = tuple((rf"attention\.self\.{name}", f"attention.{name[0]}_proj") for name in ("query", "key", "value"))
+_MLP = ((r"intermediate\.dense", "mlp.fc1"), (r"output\.dense", "mlp.fc2"))
+_DENSE_MLP = ((r"mlp\.dense1", "mlp.fc1"), (r"mlp\.dense2", "mlp.fc2"))
+_IN_TOWERS = (
+    (r"\.layer\.(\d+)\.", r".layers.\1.", (*_QUERIES, *_OUTPUT, *_MLP), _VIT),
+    (r"\.decoder_encoder\.layer\.(\d+)\.", r".decoder_layers.\1.", (*_QUERIES, *_OUTPUT, *_MLP), ("vit_mae",)),
+    (r"\.decoder_layers\.(\d+)\.", r".decoder_layers.\1.", (*_QUERIES, *_OUTPUT, *_MLP), ("vit_mae",)),
+    (r"\.layer\.(\d+)\.", r".layer.\1.", _QUERIES, ("dinov2", "dinov2_with_registers", "depth_anything", "lw_detr")),
+    (r"\.blocks\.(\d+)\.", r".blocks.\1.", (*_OF_SELF, *_OUTPUT, *_MLP), _SWIN),
+    (r"\.block\.(\d+)\.(\d+)\.", r".stages.\1.blocks.\2.", (*_OF_SELF, *_OUTPUT, *_DENSE_MLP), ("segformer",)),
+)
+"""Where layers of towers are in files and in transformers, and their names there."""
 RENAMED = (
     Renamed(r"^embed_out$", "lm_head", ("gpt_neox",)),
     Renamed(r"^transformer\.h\.(\d+)\.attn\.attention\.([qkv]_proj)$", r"model.layers.\1.self_attn.\2", ("exaone",)),
@@ -51,9 +73,20 @@ RENAMED = (
     Renamed(r"(^|\.)mlp_AR\.", r"\1projector.", ("paddleocr_vl",)),
     Renamed(r"(^|\.)patch_merge_mlp\.", r"\1multi_modal_projector.merge_", ("minimax_m3_vl",)),
     Renamed(r"(^|\.)vision_projector$", r"\1projector", ("hyperclovax_vision_v2",)),
-    Renamed(r"\.layer\.(\d+)\.attention\.attention\.query$", r".layers.\1.attention.q_proj", ("vit",)),
-    Renamed(r"\.layer\.(\d+)\.attention\.attention\.key$", r".layers.\1.attention.k_proj", ("vit",)),
-    Renamed(r"\.layer\.(\d+)\.attention\.attention\.value$", r".layers.\1.attention.v_proj", ("vit",)),
+    Renamed(r"^model\.layers\.(\d+)\.attention\.(b|g|k|q|v|kv_b)_proj$", r"model.layers.\1.self_attn.\2_proj", _LING),
+    Renamed(r"^model\.layers\.(\d+)\.attention\.kv_a_proj_with_mqa$", r"model.layers.\1.self_attn.kv_a_proj_with_mqa",
+            _LING),
+    Renamed(r"^model\.layers\.(\d+)\.attention\.f_proj$", r"model.layers.\1.self_attn.forget_gate.f_proj", _LING),
+    Renamed(r"^model\.layers\.(\d+)\.attention\.dense$", r"model.layers.\1.self_attn.o_proj", _LING),
+    Renamed(r"\.block_sparse_moe\.shared_experts\.", ".mlp.shared_experts.", ("kimi_linear",)),
+    Renamed(r"\.block_sparse_moe\.((gate|up|down)_proj)$", r".mlp.\1", ("kimi_linear",)),
+    Renamed(r"\.shared_experts\.linear_gate$", ".shared_experts.gate_proj", ("hy_v4", "hy_v4_vl")),
+    Renamed(r"(^|\.)linear_c\.(\d+)\.proj$", r"\1linear_projections.\2.proj", ("segformer",)),
+    *(
+        Renamed(place + layer + "$", called_place + called, types)
+        for place, called_place, layers, types in _IN_TOWERS
+        for layer, called in layers
+    ),
 )
 """The rows apply to every model: a name that the model does not have matches nothing."""
 _COMPILED = tuple((re.compile(row.stored), row.called) for row in RENAMED)

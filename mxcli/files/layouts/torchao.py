@@ -114,13 +114,12 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 
 
 def _metadata(order: str, weights: Sequence[Weight], names: Sequence[str]) -> dict[str, str]:
-    """Return the header's description of every parameter. A parameter outside a module is left out: torchao cannot look
-    it up."""
+    """Return the header's description of every quantized parameter, and of the others by their names."""
     described = {
         weight.name: KINDS[weight.format.name].header(weight, (weight.variant or order) == SWIZZLED)
         for weight in weights
     }
-    described |= {name: {"_type": "Tensor"} for name in names if "." in name}
+    described |= {name: {"_type": "Tensor"} for name in names}
     return {"tensor_names": json.dumps(list(described)), **{name: json.dumps(each) for name, each in described.items()}}
 
 

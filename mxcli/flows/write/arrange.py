@@ -227,7 +227,7 @@ def arrange(
     configs, cache_notes = with_cache_scheme(configs, checkpoint, chosen)
     refuse_caught(checkpoint, chosen, configs, weights)
     limit = _limit(checkpoint, chosen, max_shard_bytes)
-    shards = _described(container.shards(checkpoint, outline, units, weights, limit), tasks, chosen)
+    shards = _described(container.shards(checkpoint, outline, units, weights, limit), tasks, chosen, checkpoint.config)
     _refuse_divided(checkpoint, chosen, shards)
     refuse_stale(checkpoint, kept, weights)
     remarks = (*chosen.remarks(weights), *loader_notes(loading, loaders, engines), *outline.remarks, *cache_notes)
@@ -278,10 +278,14 @@ def _plain_columns(tasks: Sequence[Task]) -> dict[str, int]:
     }
 
 
-def _described(shards: tuple[Shard, ...], tasks: Sequence[Task], layout: Layout) -> tuple[Shard, ...]:
-    """Return the shards with the layout's metadata in each header."""
+def _described(
+    shards: tuple[Shard, ...], tasks: Sequence[Task], layout: Layout, config: Mapping[str, object] | None
+) -> tuple[Shard, ...]:
+    """Return the shards with the layout's metadata in each header. diffusers needs names of tensors outside modules in
+    it, which transformers does not take."""
     weights = [piece.weight for task in tasks for piece in task.pieces]
-    metadata = layout.metadata(weights, [entry.name for task in tasks if not task.pieces for entry in task.entries])
+    names = [entry.name for task in tasks if not task.pieces for entry in task.entries]
+    metadata = layout.metadata(weights, [name for name in names if "." in name or CLASS_NAME in (config or {})])
     return tuple(replace(shard, metadata={**shard.metadata, **metadata}) for shard in shards)
 
 
