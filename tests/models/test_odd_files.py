@@ -71,7 +71,9 @@ def test_an_lstm_without_metadata(tmp_path: Path, silero: Path) -> None:
     told = _told("report", source, "--format", "nvfp4")
     assert [layer["name"] for layer in told["layers"]] == ["lstm_cell.weight_ih", "lstm_cell.weight_hh"]
     assert 20.3 < told["totals"]["sqnr_db"] < 20.7
-    run("quantize", source, "--format", "nvfp4", "-o", tmp_path / "q")
+    refused = run("quantize", source, "--format", "nvfp4", "-o", tmp_path / "q", code=4)
+    assert "compressed-tensors cannot hold it: it names the weights of modules only" in refused
+    run("quantize", source, "--format", "nvfp4", "--layout", "mxcli", "-o", tmp_path / "q")
     assert _told("inspect", tmp_path / "q")["dialect"] == "mxcli"
 
 

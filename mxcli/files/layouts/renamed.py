@@ -18,6 +18,7 @@ class Renamed:
     model_types: tuple[str, ...]
 
 
+_NOMIC = r"^(?:nomic_bert\.)?encoder\.layers\.(\d+)\."
 _LING = ("bailing_hybrid",)
 _VIT = (
     "audio-spectrogram-transformer", "beit", "deit", "ijepa", "pixio", "vision-encoder-decoder",
@@ -25,9 +26,7 @@ _VIT = (
 )  # fmt: skip
 _SWIN = ("swin", "grounding-dino", "mm-grounding-dino", "mask2former", "oneformer")
 _OUTPUT = ((r"attention\.output\.dense", "attention.o_proj"),)
-_QUERIES = tuple(
-    (rf"attention\.attention\.{name}", f"attention.{name[0]}_proj") for name in ("query", "key", "value")
-)
+_QUERIES = tuple((rf"attention\.attention\.{name}", f"attention.{name[0]}_proj") for name in ("query", "key", "value"))
 _OF_SELF = tuple((rf"attention\.self\.{name}", f"attention.{name[0]}_proj") for name in ("query", "key", "value"))
 _MLP = ((r"intermediate\.dense", "mlp.fc1"), (r"output\.dense", "mlp.fc2"))
 _DENSE_MLP = ((r"mlp\.dense1", "mlp.fc1"), (r"mlp\.dense2", "mlp.fc2"))
@@ -74,13 +73,19 @@ RENAMED = (
     Renamed(r"(^|\.)patch_merge_mlp\.", r"\1multi_modal_projector.merge_", ("minimax_m3_vl",)),
     Renamed(r"(^|\.)vision_projector$", r"\1projector", ("hyperclovax_vision_v2",)),
     Renamed(r"^model\.layers\.(\d+)\.attention\.(b|g|k|q|v|kv_b)_proj$", r"model.layers.\1.self_attn.\2_proj", _LING),
-    Renamed(r"^model\.layers\.(\d+)\.attention\.kv_a_proj_with_mqa$", r"model.layers.\1.self_attn.kv_a_proj_with_mqa",
-            _LING),
+    Renamed(
+        r"^model\.layers\.(\d+)\.attention\.kv_a_proj_with_mqa$", r"model.layers.\1.self_attn.kv_a_proj_with_mqa", _LING
+    ),
     Renamed(r"^model\.layers\.(\d+)\.attention\.f_proj$", r"model.layers.\1.self_attn.forget_gate.f_proj", _LING),
     Renamed(r"^model\.layers\.(\d+)\.attention\.dense$", r"model.layers.\1.self_attn.o_proj", _LING),
     Renamed(r"\.block_sparse_moe\.shared_experts\.", ".mlp.shared_experts.", ("kimi_linear",)),
     Renamed(r"\.block_sparse_moe\.((gate|up|down)_proj)$", r".mlp.\1", ("kimi_linear",)),
     Renamed(r"\.shared_experts\.linear_gate$", ".shared_experts.gate_proj", ("hy_v4", "hy_v4_vl")),
+    Renamed(_NOMIC + r"attn\.out_proj$", r"layers.\1.self_attn.o_proj", ("nomic_bert",)),
+    *(Renamed(_NOMIC + r"attn\.Wqkv$", rf"layers.\1.self_attn.{part}_proj", ("nomic_bert",)) for part in "qkv"),
+    Renamed(_NOMIC + r"mlp\.fc11$", r"layers.\1.mlp.up_proj", ("nomic_bert",)),
+    Renamed(_NOMIC + r"mlp\.fc12$", r"layers.\1.mlp.gate_proj", ("nomic_bert",)),
+    Renamed(_NOMIC + r"mlp\.fc2$", r"layers.\1.mlp.down_proj", ("nomic_bert",)),
     Renamed(r"(^|\.)linear_c\.(\d+)\.proj$", r"\1linear_projections.\2.proj", ("segformer",)),
     *(
         Renamed(place + layer + "$", called_place + called, types)

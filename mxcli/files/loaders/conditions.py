@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from mxcli.files.loaders.model_types import RENAMED_ON_LOAD, STACKS
 from mxcli.files.loaders.rule import Condition, Loading, Place
 from mxcli.files.loaders.tensor_parallel import uncut
 from mxcli.files.models.names import names_of_model, title_of_model
@@ -19,6 +20,8 @@ _CONFIG, CLASS_NAME = "config.json", "_class_name"
 GROUP = 128
 """Values of an input that engines quantize together for FP8 by blocks."""
 _EXPERT = re.compile(r"\.experts\.\d+\.")
+_OWN_NAME = re.compile(r"model\.(language_model|vision_tower|visual|audio_tower|multi_modal_projector)\.")
+"""The beginnings of names that transformers itself gives."""
 _MLP = re.compile(r"\.(ffn_|mlp\.)")
 Places = Sequence[Place]
 
@@ -126,6 +129,23 @@ def of_models(*types: str) -> Condition:
     return Condition(f"model_type is {' or '.join(types)}", places)
 
 
+def _renamed(loading: Loading, weights: Sequence[Weight]) -> Places:
+    if loading.config.get("model_type") not in RENAMED_ON_LOAD:
+        return []
+    return [Place(weight.name, "has another name in memory") for weight in weights if not _OWN_NAME.match(weight.name)]
+
+
+def _experts(*types: str, among: bool) -> Callable[[Loading, Sequence[Weight]], Places]:
+    """Return a function that finds experts of models that are among some types, or are not."""
+
+    def places(loading: Loading, weights: Sequence[Weight]) -> Places:
+        if (loading.config.get("model_type") in types) != among:
+            return []
+        return [Place(weight.name, "an expert") for weight in weights if is_expert(weight.name)]
+
+    return places
+
+
 def _unserved(loading: Loading, weights: Sequence[Weight]) -> Places:
     names, title = names_of_model(loading.config), title_of_model(loading.config)
     return [] if title is None or names & SERVED else [Place(_CONFIG, f"the model is {title}")]
@@ -170,6 +190,9 @@ UNSHARED = Condition(
     lambda loading, weights: [Place(key, "different scales") for key in loading.unshared],
 )
 EXPERTS = Condition("the model has experts", _each(_expert))
+JOINED_EXPERTS = Condition("the model has experts", _experts("llama4_text", among=False))
+SPLIT_STACKS = Condition("stacks of experts are divided into experts", _experts(*STACKS, among=True))
+RENAMED = Condition("quantized layers have other names in memory", _renamed)
 LARGE_EXPERTS = Condition("an expert has several blocks", _each(_expert_of_several_blocks))
 DENSE = Condition(
     "layers other than experts are quantized",

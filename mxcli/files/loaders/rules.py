@@ -15,6 +15,7 @@ from mxcli.files.loaders.conditions import (
     DENSE,
     DIFFUSION,
     EXPERTS,
+    JOINED_EXPERTS,
     LARGE_EXPERTS,
     NO_DIFFUSION,
     OTHER_MODEL,
@@ -23,6 +24,8 @@ from mxcli.files.loaders.conditions import (
     PARTIAL_ROWS,
     PLAIN_EXPERTS,
     QWEN2_MLP,
+    RENAMED,
+    SPLIT_STACKS,
     TORN,
     UNCUT,
     UNEVEN_BLOCKS,
@@ -32,6 +35,7 @@ from mxcli.files.loaders.conditions import (
     of_models,
 )
 from mxcli.files.loaders.engine import ENGINES
+from mxcli.files.loaders.model_types import INITIALIZED, MULTIPLIED, UNSPELLED
 from mxcli.files.loaders.rule import (
     AT_A_LOSS,
     LOADS,
@@ -122,12 +126,6 @@ def _of_servers(engine: str, layouts: Sequence[str]) -> Iterator[LoaderRule]:
 
 _DEQUANTIZE = "Load it with quantization_config=CompressedTensorsConfig(dequantize=True)."
 _WITH_DEQUANTIZE = "it is loaded with dequantize=True"
-_INITIALIZED = (
-    "gpt_bigcode", "falcon", "nanochat", "modernbert", "modernbert-decoder", "rwkv", "mamba", "falcon_mamba", "mamba2",
-    "recurrent_gemma", "xlstm", "t5", "mt5", "umt5", "longt5", "switch_transformers", "pegasus_x", "wav2vec2", "wavlm",
-    "wav2vec2-bert", "siglip",
-)  # fmt: skip
-"""Model types whose layers transformers initializes after they were made, before codes are unpacked."""
 _NO_SCHEME = "it has no scheme for this format"
 _COMPRESSED_TENSORS = (
     _row("vllm", CT, [NVFP4, MXFP8, CHANNEL, BLOCK], LOADS, evidence=_VLLM_RUN),
@@ -148,11 +146,12 @@ _COMPRESSED_TENSORS = (
     ),
     _row(
         "transformers", CT, [NVFP4], WRONGLY, "it stacks experts and drops their tensor scales, without an error",
-        "Use --format mxfp4, or vLLM or SGLang for NVFP4 experts; --layout torchao leaves experts plain.", when=EXPERTS,
+        "Use --format mxfp4, or vLLM or SGLang for NVFP4 experts; --layout torchao leaves experts plain.",
+        when=JOINED_EXPERTS,
     ),
     _row(
         "transformers", CT, [MXFP8], REFUSES, "it fails to stack experts with their block scales",
-        "Use --layout fp8, --format mxfp4, or --exclude '*.experts.*'.", when=EXPERTS,
+        "Use --layout fp8, --format mxfp4, or --exclude '*.experts.*'.", when=JOINED_EXPERTS,
     ),
     _row(
         "transformers", CT, [BLOCK], REFUSES, "it fails to stack experts with their block scales",
@@ -170,13 +169,24 @@ _COMPRESSED_TENSORS = (
     _row(
         "transformers", CT, [NVFP4, MXFP4, MXFP6], REFUSES,
         "it initializes weights of this model that packed layers do not have yet", _DEQUANTIZE,
-        when=of_models(*_INITIALIZED), unless=_WITH_DEQUANTIZE,
+        when=of_models(*INITIALIZED), unless=_WITH_DEQUANTIZE,
     ),
     _row(
         "transformers", CT, [], REFUSES, "its forward mixes types of this model", _DEQUANTIZE, when=of_models("ctrl"),
         unless=_WITH_DEQUANTIZE,
     ),
-    _row("transformers", CT, [], REFUSES, "it fails to split a layer of this model", when=of_models("dinov2")),
+    _row(
+        "transformers", [CT, FP8, *TORCHAO], [], REFUSES, "it fails to split a layer of this model",
+        when=of_models("dinov2"),
+    ),
+    _row(
+        "transformers", CT, [NVFP4, MXFP4, MXFP6], REFUSES, "it fails to join packed layers of this model",
+        "Use --format mxfp8.", when=of_models("olmo_hybrid"),
+    ),
+    _row(
+        "transformers", CT, [], WRONGLY, "it does not find quantized layers of this model by their names in files, "
+        "without an error", when=of_models(*UNSPELLED), evidence=Evidence(READ, ENGINES["transformers"].version),
+    ),
     *_of_servers("vllm", [CT, MODELOPT, FP8, QUARK, GPT_OSS]),
     *_of_servers("sglang", [CT, MODELOPT, FP8, QUARK, GPT_OSS]),
 )  # fmt: skip
@@ -264,6 +274,18 @@ _OTHERS = (
     _row(
         "transformers", TORCHAO, [], REFUSES, "it cannot split a quantized layer of this model",
         "Use --layout compressed-tensors.", when=of_models("nomic_bert"),
+    ),
+    _row(
+        "transformers", TORCHAO, [], REFUSES, "it looks layers up by their names in memory, which differ from those in "
+        "files", "Use --layout compressed-tensors.", when=RENAMED,
+    ),
+    _row(
+        "transformers", TORCHAO, [], REFUSES, "it multiplies weights of this model outside of their layers",
+        "Use --layout compressed-tensors.", when=of_models(*MULTIPLIED),
+    ),
+    _row(
+        "transformers", FP8, [], WRONGLY, "it does not join single experts of this model, without an error",
+        "Use --exclude '*.experts.*'.", when=SPLIT_STACKS,
     ),
     _row(
         "transformers", TORCHAO, [], REFUSES, "it fails to stack the plain experts of this model",

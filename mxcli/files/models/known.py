@@ -60,15 +60,14 @@ class Model:
 
     def with_roles(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         """Return the tensors with the roles that the model gives them, and why."""
-        writes = any(map(_WRITES.search, tensors))
         # Tensors of equal layers and experts share one look-up.
-        decided: dict[tuple[str, int, str], tuple[str, str]] = {}
+        keys = {name: (_NUMBERS.sub("0", name), len(info.shape), info.role) for name, info in tensors.items()}
+        first = {key: tensors[name] for name, key in keys.items()}
+        writes = any(_WRITES.search(template) for template, *_ in first)
+        decided = {key: self._decided(key[0], info, writes) for key, info in first.items()}
         found = {}
         for name, info in tensors.items():
-            key = (_template(name), len(info.shape), info.role)
-            if key not in decided:
-                decided[key] = self._decided(key[0], info, writes)
-            role, reason = decided[key]
+            role, reason = decided[keys[name]]
             found[name] = replace(info, role=role, reason=reason) if reason else info
         return found | self._kept(found)
 
@@ -188,7 +187,10 @@ def known_model(config: Config | None) -> Model:
 
 def _template(name: str) -> str:
     """Return a name with the numbers of layers and experts made equal."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "0", name)
+    return _NUMBERS.sub("0", name)
+
+
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def _may_be_installed(config: Config) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines.architectures import IDS, Architecture
 from lazy import Lazy, needs
 from tiny_models import bf16, floats, noise, read_raw, tree, write_model
 
-from engines.architectures import IDS, Architecture
 from mxcli.backends import cpu
 from mxcli.backends.cpu import Cpu
 from mxcli.files.checkpoint import open_checkpoint
