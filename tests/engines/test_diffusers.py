@@ -92,14 +92,7 @@ def load(row: Transformer, folder: Path) -> Any:
 
 # MX layers of torchao quantize their inputs too, which the output shows and the weights do not.
 @pytest.mark.parametrize(("format", "inputs"), [("mxfp8", True), ("nvfp4", False), ("fp8_e4m3_channel", False)])
-@pytest.mark.parametrize(
-    "row",
-    [
-        *TRANSFORMERS[:2],
-        pytest.param(TRANSFORMERS[2], marks=pytest.mark.xfail(reason="the header lacks its tensors outside modules")),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("row", TRANSFORMERS, ids=str)
 def test_diffusers_loads(row: Transformer, format: str, inputs: bool, tmp_path: Path) -> None:
     source, q, plain = (tmp_path / name for name in ("source", "q", "plain"))
     save(row, source)

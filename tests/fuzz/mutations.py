@@ -207,7 +207,8 @@ def _offsets(content: bytes, random: Random) -> bytes:
         first["data_offsets"] = random.choice(
             (second["data_offsets"], [end, begin], [begin + move, end + move], [begin, end + move], [begin, begin],
              [end],
-             [begin, end, end], [str(begin), end], [float(min(max(begin, -(2**62)), 2**62)), end], [True, end], [0, len(data)], None)
+             [begin, end, end], [str(begin), end], [float(min(max(begin, -(2**62)), 2**62)), end], [True, end],
+             [0, len(data)], None)
         )  # fmt: skip
         if random.random() < 0.3:
             first["shape"] = random.choice(

@@ -34,7 +34,6 @@ _IN_TOWERS = (
     (r"\.layer\.(\d+)\.", r".layers.\1.", (*_QUERIES, *_OUTPUT, *_MLP), _VIT),
     (r"\.decoder_encoder\.layer\.(\d+)\.", r".decoder_layers.\1.", (*_QUERIES, *_OUTPUT, *_MLP), ("vit_mae",)),
     (r"\.decoder_layers\.(\d+)\.", r".decoder_layers.\1.", (*_QUERIES, *_OUTPUT, *_MLP), ("vit_mae",)),
-    (r"\.layer\.(\d+)\.", r".layer.\1.", _QUERIES, ("dinov2", "dinov2_with_registers", "depth_anything", "lw_detr")),
     (r"\.blocks\.(\d+)\.", r".blocks.\1.", (*_OF_SELF, *_OUTPUT, *_MLP), _SWIN),
     (r"\.block\.(\d+)\.(\d+)\.", r".stages.\1.blocks.\2.", (*_OF_SELF, *_OUTPUT, *_DENSE_MLP), ("segformer",)),
 )

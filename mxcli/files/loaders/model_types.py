@@ -37,7 +37,8 @@ RENAMED_ON_LOAD = tuple(
 """Those whose linear layers have other names in files, if only another beginning."""
 UNSPELLED = tuple(
     """
-    altclip cohere_asr d_fine deepseek_v4 dots3_note ernie4_5_vl_moe gradium_phonon_tts gte hrm_text inkling2
+    altclip cohere_asr d_fine depth_anything depth_pro dinov2_with_registers prompt_depth_anything
+    deepseek_v4 dots3_note ernie4_5_vl_moe gradium_phonon_tts gte hrm_text inkling2
     inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model jina_embeddings_v3 kimi_k25 lara_mini lfm3
     lfm3_vl lfm3_vl_vision lw_detr maskformer mistral_large4 mistral_large4_text molmo2 molmo2_text
     nemo_speechlm nemotron_h_omni pi0 pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 qianfan_ocr radio
