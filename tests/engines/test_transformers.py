@@ -17,27 +17,13 @@ sweep: Any = Lazy("engines.sweep")
 pytestmark = [pytest.mark.slow, needs("accelerate", "compressed_tensors", "torch", "transformers")]
 
 LOADS = ("loads", "loads at a loss")
-_RENAMED = "the targets are not the names that transformers gives these layers"
-_INITIALIZED = "transformers initializes it by weights that packed layers do not have, which no rule says"
-_MULTIPLIED = "it multiplies weights itself, which tensors of torchao do not do, which no rule says"
+_REFUSED = "nvfp4 is refused for transformers, which the row does not state"
 OPEN = {
-    "FalconForCausalLM": _MULTIPLIED,
-    "MambaForCausalLM": _MULTIPLIED,
-    "RwkvForCausalLM": _MULTIPLIED,
-    "NomicBertModel": _RENAMED,
-    "ViTForImageClassification": _RENAMED,
-    "DeiTForImageClassification": _RENAMED,
-    "BeitForImageClassification": _RENAMED,
-    "ASTForAudioClassification": _RENAMED,
-    "SwinForImageClassification": _RENAMED,
-    "Llama4ForCausalLM": "its stacks of experts are split, which transformers does not join from the layout fp8",
-    "Dinov2Model": "transformers fails to split a layer of it in every layout, which one rule says only",
+    "FalconForCausalLM": _REFUSED,
+    "MambaForCausalLM": _REFUSED,
+    "RwkvForCausalLM": _REFUSED,
+    "NomicBertModel": _REFUSED,
     "GraniteSpeechForConditionalGeneration": "verify expects in every layer what only every second has",
-    "UniSpeechForCTC": _INITIALIZED,
-    "Data2VecAudioForCTC": _INITIALIZED,
-    "Wav2Vec2ConformerForCTC": _INITIALIZED,
-    "SpeechT5ForSpeechToText": _INITIALIZED,
-    "Siglip2Model": _INITIALIZED,
 }
 """Architectures that are not right yet, with the reason."""
 

@@ -135,15 +135,10 @@ def _renamed(loading: Loading, weights: Sequence[Weight]) -> Places:
     return [Place(weight.name, "has another name in memory") for weight in weights if not _OWN_NAME.match(weight.name)]
 
 
-def _experts(*types: str, among: bool) -> Callable[[Loading, Sequence[Weight]], Places]:
-    """Return a function that finds experts of models that are among some types, or are not."""
-
-    def places(loading: Loading, weights: Sequence[Weight]) -> Places:
-        if (loading.config.get("model_type") in types) != among:
-            return []
-        return [Place(weight.name, "an expert") for weight in weights if is_expert(weight.name)]
-
-    return places
+def _split_stacks(loading: Loading, weights: Sequence[Weight]) -> Places:
+    if loading.config.get("model_type") not in STACKS:
+        return []
+    return [Place(weight.name, "an expert") for weight in weights if is_expert(weight.name)]
 
 
 def _unserved(loading: Loading, weights: Sequence[Weight]) -> Places:
@@ -190,8 +185,7 @@ UNSHARED = Condition(
     lambda loading, weights: [Place(key, "different scales") for key in loading.unshared],
 )
 EXPERTS = Condition("the model has experts", _each(_expert))
-JOINED_EXPERTS = Condition("the model has experts", _experts("llama4_text", among=False))
-SPLIT_STACKS = Condition("stacks of experts are divided into experts", _experts(*STACKS, among=True))
+SPLIT_STACKS = Condition("stacks of experts are divided into experts", _split_stacks)
 RENAMED = Condition("quantized layers have other names in memory", _renamed)
 LARGE_EXPERTS = Condition("an expert has several blocks", _each(_expert_of_several_blocks))
 DENSE = Condition(

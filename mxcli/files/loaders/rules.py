@@ -15,7 +15,6 @@ from mxcli.files.loaders.conditions import (
     DENSE,
     DIFFUSION,
     EXPERTS,
-    JOINED_EXPERTS,
     LARGE_EXPERTS,
     NO_DIFFUSION,
     OTHER_MODEL,
@@ -147,11 +146,11 @@ _COMPRESSED_TENSORS = (
     _row(
         "transformers", CT, [NVFP4], WRONGLY, "it stacks experts and drops their tensor scales, without an error",
         "Use --format mxfp4, or vLLM or SGLang for NVFP4 experts; --layout torchao leaves experts plain.",
-        when=JOINED_EXPERTS,
+        when=EXPERTS,
     ),
     _row(
         "transformers", CT, [MXFP8], REFUSES, "it fails to stack experts with their block scales",
-        "Use --layout fp8, --format mxfp4, or --exclude '*.experts.*'.", when=JOINED_EXPERTS,
+        "Use --layout fp8, --format mxfp4, or --exclude '*.experts.*'.", when=EXPERTS,
     ),
     _row(
         "transformers", CT, [BLOCK], REFUSES, "it fails to stack experts with their block scales",
@@ -180,8 +179,12 @@ _COMPRESSED_TENSORS = (
         when=of_models("dinov2"),
     ),
     _row(
+        "transformers", CT, [NVFP4], WRONGLY, "it divides a layer of this model and gives one part its tensor scale, "
+        "without an error", "Use --format mxfp8 or mxfp4.", when=of_models("nomic_bert"),
+    ),
+    _row(
         "transformers", CT, [NVFP4, MXFP4, MXFP6], REFUSES, "it fails to join packed layers of this model",
-        "Use --format mxfp8.", when=of_models("olmo_hybrid"),
+        "Use --format mxfp8.", when=of_models("olmo_hybrid", "bailing_hybrid"),
     ),
     _row(
         "transformers", CT, [], WRONGLY, "it does not find quantized layers of this model by their names in files, "

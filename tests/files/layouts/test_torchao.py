@@ -84,12 +84,13 @@ def test_codes_of_six_bits_have_a_byte_each() -> None:
 def test_the_header_describes_every_parameter() -> None:
     said = SWIZZLED.metadata([weight("nvfp4")], ["norm.weight", "a.bias", "scalar"])
     assert said == {
-        "tensor_names": '["a.b.weight", "norm.weight", "a.bias"]',
+        "tensor_names": '["a.b.weight", "norm.weight", "a.bias", "scalar"]',
         "a.b.weight": '{"_type": "NVFP4Tensor", "_data": {"is_swizzled_scales": true, "use_triton_kernel": false, '
         f'"act_quant_kwargs": null, "block_size": 16, "orig_dtype": {BFLOAT16}}}, '
         '"_tensor_data_names": ["per_tensor_scale", "qdata", "scale"]}',
         "norm.weight": '{"_type": "Tensor"}',
         "a.bias": '{"_type": "Tensor"}',
+        "scalar": '{"_type": "Tensor"}',
     }
     assert PLAIN.metadata([weight("fp8_e4m3_channel")], [])["a.b.weight"] == (
         '{"_type": "Float8Tensor", "_data": {"block_size": [1, 192], "mm_config": null, "act_quant_kwargs": null, '

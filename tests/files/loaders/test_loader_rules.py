@@ -289,3 +289,35 @@ def test_what_cannot_be_cut_over_devices() -> None:
     ]
     found = by_engine(loading("compressed-tensors", *weights[:1], devices=2, **config))
     assert (found["vllm"].outcome, found["transformers"].outcome) == ("refuses", "loads")
+
+
+@pytest.mark.parametrize(
+    ("layout", "format", "name", "model", "expected"),
+    [
+        ("torchao", "mxfp8", O, "falcon", "refuses"),
+        ("torchao", "mxfp8", O, "rwkv", "refuses"),
+        ("torchao", "nvfp4", O, "falcon_mamba", "loads"),
+        ("torchao", "mxfp8", "vit.encoder.layer.0.output.dense.weight", "vit", "refuses"),
+        ("torchao", "mxfp8", "language_model.model.layers.0.mlp.up_proj.weight", "llava", "refuses"),
+        ("torchao", "mxfp8", "model.language_model.layers.0.mlp.up_proj.weight", "llava", "loads"),
+        ("fp8", "mxfp8", "vit.encoder.layer.0.output.dense.weight", "vit", "loads"),
+        ("fp8", "mxfp8", "encoder.layer.0.mlp.fc1.weight", "dinov2", "refuses"),
+        ("torchao", "nvfp4", "encoder.layer.0.mlp.fc1.weight", "dinov2", "refuses"),
+        ("fp8", "mxfp8", EXPERT, "llama4_text", "loads wrongly"),
+        ("fp8", "mxfp8", EXPERT, "qwen3_vl_moe", "loads wrongly"),
+        ("fp8", "mxfp8", EXPERT, "qwen3_moe", "loads"),
+        ("compressed-tensors", "nvfp4", O, "unispeech", "refuses"),
+        ("compressed-tensors", "nvfp4", O, "semantic", "refuses"),
+        ("compressed-tensors", "mxfp8", O, "unispeech", "loads"),
+        ("compressed-tensors", "nvfp4", O, "pegasus_x", "loads"),
+        ("compressed-tensors", "nvfp4", O, "nomic_bert", "loads wrongly"),
+        ("compressed-tensors", "mxfp8", O, "nomic_bert", "loads"),
+        ("compressed-tensors", "mxfp8", O, "rt_detr", "loads wrongly"),
+        ("compressed-tensors", "nvfp4", O, "bailing_hybrid", "refuses"),
+        ("compressed-tensors", "mxfp4", O, "olmo_hybrid", "refuses"),
+    ],
+)
+def test_layers_of_models_that_transformers_has_trouble_with(
+    layout: str, format: str, name: str, model: str, expected: str
+) -> None:
+    assert by_engine(loading(layout, weight(name, format), model_type=model))["transformers"].outcome == expected
