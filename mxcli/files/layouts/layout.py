@@ -168,6 +168,8 @@ class Layout:
     loaders leave plain (None: there is no list), `hazards` what they silently get wrong, `transforms` what they apply
     to weights or activations besides scales. `known_settings` are those of its configuration whose values loaders know.
 
+    `settings_keys` are the keys of config.json that hold the settings, each all of them.
+
     `dialects` are the names that files in this layout are recognized by; with `needs_config` they cannot be read
     without a configuration. With `model_scales` loaders convert binary32 scales to the model's dtype; with `rotations`
     a Hadamard transform of the weights is stored too, so that it can be undone; with `names_rules` the configuration
@@ -186,6 +188,7 @@ class Layout:
     contents: Callable[[Weight], tuple[Content, ...]]
     settings: Callable[[Sequence[Weight], Sequence[str]], dict[str, object]]
     weights: Callable[[OnDisk], list[Weight]]
+    settings_keys: tuple[str, ...] = (QUANTIZATION_CONFIG,)
     aliases: tuple[str, ...] = ()
     dialects: tuple[str, ...] = ()
     kind: str = SAFETENSORS

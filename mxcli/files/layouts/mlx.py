@@ -229,6 +229,7 @@ MLX = Layout(
     contents=_contents,
     settings=_settings,
     weights=_weights,
+    settings_keys=(QUANTIZATION, QUANTIZATION_CONFIG),
     dialects=("mlx",),
     metadata=lambda weights, names: {"format": "mlx"},
     remarks=_remarks,

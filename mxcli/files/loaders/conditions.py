@@ -129,6 +129,25 @@ def of_models(*types: str) -> Condition:
     return Condition(f"model_type is {' or '.join(types)}", places)
 
 
+def of_other_models(*types: str) -> Condition:
+    """Return the condition that a model is of none of some types."""
+
+    def places(loading: Loading, weights: Sequence[Weight]) -> Places:
+        found = loading.config.get("model_type")
+        return [] if found in types or not weights else [Place(_CONFIG, f"model_type is {found or 'not stated'}")]
+
+    return Condition("model_type is another one", places)
+
+
+def both(one: Condition, other: Condition) -> Condition:
+    """Return the condition that two hold, at the places of the first."""
+
+    def places(loading: Loading, weights: Sequence[Weight]) -> Places:
+        return one.places(loading, weights) if other.places(loading, weights) else []
+
+    return Condition(f"{one.meaning} and {other.meaning}", places)
+
+
 def _renamed(loading: Loading, weights: Sequence[Weight]) -> Places:
     if loading.config.get("model_type") not in RENAMED_ON_LOAD:
         return []

@@ -48,3 +48,11 @@ UNSPELLED = tuple(
 )
 """Those of which some linear layers have names in transformers that files/layouts/renamed.py does not list, or are
 joined in files."""
+
+RUN_IN_MLX = (
+    "llama", "qwen2", "qwen3", "gemma2", "mistral", "phi", "phi3", "olmo2", "granite", "helium", "nemotron", "seed_oss",
+    "smollm3", "starcoder2", "ernie4_5", "mixtral", "qwen2_moe", "olmoe", "glm4_moe",
+)  # fmt: skip
+"""Model types with which mlx-lm was run, and computed what the weights of its layout are."""
+REFUSED_BY_MLX = ("qwen3_moe", "ernie4_5_moe", "deepseek_v3")
+"""Model types of which mlx-lm refuses some quantized layers."""

@@ -31,10 +31,12 @@ from mxcli.files.loaders.conditions import (
     UNSERVED,
     UNSHARED,
     WEIGHT_ONLY,
+    both,
     of_models,
+    of_other_models,
 )
 from mxcli.files.loaders.engine import ENGINES
-from mxcli.files.loaders.model_types import INITIALIZED, MULTIPLIED, UNSPELLED
+from mxcli.files.loaders.model_types import INITIALIZED, MULTIPLIED, REFUSED_BY_MLX, RUN_IN_MLX, UNSPELLED
 from mxcli.files.loaders.rule import (
     AT_A_LOSS,
     LOADS,
@@ -71,6 +73,7 @@ _RUNS = {
 _VLLM_RUN = Evidence(RUN, "0.32.0", "2026-11")
 """vLLM on a CPU, with the kernels that it has there or its own emulation: each layer computed what the weights are."""
 
+_MLX_RUN = Evidence(RUN, "0.32.2", "2026-11")
 _MLP_AS_MXFP4 = "Use --format mxfp4, or a recipe with mxfp4 for '*.mlp.*'."
 _AS_TORCHAO = "Use --layout torchao."
 _REGROUP = f"Use --format {CHANNEL} or mxfp8, or --exclude those layers."
@@ -341,7 +344,21 @@ _OTHERS = (
         "of MX formats it reads MXFP4 with quantized inputs only", "Use vLLM.",
     ),
     _row("comfyui", COMFY, [], LOADS),
-    _row("mlx", MLX, [], LOADS),
+    _row("mlx", MLX, [], LOADS, evidence=_MLX_RUN),
+    _row(
+        "mlx", MLX, [], NOT_KNOWN, "it was not run with models of this type, whose layers it may split or rename",
+        when=of_other_models(*RUN_IN_MLX, *REFUSED_BY_MLX),
+    ),
+    _row(
+        "mlx", MLX, [], REFUSES, "it stacks the experts of this model without their scales, and loads strictly",
+        "Use --exclude '*.experts.*', or mlx_lm.convert on the plain model.",
+        when=both(EXPERTS, of_models("qwen3_moe", "ernie4_5_moe")), evidence=_MLX_RUN,
+    ),
+    _row(
+        "mlx", MLX, [], REFUSES, "it splits kv_b_proj of this model, and needs biases for it",
+        "Use mlx_lm.convert on the plain model.", when=of_models("deepseek_v3"), evidence=_MLX_RUN,
+    ),
+    _row("transformers", MLX, [], REFUSES, "its settings name no quant_method", "Use --layout compressed-tensors."),
     _row("llama.cpp", GGUF, [MXFP4, NVFP4], LOADS),
     _row(
         "llama.cpp", GGUF, [NVFP4], WRONGLY, "it leaves out the tensor scales of this model's MLP, without an error",
@@ -380,7 +397,7 @@ _OTHERS = (
     _row("sglang", MXCLI, [], REFUSES, "it does not know the quant_method mxcli", "Use mxcli dequantize."),
     _row(
         "mlx", OTHERS_OF_MLX, [], REFUSES, "its layers have other tensor names (weight, scales), and it loads strictly",
-        "Use mlx_lm.convert on the plain model.",
+        "Use --layout mlx.",
     ),
 )  # fmt: skip
 RULES: tuple[LoaderRule, ...] = (*_COMPRESSED_TENSORS, *_MODELOPT, *_FP8, *_OTHERS)

@@ -18,7 +18,6 @@ from mxcli.files.layouts import (
     COLUMN,
     MXCLI,
     PREFERRED,
-    QUANTIZATION_CONFIG,
     Entry,
     Layout,
     Weight,
@@ -221,7 +220,7 @@ def arrange(
     settings = chosen.settings(weights, ignored)
     configs: Mapping[str, Mapping[str, object]] = {
         # A source without configuration gets only the settings that describe the codes.
-        CONFIG: {**(checkpoint.config or {}), **({QUANTIZATION_CONFIG: settings} if settings else {})},
+        CONFIG: {**(checkpoint.config or {}), **(dict.fromkeys(chosen.settings_keys, settings) if settings else {})},
         **chosen.extra_configs(weights, ignored),
     }
     configs, cache_notes = with_cache_scheme(configs, checkpoint, chosen)

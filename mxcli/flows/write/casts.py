@@ -17,7 +17,13 @@ def as_casts(checkpoint: Checkpoint) -> Checkpoint:
     scale = next((info for info in infos if info.role == "scale"), None)
     casts = any(info.dtype in FP8 for info in infos)
     if scale is not None or checkpoint.dialect not in (UNSCALED, UNKNOWN) or not casts:
-        found = f"the scale {printable(scale.name)}" if scale else f"quantized ({checkpoint.dialect or 'not'})"
+        found = (
+            f"the scale {printable(scale.name)}"
+            if scale
+            else f"quantized ({checkpoint.dialect})"
+            if checkpoint.dialect
+            else "plain tensors"
+        )
         raise RefusedError(
             f"{printable(checkpoint.where)}: --unscaled is for FP8 weights without scales; found {found}. Omit it."
         )
