@@ -75,7 +75,7 @@ _VLLM_RUN = Evidence(RUN, "0.32.0", "2026-11")
 
 _MLX_RUN = Evidence(RUN, "0.32.2", "2026-11")
 _MLP_AS_MXFP4 = "Use --format mxfp4, or a recipe with mxfp4 for '*.mlp.*'."
-_AS_TORCHAO = "Use --layout torchao."
+_AS_CT, _AS_TORCHAO = "Use --layout compressed-tensors.", "Use --layout torchao."
 _REGROUP = f"Use --format {CHANNEL} or mxfp8, or --exclude those layers."
 
 
@@ -201,15 +201,13 @@ _MODELOPT = (
     _row("vllm", MODELOPT, [TENSOR], LOADS),
     _row(
         "vllm", MODELOPT, [BLOCK], REFUSES, "it needs lengths that are multiples of 128 in this layout",
-        "Use --layout compressed-tensors.", when=ANY_PARTIAL, evidence=_VLLM_RUN,
+        _AS_CT, when=ANY_PARTIAL, evidence=_VLLM_RUN,
     ),
     _row(
         "vllm", MODELOPT, [CHANNEL, BLOCK], REFUSES, "its experts have one scale each in this layout",
-        "Use --layout compressed-tensors.", when=EXPERTS, evidence=_VLLM_RUN,
+        _AS_CT, when=EXPERTS, evidence=_VLLM_RUN,
     ),
-    _row(
-        "vllm", MODELOPT, [MXFP4], REFUSES, "it does not know the quant_algo mxfp4", "Use --layout compressed-tensors.",
-    ),
+    _row("vllm", MODELOPT, [MXFP4], REFUSES, "it does not know the quant_algo mxfp4", _AS_CT),
     _row("sglang", MODELOPT, [NVFP4, TENSOR], LOADS),
     _row(
         "sglang", MODELOPT, [MXFP8, CHANNEL, BLOCK, MXFP4], REFUSES,
@@ -224,12 +222,12 @@ _MODELOPT = (
     _row(
         "transformers", MODELOPT, [MXFP8, TENSOR, CHANNEL, BLOCK], WRONGLY,
         "it does not know ModelOpt's checkpoints and takes codes as values, without an error",
-        "Use --layout compressed-tensors.",
+        _AS_CT,
     ),
     _row(
         "transformers", MODELOPT, [NVFP4, MXFP4], REFUSES,
         "it does not know ModelOpt's checkpoints, and packed codes have other shapes than weights",
-        "Use --layout compressed-tensors.",
+        _AS_CT,
     ),
 )  # fmt: skip
 _NATIVE = "a GPU multiplies FP8 blocks as they are (compute capability 8.9 or later)"
@@ -256,12 +254,12 @@ _FP8 = (
     ),
     _row(
         "vllm", FP8, [TENSOR], REFUSES, "it looks for weight_scale where there is one scale per tensor",
-        "Use --layout compressed-tensors.", evidence=_VLLM_RUN,
+        _AS_CT, evidence=_VLLM_RUN,
     ),
     _row("sglang", FP8, [BLOCK, E8M0_BLOCK, MXFP8], LOADS),
     _row(
         "sglang", FP8, [TENSOR], REFUSES, "it looks for weight_scale where there is one scale per tensor",
-        "Use --layout compressed-tensors.",
+        _AS_CT,
     ),
 )  # fmt: skip
 _OTHERS = (
@@ -272,22 +270,22 @@ _OTHERS = (
     *(
         _row(
             engine, GPT_OSS, [MXFP4], REFUSES, "it reads this layout of gpt-oss models only (model_type gpt_oss)",
-            "Use --layout compressed-tensors.", when=OTHER_MODEL, evidence=Evidence(READ, ENGINES[engine].version),
+            _AS_CT, when=OTHER_MODEL, evidence=Evidence(READ, ENGINES[engine].version),
         )
         for engine in ("transformers", "vllm", "sglang", "mlx")
     ),
     _row("transformers", TORCHAO, [], LOADS),
     _row(
         "transformers", TORCHAO, [], REFUSES, "it cannot split a quantized layer of this model",
-        "Use --layout compressed-tensors.", when=of_models("nomic_bert"),
+        _AS_CT, when=of_models("nomic_bert"),
     ),
     _row(
         "transformers", TORCHAO, [], REFUSES, "it looks layers up by their names in memory, which differ from those in "
-        "files", "Use --layout compressed-tensors.", when=RENAMED,
+        "files", _AS_CT, when=RENAMED,
     ),
     _row(
         "transformers", TORCHAO, [], REFUSES, "it multiplies weights of this model outside of their layers",
-        "Use --layout compressed-tensors.", when=of_models(*MULTIPLIED),
+        _AS_CT, when=of_models(*MULTIPLIED),
     ),
     _row(
         "transformers", FP8, [], WRONGLY, "it does not join single experts of this model, without an error",
@@ -299,7 +297,7 @@ _OTHERS = (
     ),
     _row(
         "transformers", FP8, [], WRONGLY, "it splits a quantized layer of this model and drops its scale",
-        "Use --layout compressed-tensors.", when=of_models("nomic_bert"),
+        _AS_CT, when=of_models("nomic_bert"),
     ),
     _row("diffusers", TORCHAO, [], LOADS),
     _row("diffusers", [CT, FP8, QUARK, GPT_OSS, MXCLI], [], REFUSES, "it does not know the quant_method", _AS_TORCHAO),
@@ -335,9 +333,7 @@ _OTHERS = (
         "vllm", QUARK, [TENSOR], REFUSES, "it does not combine one scale of an expert with a scale per token",
         f"Use --format {CHANNEL}.", when=EXPERTS, evidence=_VLLM_RUN,
     ),
-    _row(
-        "transformers", QUARK, [MXFP4, MXFP6, MXFP6_E3M2, TENSOR, CHANNEL], LOADS, "with amd-quark installed",
-    ),
+    _row("transformers", QUARK, [MXFP4, MXFP6, MXFP6_E3M2, TENSOR, CHANNEL], LOADS, "with amd-quark installed"),
     _row("sglang", QUARK, [TENSOR, CHANNEL], LOADS),
     _row(
         "sglang", QUARK, [MXFP4, MXFP6, MXFP6_E3M2], REFUSES,
@@ -358,7 +354,7 @@ _OTHERS = (
         "mlx", MLX, [], REFUSES, "it splits kv_b_proj of this model, and needs biases for it",
         "Use mlx_lm.convert on the plain model.", when=of_models("deepseek_v3"), evidence=_MLX_RUN,
     ),
-    _row("transformers", MLX, [], REFUSES, "its settings name no quant_method", "Use --layout compressed-tensors."),
+    _row("transformers", MLX, [], REFUSES, "its settings name no quant_method", _AS_CT),
     _row("llama.cpp", GGUF, [MXFP4, NVFP4], LOADS),
     _row(
         "llama.cpp", GGUF, [NVFP4], WRONGLY, "it leaves out the tensor scales of this model's MLP, without an error",
@@ -370,20 +366,18 @@ _OTHERS = (
     ),
     _row(
         "transformers", QUARK, [MXFP4, MXFP6, MXFP6_E3M2], REFUSES, "it does not stack experts of this layout",
-        "Use --layout compressed-tensors.", when=EXPERTS,
+        _AS_CT, when=EXPERTS,
     ),
     _row(
         "transformers", QUARK, [TENSOR], WRONGLY, "it drops the scales of experts, without an error",
-        "Use --layout compressed-tensors.", when=EXPERTS,
+        _AS_CT, when=EXPERTS,
     ),
     _row(
         "transformers", QUARK, [CHANNEL], NOT_KNOWN, "experts of this layout and format were not run",
-        "Use --layout compressed-tensors.", when=EXPERTS,
+        _AS_CT, when=EXPERTS,
     ),
     _row("transformers", GGUF, [MXFP4], LOADS),
-    _row(
-        "transformers", GGUF, [NVFP4], REFUSES, "it fails on the tensor scales, x.scale", "Use --format mxfp4.",
-    ),
+    _row("transformers", GGUF, [NVFP4], REFUSES, "it fails on the tensor scales, x.scale", "Use --format mxfp4."),
     _row(
         "llama.cpp", [layout for layout in LAYOUTS if layout != GGUF], [], REFUSES, "it reads GGUF files only",
         "Use --layout gguf.", evidence=Evidence(READ),
@@ -393,8 +387,10 @@ _OTHERS = (
         "it does not know this layout, and takes codes as values or draws weights at random, without an error",
         "Use mxcli dequantize.",
     ),
-    _row("vllm", MXCLI, [], REFUSES, "it does not know the quant_method mxcli", "Use mxcli dequantize."),
-    _row("sglang", MXCLI, [], REFUSES, "it does not know the quant_method mxcli", "Use mxcli dequantize."),
+    *(
+        _row(engine, MXCLI, [], REFUSES, "it does not know the quant_method mxcli", "Use mxcli dequantize.")
+        for engine in ("vllm", "sglang")
+    ),
     _row(
         "mlx", OTHERS_OF_MLX, [], REFUSES, "its layers have other tensor names (weight, scales), and it loads strictly",
         "Use --layout mlx.",

@@ -15,16 +15,14 @@ def as_casts(checkpoint: Checkpoint) -> Checkpoint:
     have scales."""
     infos = checkpoint.tensors.values()
     scale = next((info for info in infos if info.role == "scale"), None)
-    casts = any(info.dtype in FP8 for info in infos)
-    if scale is not None or checkpoint.dialect not in (UNSCALED, UNKNOWN) or not casts:
-        found = (
-            f"the scale {printable(scale.name)}"
-            if scale
-            else f"quantized ({checkpoint.dialect})"
-            if checkpoint.dialect
-            else "plain tensors"
-        )
-        raise RefusedError(
-            f"{printable(checkpoint.where)}: --unscaled is for FP8 weights without scales; found {found}. Omit it."
-        )
-    return replace(checkpoint, dialect=DIALECT)
+    if scale is not None:
+        found = f"the scale {printable(scale.name)}"
+    elif checkpoint.dialect not in (None, UNSCALED, UNKNOWN):
+        found = f"codes of {checkpoint.dialect}"
+    elif not any(info.dtype in FP8 for info in infos):
+        found = "no FP8 weights"
+    else:
+        return replace(checkpoint, dialect=DIALECT)
+    raise RefusedError(
+        f"{printable(checkpoint.where)}: --unscaled is for FP8 weights without scales; it has {found}. Omit it."
+    )
