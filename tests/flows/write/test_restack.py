@@ -316,7 +316,7 @@ def test_a_stack_is_written_whole_hashed_and_resumed(tmp_path: Path) -> None:
     assert record["dtypes"] == {GATE_UP: "BF16", DOWN: "BF16"}
     assert set(record["stored"]["model.safetensors"]) == {GATE_UP, DOWN, "norm.weight"}
     assert set(record["source_hashes"]) == set(read_raw(tmp_path / "q" / "model.safetensors"))
-    assert record["accounting"]["tensors"]["dequantized"]["count"] == 9
+    assert record["accounting"]["tensors"]["dequantized"]["tensors"] == 9
 
 
 @pytest.mark.parametrize("name", ["mlp.experts.fc1.weight", "block_sparse_moe.input_linear.weight"])
