@@ -428,6 +428,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if all went right."""
     parsed = options(arguments)
+    # A shell's background commands ignore SIGINT, and so would the commands started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     wrong = 0
     with tempfile.TemporaryDirectory(dir=parsed.folder, prefix="mxcli-interruption-") as folder:
         for line in (storm_run if parsed.storm else run)(parsed, Path(folder)):
