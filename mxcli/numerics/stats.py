@@ -180,8 +180,13 @@ def stats_record(stats: Stats) -> dict[str, object]:
 
 
 def stats_of(record: Mapping[str, Any]) -> Stats:
-    """Return the statistics that a record is of."""
-    return Stats(**{name: _restored(value, getattr(_EMPTY, name)) for name, value in record.items()})
+    """Return the statistics that a record is of. Raises ValueError for one with a value of another type."""
+    restored = {name: _restored(value, getattr(_EMPTY, name)) for name, value in record.items()}
+    for name, value in restored.items():
+        empty = getattr(_EMPTY, name)
+        if type(value) is not type(empty) and not (isinstance(empty, float) and type(value) is int):
+            raise ValueError(f"'{name}' cannot be {value!r}")
+    return Stats(**restored)
 
 
 def _plain(value: Any) -> object:
@@ -195,5 +200,12 @@ def _restored(value: Any, empty: object) -> Any:
     if isinstance(empty, Histogram):
         first, *counts = value
         after = len(empty) - first - len(counts)
+        if first < 0 or after < 0:
+            raise ValueError(f"bins {first!r} to {first + len(counts)} of a histogram of {len(empty):,}")
         return Histogram.of(array("q", [0] * first + counts + [0] * after).tobytes())
-    return tuple(map(tuple, value)) if isinstance(empty, tuple) else value
+    if not isinstance(empty, tuple):
+        return value
+    pairs = tuple(map(tuple, value))
+    if any(list(map(type, pair)) != [float, int] for pair in pairs):
+        raise ValueError(f"a worst block cannot be {value!r}")
+    return pairs

@@ -50,3 +50,23 @@ def test_values_that_json_could_lose() -> None:
     )
     assert bits(stats_of(json.loads(json.dumps(stats_record(odd))))) == bits(odd)
     assert bits(stats_of(json.loads(json.dumps(stats_record(Stats()))))) == bits(Stats())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("saturated", "7", "'saturated' cannot be '7'"),
+        ("saturated", 1.5, "'saturated' cannot be 1.5"),
+        ("nan", True, "'nan' cannot be True"),
+        ("signal", None, "'signal' cannot be None"),
+        ("noise", [1.0], r"'noise' cannot be \[1.0\]"),
+        ("scale_bins", [-1, 2], "bins -1 to 0 of a histogram of 257"),
+        ("scale_bins", [256, 1, 1], "bins 256 to 258 of a histogram of 257"),
+        ("worst", [[1, 2]], "a worst block cannot be"),
+        ("worst", [["1.0", 2]], "a worst block cannot be"),
+        ("worst", [[1.0]], "a worst block cannot be"),
+    ],
+)
+def test_values_of_other_types_are_no_statistics(name: str, value: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        stats_of({**stats_record(Stats()), name: value})

@@ -7,6 +7,7 @@ recorded options, and the new file gets its name only if every hash of the recor
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -228,9 +229,11 @@ def _damage(folder: Path, shard: Shard, record: OutputRecord, jobs: Sequence[Wri
 
 
 def _bytes(file: BinaryIO, shard: Shard, entry: Entry) -> Array:
-    """Return the bytes where a tensor is to be; fewer if the file ends before."""
-    file.seek(shard.ends[entry.name] - entry.nbytes)
-    return np.frombuffer(file.read(entry.nbytes), np.uint8)
+    """Return the bytes where a tensor is to be; fewer if the file ends before. A device that looks like a file has no
+    size, and reading beyond it would wait."""
+    begin = shard.ends[entry.name] - entry.nbytes
+    file.seek(begin)
+    return np.frombuffer(file.read(max(0, min(entry.nbytes, os.fstat(file.fileno()).st_size - begin))), np.uint8)
 
 
 def _changed_sources(source: Checkpoint, record: OutputRecord, jobs: Sequence[WriteJob]) -> list[str]:

@@ -305,6 +305,16 @@ def test_a_link_is_replaced_and_its_target_stays(tmp_path: Path, nvfp4: tuple[Pa
     assert contents(folder) == contents(sound)
 
 
+@pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="there is no file that never ends")
+def test_a_file_that_never_ends_is_replaced(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
+    model, sound = nvfp4
+    folder = Path(shutil.copytree(sound, tmp_path / "q"))
+    (folder / SHARD).unlink()
+    (folder / SHARD).symlink_to("/proc/kmsg")
+    assert [each.file for each in repair(folder, model, Cpu())] == [SHARD]
+    assert contents(folder) == contents(sound)
+
+
 def test_permissions_are_kept(tmp_path: Path, nvfp4: tuple[Path, Path]) -> None:
     model, sound = nvfp4
     folder = Path(shutil.copytree(sound, tmp_path / "q"))
