@@ -108,7 +108,9 @@ def import_extra(package: str, what: str, extra: str | None = None) -> ModuleTyp
 
 def printable(text: object) -> str:
     """Return the text with unprintable characters escaped, shortened in the middle when very long."""
-    shown = _shortened(str(text), SHOWN_CHARACTERS)
+    shown = str(text)
+    if len(shown) > SHOWN_CHARACTERS:
+        shown = _shortened(shown, SHOWN_CHARACTERS)
     if shown.isprintable():
         return shown
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)

@@ -73,15 +73,21 @@ def imports_in(module: str, node: ast.AST, late: bool = False, typing: bool = Fa
         source = "." * node.level + (node.module or "")
         for alias in node.names:
             yield Import(place(module, node), source, alias.name, alias.asname or alias.name, late, typing)
-    elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+    elif isinstance(node, ast.If) and is_type_checking(node.test):
         for child in node.body:
             yield from imports_in(module, child, late, typing=True)
         for child in node.orelse:
             yield from imports_in(module, child, late, typing)
     else:
-        late = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        late = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.iter_child_nodes(node):
-            yield from imports_in(module, child, late, typing)
+            if not isinstance(child, ast.expr):  # which holds no statement
+                yield from imports_in(module, child, late, typing)
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    named = isinstance(test, ast.Name | ast.Attribute)
+    return named and ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 def place(module: str, node: ast.stmt | ast.expr) -> str:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,17 +63,21 @@ VERBS = frozenset(
 """Imperatives that a function's docstring may begin with; another verb is added here."""
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def prose(path: Path) -> list[tuple[int, str]]:
     """The lines of a file in which words are read: identifiers count too, split at underscores."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        yield number, line.replace(".tell(", "").replace("_", " ")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [(number, line.replace(".tell(", "").replace("_", " ")) for number, line in enumerate(lines, 1)]
 
 
-def documented(path: Path) -> Iterator[tuple[ast.AST, str]]:
+@cache
+def documented(path: Path) -> list[tuple[ast.AST, str]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
-            yield node, text
+    return [
+        (node, text)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node))
+    ]
 
 
 def is_property(node: ast.AST) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mxcli.backends.backend import Backend
     from mxcli.cli.terminal import Messages
     from mxcli.flows.plan.memory import Need
-    from mxcli.output.plans import Site
+    from mxcli.output.site import Site
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?(?:([KMGT])(?:i?B)?|B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -103,7 +103,7 @@ def found_device(machine: Machine, messages: Messages) -> str:
 def planned_site(machine: Machine, messages: Messages, need: Need) -> Site:
     """Return the machine of a dry run that writes nothing; raises EnvironmentFailure like `open_backend`."""
     from mxcli.flows.plan.memory import check_memory
-    from mxcli.output.plans import Site
+    from mxcli.output.site import Site
 
     site = Site(None, None, found_device(machine, messages), machine.max_bytes)
     check_memory(need, site.max_memory, site.device)

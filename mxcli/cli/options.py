@@ -95,6 +95,17 @@ DryRun = Annotated[
 ]
 
 
+LayoutName = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        metavar="LAYOUT",
+        autocompletion=completes(_LAYOUT_NAMES),
+        help="Tensor names and byte order of the output, one that `mxcli explain` lists; mxcli holds any format.",
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class SchemeOptions:
     """The format and the rules as typed, by the names of Options and RuleOptions, and the recipe file they override."""

@@ -25,7 +25,7 @@ from mxcli.cli.options import (
 from mxcli.cli.outputs import Results, deliver_forms, deliver_report
 from mxcli.cli.recipes import requested_options, save_recipe
 from mxcli.cli.terminal import INTERRUPTED, Messages
-from mxcli.cli.writing import Writing, outcome_notes, report_unfinished, write_options
+from mxcli.cli.writing import Writing, check_output, outcome_notes, report_unfinished, write_options
 from mxcli.errors import UsageError, printable
 from mxcli.files.loaders.engine import engines_of
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mxcli.flows.plan.plan import Options, Plan
     from mxcli.flows.write.arrange import Arrangement
     from mxcli.flows.write.quantize import Written
-    from mxcli.output.plans import Site
+    from mxcli.output.site import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,11 @@ def _plan(checkpoint: Checkpoint, options: Options, captured: Checkpoint | None,
 
 
 def _arranged(checkpoint: Checkpoint, plan: Plan, writing: QuantizeOptions) -> Arrangement:
+    from mxcli.flows.verify.incomplete import refuse_incomplete
     from mxcli.flows.write.arrange import arrange
 
+    if not writing.no_verify:
+        refuse_incomplete(checkpoint)
     size, devices = writing.max_shard_bytes, writing.tensor_parallel
     return arrange(checkpoint, plan, max_shard_bytes=size, engines=writing.named, devices=devices)
 
@@ -206,34 +209,20 @@ def _share_notes(work: _Work) -> list[str]:
 
 def _site(output: str | None, device: str, max_memory: int | None) -> Site:
     from mxcli.flows.doctor import free_bytes
-    from mxcli.output.plans import Site
+    from mxcli.output.site import Site
 
     return Site(output, None if output is None else free_bytes(Path(output)), device, max_memory)
 
 
 def _check_output(work: _Work, folder: Path | None, results: Results) -> None:
     """Refuse what the run would refuse; without a folder, only what is wrong with the source."""
-    from mxcli.files.complete import is_complete
-    from mxcli.files.model_files import RECORD
-    from mxcli.files.output_folder import check_output_folder
-    from mxcli.files.preflight import check_draft, refuse_names_of
-    from mxcli.files.progress import progress_path, read_progress, refuse_unfinished
     from mxcli.flows.write.pipeline import planned_draft
     from mxcli.flows.write.records import planned_record
 
     record = planned_record(work.checkpoint, work.plan, work.arrangement, ())
     draft = planned_draft(work.checkpoint, work.arrangement.shards, work.arrangement.configs, record)
-    if folder is None:
-        check_draft(draft, None)
-        return
-    refuse_names_of(folder, (*draft.names, RECORD), work.others(results))
-    resume, share, force = work.writing.resume, work.writing.share, results.force
-    if resume and is_complete(folder):
-        return
-    check_output_folder(folder, work.checkpoint, draft.names, force=force, resume=resume, inputs=work.inputs)
-    check_draft(draft, folder)
-    if not (force or resume):
-        refuse_unfinished(folder, share, read_progress(progress_path(folder, share)))
+    others, force = work.others(results), results.force
+    check_output(work.checkpoint, draft, folder, work.writing, force=force, others=others, inputs=work.inputs)
 
 
 def _write(work: _Work, results: Results, machine: Machine, messages: Messages, command: list[str]) -> Written:

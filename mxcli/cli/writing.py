@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mxcli.cli.terminal import Messages
-    from mxcli.files.progress import Share
+    from mxcli.files.checkpoint import Checkpoint
+    from mxcli.files.progress import Draft, Share
     from mxcli.flows.write.pipeline import Outcome, WriteOptions
 
 _SHARE = re.compile(r"([0-9]{1,30})/([0-9]{1,30})")
@@ -147,6 +148,35 @@ def output_check(output: str, *, skipped: bool) -> Callable[[Path], None] | None
     from mxcli.flows.verify.written import check_written
 
     return None if skipped else lambda folder: check_written(folder, output)
+
+
+def check_output(
+    checkpoint: Checkpoint,
+    draft: Draft,
+    folder: Path | None,
+    writing: Writing,
+    *,
+    force: bool,
+    others: tuple[Path, ...] = (),
+    inputs: tuple[Path, ...] = (),
+) -> None:
+    """Refuse what writing a draft would refuse; without a folder, only what is wrong with the source."""
+    from mxcli.files.complete import is_complete
+    from mxcli.files.model_files import RECORD
+    from mxcli.files.output_folder import check_output_folder
+    from mxcli.files.preflight import check_draft, refuse_names_of
+    from mxcli.files.progress import progress_path, read_progress, refuse_unfinished
+
+    if folder is None:
+        check_draft(draft, None)
+        return
+    refuse_names_of(folder, (*draft.names, RECORD), others)
+    if writing.resume and is_complete(folder):
+        return
+    check_output_folder(folder, checkpoint, draft.names, force=force, resume=writing.resume, inputs=inputs)
+    check_draft(draft, folder)
+    if not (force or writing.resume):
+        refuse_unfinished(folder, writing.share, read_progress(progress_path(folder, writing.share)))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,7 +61,8 @@ class Dump:
 
     `path` is matched with a file's absolute path, since a source may be one file of a dump, and `tensor` with the names
     in it, both in full, for their groups `layer`, `word`, `step` and `rank`. `select` returns those of the tensors
-    found in a source that belong to the dump (none: not such a dump).
+    found in a source that belong to the dump (none: not such a dump). `needs` is searched in the names: if it is in
+    none of them, `select` returns none.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Dump:
     tensor: str
     select: Callable[[Sequence[DumpedTensor]], list[DumpedTensor]]
     source: str
+    needs: str = ""
 
 
 def _with_inputs(found: Sequence[DumpedTensor]) -> list[DumpedTensor]:
@@ -101,6 +103,7 @@ DUMPS = (
         rf"((?P<layer>.+)\.)?(?P<word>{'|'.join(ROLE_OF_WORD)})(\.(?P<step>\d+))?",
         _with_inputs,
         "dicts as hooks collect them, flat or nested: LAYER.WORD to a tensor, or to a list of them, one of each step",
+        rf"(^|\.)({'|'.join(word for word, role in ROLE_OF_WORD.items() if role != WEIGHT)})(\.\d+)?$",
     ),
 )
 STEP = re.compile(r"(?<![a-z])(?:step|iter|iteration)[-_]?(\d{1,18})(?!\d)", re.IGNORECASE)
@@ -114,12 +117,19 @@ def find_dump(root: Path, contents: Mapping[Path, FileContents]) -> tuple[Dump, 
     Tensors without floats or rows are ignored.
     """
     for dump in DUMPS:
+        if not _has_needed(dump, contents.values()):
+            continue
         found = {path: list(_found(dump, root, path, part)) for path, part in contents.items()}
         selected = set(dump.select([each for listed in found.values() for each in listed]))
         if selected:
             chosen = {path: [each for each in listed if each in selected] for path, listed in found.items()}
             return dump, {path: listed for path, listed in chosen.items() if listed}
     return None
+
+
+def _has_needed(dump: Dump, contents: Iterable[FileContents]) -> bool:
+    needs = re.compile(dump.needs, re.IGNORECASE)
+    return not dump.needs or any(needs.search(info.name) for part in contents for info in part.tensors)
 
 
 def step_and_rank(path: Path) -> dict[str, int]:

@@ -106,7 +106,9 @@ def detect_dialect(
         return stated, [f"Quantized by {printable(stated)}, which this program does not read."]
     seen = _seen(tensors.values(), frozenset(metadata))
     if seen is None:
-        return UNKNOWN, ["Some tensors hold codes of 8 bits or fewer, but no known layout fits."]
+        codes = [printable(info.name) for info in tensors.values() if info.role == "codes" or info.dtype in FP8]
+        named = f"{len(codes):,} tensor{'s' * (len(codes) > 1)} ('{codes[0]}'{', …' * (len(codes) > 1)})"
+        return UNKNOWN, [f"{named} of codes by name and dtype, and no known layout fits."]
     if seen == UNSCALED:
         return seen, ["FP8 weights without scales: plain casts, or their scales are missing."]
     return seen, [f"No quantization_config; {seen} is recognized by the names and dtypes of the tensors."]

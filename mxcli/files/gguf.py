@@ -68,7 +68,8 @@ def _type(name: str) -> Any:
 
 
 GGUF_NAMES = (
-    "Names of GGUF files, which are llama.cpp's, are matched only with those of a plain checkpoint of Hugging Face."
+    "Names of GGUF files, which are llama.cpp's, are matched with those of Hugging Face for Llama, Mistral, Qwen2 and "
+    "Qwen3 models only."
 )
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -156,3 +156,10 @@ def interleaved(x: Array, heads: int) -> Array:
     embedding, which Hugging Face's llama stores n apart, become neighbours."""
     paired = x.reshape(heads, 2, -1, *x.shape[1:])
     return np.ascontiguousarray(np.swapaxes(paired, 1, 2)).reshape(x.shape)
+
+
+def halved(x: Array, heads: int) -> Array:
+    """Reorder rows [heads * 2n, …] so that those of a head are in the order 0, 2, 4, … 1, 3, 5, …: the inverse of
+    `interleaved`."""
+    paired = x.reshape(heads, -1, 2, *x.shape[1:])
+    return np.ascontiguousarray(np.swapaxes(paired, 1, 2)).reshape(x.shape)

@@ -16,6 +16,7 @@ UNACCOUNTED_QUANTIZED, UNACCOUNTED_DEQUANTIZED = "mxcli.quantized/2", "mxcli.deq
 EARLIER_QUANTIZED, EARLIER_DEQUANTIZED = "mxcli.quantized/1", "mxcli.dequantized/1"
 """Schemas of still earlier versions, whose records may lack hashes too."""
 ALL_QUANTIZED = (QUANTIZED, UNACCOUNTED_QUANTIZED, EARLIER_QUANTIZED)
+CONVERTED = "mxcli.converted/1"
 SCHEMA, TENSORS = "schema", "tensors"
 
 
@@ -110,6 +111,12 @@ _OF_QUANTIZED = (
     RecordKey(TENSORS, "the decision on every tensor", _is_full_object),
 )
 _OF_DEQUANTIZED = (*_COMMON, RecordKey("dtypes", "the dtypes of the tensors", _are_dtypes))
+_OF_CONVERTED = (
+    *_COMMON,
+    RecordKey("converted_from", "the name of a layout", _is_text),
+    RecordKey("origin", "how the codes were made or null", lambda value: value is None or isinstance(value, dict)),
+    RecordKey(TENSORS, "what is known of every tensor", _is_full_object),
+)
 _OF_HASHES = (
     *(
         RecordKey(key, "the hashes of the output", _is_full_object)
@@ -121,6 +128,7 @@ _OF_ACCOUNTING = (RecordKey(ACCOUNTING, "the files of the source with sums that 
 SCHEMAS: Mapping[str, tuple[RecordKey, ...]] = {
     QUANTIZED: (*_OF_QUANTIZED, *_OF_HASHES, *_OF_ACCOUNTING),
     DEQUANTIZED: (*_OF_DEQUANTIZED, *_OF_HASHES, *_OF_ACCOUNTING),
+    CONVERTED: (*_OF_CONVERTED, *_OF_HASHES, *_OF_ACCOUNTING),
     UNACCOUNTED_QUANTIZED: (*_OF_QUANTIZED, *_OF_HASHES),
     UNACCOUNTED_DEQUANTIZED: (*_OF_DEQUANTIZED, *_OF_HASHES),
     EARLIER_QUANTIZED: _OF_QUANTIZED,

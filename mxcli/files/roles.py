@@ -18,14 +18,16 @@ SENSITIVE, VISION, AUDIO = "sensitive", "vision", "audio"
 """Roles of linear layers that are kept by default, by the model: what published recipes keep, and towers next to a
 language model."""
 
-WIDE, NARROW, EXPONENT, INTEGER = "wide", "narrow", "exponent", "integer"
-ALL = (WIDE, NARROW, EXPONENT, INTEGER)
+WIDE, NARROW, EXPONENT, INTEGER, UNCODED = "wide", "narrow", "exponent", "integer", "uncoded"
+ALL = (WIDE, NARROW, EXPONENT, INTEGER, UNCODED)
 FLOAT = (WIDE, NARROW)
 
 ANY, VECTOR, MATRIX, STACK = range(65), range(1, 2), range(2, 3), range(3, 4)
 MATRICES, KERNELS = range(2, 65), range(3, 65)
 
 NAME_END = 512
+_NEVER_CODES = frozenset({"BOOL", "C64", "I64", "U64"})
+"""Dtypes without fractions that no producer packs codes in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +50,26 @@ class TagRow:
 
 
 _ROUTERS = (
-    r"(^|[._])(router|shared_expert_gate)(\.|$)|(^|\.)(mlp|moe|ffn|feed_forward|\w+_moe|mixer)\.gate\."
-    r"|(^|\.)ffn_gate_inp(_shexp)?\."
+    r"(^|[._])(router|(shared_)?experts?_gate|gat(e|ing)_network)(\.|$)|(^|\.)ffn_gate_inp(_shexp)?\."
+    r"|(^|\.)(mlp|moe|ffn|ffn_layer|feed_forward|\w+_moe|mixer)\.(gate|gate_fn|gating|switch)\."
 )
+_SHORT_ROUTERS = r"(^|\.)(moe|\w+_moe|moe_\w+)\.(w_?g|w_gate|gate_linear|gate_layer)(\.weight)?$"
 _NORMS = (
     r"(?i)(^|\.)([^.]*norm(?!al(?!i[sz]))[^.]*|ln|ln[_\d][^.]*|[^.]*_ln\d*|([^.]*_)?bn\d*)\.(weight|gamma|scale|g)$"
 )
 _TABLES = (
-    r"(?!patch)[^.]*(embed(ding)?s?|embd)|(embed_(tokens|in|positions)|positional_embed)[^.]*|wte|wpe|shared"
-    r"|((tok|pos|word|label|type|class|seg|rel_pos|time)_)?emb|pe|[^.]*(embedding_table|codebooks?)"
+    r"(?!patch)[^.]*(embed(ding)?s?|embd|(?<![^._])embs?)|(emb(ed(ding)?)?_(tokens|in|positions|code|text|layer))[^.]*"
+    r"|positional_embed[^.]*|wte|wpe|shared|lut|pe|[^.]*(embedding_table|codebooks?)"
+    r"|emb(ed(ding)?s?)?\.(word|tok(en)?s?|pos(ition)?s?|type)"
 )
 _EMBEDDINGS = rf"(^|\.)({_TABLES})(\.\d+)?(\.weights?)?$"
-_HEADS = r"score|classifier|qa_outputs|v_head(\.summary)?|value_head|reward_head|classification_head|cls_head"
+_HEADS = r"score|classifier|qa_outputs|v_head(\.summary)?|value_head|reward_head|classification_head|cls_head|reward"
 _PARTS_OF_HEADS = r"dense|dense_proj|out_proj|linear\d?"
+_OUTPUTS = (
+    r"(out(put)?|codec|mlm|lm|vocab|token|prediction|logits?|text|audio)_head|unembed|to_logits|logits?(_proj|_layer)?"
+    r"|output_(layer|projection)|generator(\.proj)?|vocab_proj(ection)?|final_proj|transformer\.ff_out"
+)
+"""Output heads outside numbered layers."""
 
 # The first matching row decides.
 ROLES = (
@@ -80,17 +89,22 @@ ROLES = (
     RoleRow("scale", r"(^|[._])(weight|input|output|activation|act|q|k|v|kv)_scale(_inv|_2|s)?$", "scale of codes"),
     RoleRow(
         "scale",
-        r"_global_scale$|_per_tensor_scale$|_zero_point$|[._](qzeros|absmax|scales)$",
+        r"_global_scale$|_per_tensor_scale$|_scale_inv$|_zero_point$|[._](qzeros|absmax|scales)$",
         "scale of codes",
     ),
     RoleRow("scale", r"\.scale_(weight|input)$", "scale of codes"),
     RoleRow("scale", r"", "powers of two", widths=(EXPONENT,)),
     RoleRow("codes", r"(_packed|_qdata|_blocks|[._]qweight)$", "packed codes", widths=(INTEGER, NARROW)),
     RoleRow("codes", r"(^|[._])weight$", "packed codes", dims=MATRICES, widths=(INTEGER,)),
-    RoleRow("buffer", r"", "not a float tensor", widths=(INTEGER,)),
-    RoleRow("embedding", r"relative_attention_bias|relative_position_bias_table", "table of position biases"),
+    RoleRow("buffer", r"", "not a float tensor", widths=(INTEGER, UNCODED)),
+    RoleRow(
+        "embedding",
+        r"relative_attention_bias|relative_position_bias_table|(^|\.)rel(ative)?_(pos|attn)[^.]*_bias\.weight$",
+        "table of position biases",
+    ),
     RoleRow("bias", r"(^|[._])bias(_(ih|hh)(_l\d+)?(_reverse)?|_[kv])?$|\.beta$", "bias"),
     RoleRow("router", _ROUTERS, "chooses experts"),
+    RoleRow("router", _SHORT_ROUTERS, "chooses experts", dims=MATRIX),
     RoleRow("scale", r"\.scale$", "scale of codes", dims=MATRICES),
     RoleRow("lm_head", r"(^|[._])lm_heads?(\.\d+)?(\.(decoder|linear))?\.weight$", "output head"),
     RoleRow("lm_head", r"(^|\.)(embed_out|unembedding|vocab_projector|shared_head\.head)\.weight$", "output head"),
@@ -101,7 +115,9 @@ ROLES = (
         MATRICES,
     ),
     RoleRow("lm_head", r"(^|\.)cls\.predictions\.decoder\.weight$", "output head"),
+    RoleRow("lm_head", rf"^(?!.*\.\d+\.)(.*\.)?({_OUTPUTS})\.weight$", "output head", MATRICES),
     RoleRow("lm_head", rf"^({_HEADS})(\.({_PARTS_OF_HEADS}))?\.weight$", "head of a task", MATRICES),
+    RoleRow("lm_head", r"^(cls\.seq_relationship|[^.]*regression_head)\.weight$", "head of a task", MATRICES),
     RoleRow("lm_head", r"(^|\.)contact_head\.regression\.weight$", "head of a task", MATRICES),
     RoleRow("norm", _NORMS, "normalization"),
     RoleRow("conv", r"(^|\.)patch_embed|conv", "convolution", dims=KERNELS, widths=FLOAT),
@@ -166,15 +182,19 @@ def mtp_prefixes(names: Iterable[str]) -> frozenset[str]:
 
 def _template(name: str) -> str:
     """Return the end of the name with numeric segments made equal, so that layers and experts share one look-up."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "0", name[-NAME_END:])
+    return _NUMBERS.sub("0", name[-NAME_END:])
 
 
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@lru_cache(maxsize=len(DTYPES))
 def _width(dtype: str) -> str:
     row = DTYPES[dtype]
     if dtype == "F8_E8M0":
         return EXPONENT
     if not row.is_float:
-        return INTEGER
+        return UNCODED if dtype in _NEVER_CODES else INTEGER
     return WIDE if row.bits > 8 else NARROW
 
 

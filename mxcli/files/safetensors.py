@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from mxcli.errors import InputError, printable, together
@@ -20,6 +21,8 @@ METADATA = "__metadata__"
 STALE_METADATA = frozenset({"_quantization_metadata", "quantization_config", "quantization"})
 """Its keys that describe the codes of a file: an output has others, or none."""
 FIELDS = ("dtype", "shape", "data_offsets")
+_STATED = itemgetter(*FIELDS)
+_WHOLE = frozenset({int})
 
 
 def read_safetensors(path: Path) -> FileContents:
@@ -143,10 +146,11 @@ def _checked_entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int,
         raise ValueError("its name is not valid Unicode") from None
     if not isinstance(entry, dict):
         raise ValueError(f"its entry is {type(entry).__name__}, not an object")
-    missing = [field for field in FIELDS if field not in entry]
-    if missing:
-        raise ValueError(f"its entry lacks {', '.join(missing)}")
-    dtype, shape, offsets = (entry[field] for field in FIELDS)
+    try:
+        dtype, shape, offsets = _STATED(entry)
+    except KeyError:
+        missing = [field for field in FIELDS if field not in entry]
+        raise ValueError(f"its entry lacks {', '.join(missing)}") from None
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"dtype {printable(dtype)} is unknown; known are {', '.join(DTYPES)}")
     if not _are_sizes(shape):
@@ -164,7 +168,9 @@ def _checked_entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int,
 
 
 def _are_sizes(numbers: object) -> bool:
-    return isinstance(numbers, list) and all(type(n) is int and 0 <= n <= LARGEST for n in numbers)
+    if not isinstance(numbers, list) or not _WHOLE.issuperset(map(type, numbers)):
+        return False
+    return not numbers or (min(numbers) >= 0 and max(numbers) <= LARGEST)
 
 
 def _coverage(path: Path, tensors: Sequence[TensorInfo], data_start: int, size: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,24 @@ def locate(source: str | Path) -> Source:
     indexed = any(name.endswith(INDEX_SUFFIX) for name in names)
     if "config.json" in names and not indexed and model_names(kind, names, []) == [path.name]:
         return _in_directory(path.parent, (kind,))
+    if kind == GGUF and len(parts := _parts_of(path, names)) > 1:
+        return Source(path.parent, kind, parts)
     return Source(path.parent, kind, (path,), notes=_lone_shard(path, names))
+
+
+def _parts_of(path: Path, names: Sequence[str]) -> tuple[Path, ...]:
+    """Return the parts of the GGUF file that a file is a part of, in order: llama.cpp names a whole one by its first
+    part. Raises InputError for those that are missing."""
+    match = SHARD_NAME.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    parts = [(part, name) for name in names if (part := SHARD_NAME.fullmatch(name)) and _set_of(part) == _set_of(match)]
+    refuse_gaps(path.parent, [name for _, name in parts])
+    return tuple(path.parent / name for part, name in sorted(parts, key=lambda each: int(each[0][2])))
+
+
+def _set_of(shard: re.Match[str]) -> tuple[str, ...]:
+    return shard[1], shard[3], shard[4]
 
 
 def _in_directory(root: Path, kinds: Sequence[str] = (SAFETENSORS, PYTORCH, GGUF, NUMPY)) -> Source:

@@ -50,11 +50,13 @@ def tied_by_config(
     """
     if config is None:
         return {}, []
-    heads = [name for name, info in tensors.items() if info.role == "lm_head"]
+    heads = [info for info in tensors.values() if info.role == "lm_head"]
     stated = _stated_tie(config)
     if heads:
-        head = printable(heads[0])
-        return {}, [f"The configuration ties the output head, yet {head} is stored."] if stated else []
+        tables = {info.shape for info in tensors.values() if info.role == "embedding"}
+        head = next((printable(info.name) for info in heads if info.shape in tables), None)
+        says = stated and head is not None
+        return {}, [f"The configuration ties the output head, yet {head} is stored."] if says else []
     has_head = _has_head(config)
     if has_head is False or (has_head is None and not stated):
         return {}, []

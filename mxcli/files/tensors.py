@@ -158,6 +158,8 @@ def byte_count(dtype: str, shape: tuple[int, ...]) -> int:
     if len(stored) > MAX_DIMENSIONS:
         raise ValueError(f"{len(stored)} dimensions; at most {MAX_DIMENSIONS} can be held")
     itemsize = DTYPES[dtype].storage_bytes
-    if prod(size for size in stored if size) * itemsize > LARGEST:
+    nbytes = prod(stored) * itemsize
+    # The sizes next to a 0 must be within the limit too.
+    if nbytes > LARGEST or (nbytes == 0 and prod(size for size in stored if size) * itemsize > LARGEST):
         raise ValueError("its byte count overflows 2^63 - 1")
-    return prod(stored) * itemsize
+    return nbytes

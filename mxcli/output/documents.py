@@ -69,6 +69,9 @@ _ACCOUNTING = object_of(
 )  # fmt: skip
 _OUTPUT = keyed(output=TEXT, layout=TEXT, files=array(TEXT), output_bytes=COUNT, ignored=array(TEXT),
                 loaders=array(LOADER.object_schema()), accounting=_ACCOUNTING)  # fmt: skip
+_CONVERTED = keyed(source=TEXT, converted_from=TEXT, layout=TEXT, weights=COUNT, formats=mapping(COUNT),
+                   rules_known=FLAG, files=array(TEXT), output_bytes=COUNT, ignored=array(TEXT), notes=array(TEXT),
+                   loaders=array(LOADER.object_schema()))  # fmt: skip
 _SHARE = keyed(share=object_of({"number": POSITIVE, "of": POSITIVE}))
 _PAIR: Final[Schema] = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
 _VERSION: Final[Schema] = or_null(array(COUNT))
@@ -125,6 +128,15 @@ DOCUMENTS: Final[Mapping[str, Fields[Document]]] = {
         _of(REQUEST),
         keyed(disk_bytes_per_step=COUNT, disk_bytes=COUNT, memory_bytes=COUNT, weight_bytes=COUNT),
         keyed(steps_there=array(COUNT), notes=array(TEXT), tensors=array(CAPTURED.object_schema())),
+    ),
+    "convert.plan": Fields(
+        _CONVERTED,
+        _MEMORY,
+        keyed(free_disk_bytes=or_null(COUNT), output=TEXT_OR_NULL),
+        keyed(tensors=array(WRITTEN.object_schema())),
+    ),
+    "convert": Fields(
+        _CONVERTED, keyed(output=TEXT, accounting=_ACCOUNTING), _SHARE.optional(),
     ),
     "dequantize": keyed(
         source=TEXT,

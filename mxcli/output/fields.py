@@ -133,6 +133,7 @@ class Fields(Generic[T]):
             field for part in parts for field in ((part,) if isinstance(part, Field) else part)
         )
         self._recorded = tuple((field.key, field.of) for field in self._fields if field.schema is not None)
+        self._cells = tuple(field.cell or field.text for field in self._fields if field.title is not None)
 
     def __iter__(self) -> Iterator[Field[T]]:
         return iter(self._fields)
@@ -155,7 +156,7 @@ class Fields(Generic[T]):
 
     def cells(self, item: T) -> list[str]:
         """Return the cells of a row, one for each of `columns`."""
-        return [field.text(item) for field in self._fields if field.title is not None]
+        return [text(item) for text in self._cells]
 
     def object_schema(self, **more: Any) -> Schema:
         """Return the schema of a record; `more` are further keywords, such as a description."""
@@ -244,6 +245,8 @@ def attributes(schema: Schema, *keys: str, **more: Any) -> Fields[Any]:
 
 def cell_text(value: object) -> str:
     """Return a value as a cell: three significant digits, `yes` and `no`, `-` for what does not exist."""
+    if isinstance(value, str):
+        return printable(value)
     if value is None or value is NOTHING:
         return ABSENT
     if isinstance(value, bool):

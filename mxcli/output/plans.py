@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mxcli.backends import CPU
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.tensors import TensorInfo
@@ -31,19 +30,9 @@ from mxcli.output.numbers import ABSENT, byte_size, counted, quantity, shape_tex
 from mxcli.output.recommendation import objective_line, target_line
 from mxcli.output.report import REPORT, count_lines, headed, headlines
 from mxcli.output.screen import Screen, bold, folded_lines
+from mxcli.output.site import Site, memory_record, memory_words
 from mxcli.output.table import Column, Row, aligned
 from mxcli.output.written import output_files, output_size
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A run's output directory (None: not named) and the bytes free there, its device, and the memory that it may use
-    on that device (None: no limit)."""
-
-    folder: str | None
-    free_bytes: int | None
-    device: str
-    max_memory: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +93,21 @@ def _table(tensors: Iterable[_Decided], fields: Fields[_Decided], screen: Screen
     return aligned(fields.columns(), [fields.cells(each) for each in tensors], screen)
 
 
-def _memory_words(need: Need, site: Site) -> str:
-    peak = f"peak memory about {byte_size(need.peak_bytes)}"
-    if site.max_memory is None:
-        return peak
-    allowed = f"{byte_size(site.max_memory)} allowed (--max-memory)"
-    return f"{peak} of {allowed}" if site.device == CPU else f"{peak}; on {site.device} {allowed}"
-
-
-def _memory(need: Need, site: Site) -> dict[str, object]:
-    return {"peak_memory_bytes": need.peak_bytes, "max_memory_bytes": site.max_memory, "device": site.device}
-
-
 def _effort_words(effort: Effort) -> tuple[str, ...]:
     under = f" under {effort.variants}: {effort.measurements:,} measurements, " if effort.variants else ": "
     return (
         f"would measure {counted(len(effort.tensors), 'tensor')}{under}{byte_size(effort.bytes_read)} read once",
-        _memory_words(effort.need, effort.site),
+        memory_words(effort.need, effort.site),
         f"would compute on {effort.site.device}",
     )
 
 
 def _effort_record(effort: Effort) -> dict[str, object]:
-    return {"measurements": effort.measurements, "bytes_read": effort.bytes_read, **_memory(effort.need, effort.site)}
+    return {
+        "measurements": effort.measurements,
+        "bytes_read": effort.bytes_read,
+        **memory_record(effort.need, effort.site),
+    }
 
 
 def plan_text(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, site: Site, screen: Screen) -> str:
@@ -135,7 +116,7 @@ def plan_text(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, 
     needs = [
         checkpoint.model.words,
         f"layout {layout.name}: {layout.meaning}",
-        f"final size {output_size(report, arrangement)}; {_memory_words(arrangement.need, site)}",
+        f"final size {output_size(report, arrangement)}; {memory_words(arrangement.need, site)}",
         f"would compute on {site.device}",
         f"would write {counted(len(files), 'file')}: {', '.join(map(printable, files))}",
         *loader_lines(arrangement.loaders, arrangement.engines),
@@ -159,16 +140,21 @@ def plan_json(report: Report, checkpoint: Checkpoint, arrangement: Arrangement, 
         "counts": dict(report.counts),
         "source_bytes": report.total.bytes,
         "output_bytes": arrangement.output_bytes,
-        **_memory(arrangement.need, site),
+        **memory_record(arrangement.need, site),
         "free_disk_bytes": site.free_bytes,
         "output": site.folder,
         "files": output_files(checkpoint, arrangement),
         "notes": list(report.notes),
         "ignored": list(arrangement.ignored),
         "loaders": [LOADER.record(verdict) for verdict in arrangement.loaders],
-        "tensors": [_WRITTEN.record(_of_task(task)) for task in arrangement.tasks],
+        "tensors": written_records(arrangement.tasks),
     }
     return json_text("quantize.plan", content)
+
+
+def written_records(tasks: Iterable[Task]) -> list[dict[str, object]]:
+    """Return the JSON of each tensor of an output."""
+    return [_WRITTEN.record(_of_task(task)) for task in tasks]
 
 
 def _of_task(task: Task) -> _Decided:

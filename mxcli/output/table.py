@@ -77,14 +77,21 @@ def least_width(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) 
 def _texts(columns: Sequence[Column], rows: Sequence[Row], screen: Screen) -> list[list[str]]:
     """Return the cells of each column."""
     filled = [row for row in rows if row is not None]
-    return [[spelled(row[at], screen) for row in filled] for at in range(len(columns))]
+    return [_spelled([row[at] for row in filled], screen) for at in range(len(columns))]
+
+
+def _spelled(texts: list[str], screen: Screen) -> list[str]:
+    return texts if all(map(str.isascii, texts)) else [spelled(text, screen) for text in texts]
 
 
 def _widths(columns: Sequence[Column], texts: Sequence[Sequence[str]]) -> list[int]:
     return [
-        max(map(cells, (*column.title.split("\n"), *column_texts)))
-        for column, column_texts in zip(columns, texts, strict=True)
+        _widest((*column.title.split("\n"), *column_texts)) for column, column_texts in zip(columns, texts, strict=True)
     ]
+
+
+def _widest(texts: Sequence[str]) -> int:
+    return max(map(len if all(map(str.isascii, texts)) else cells, texts))
 
 
 def _fitting(columns: Sequence[Column], widths: list[int], screen: Screen) -> tuple[list[int], list[int]]:

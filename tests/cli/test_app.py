@@ -20,7 +20,7 @@ from odd_files import many_tensors, odd_checkpoint, one_tensor
 from mxcli.cli.app import run
 from mxcli.errors import LimitError
 
-VERBS = ("inspect", "quantize", "report", "compare", "dequantize", "formats", "explain", "doctor")
+VERBS = ("inspect", "quantize", "report", "compare", "convert", "dequantize", "formats", "explain", "doctor")
 
 
 def test_help_and_version(mxcli: Callable[..., Any]) -> None:

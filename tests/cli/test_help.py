@@ -47,6 +47,7 @@ VARIED = {
     "--markdown",
     "--device",
     "--resume",
+    "--layout",
 }
 """Options whose help is about the verb."""
 MOST_PARAMETERS, MOST_LINES = 8, 40

@@ -341,3 +341,23 @@ def test_force_keeps_an_edited_readme_with_a_note(mxcli: Callable[..., Any], tmp
     assert code == 0
     assert "note: Kept, since they are not as mxcli wrote them in the output before: README.md.\n" in err
     assert (tmp_path / "q/README.md").read_text() == text
+
+
+def test_a_source_without_layers_that_its_configuration_counts(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(SAMPLE, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9}))
+
+    for end in (["-o", tmp_path / "q"], ["--dry-run"]):
+        code, _, err = mxcli("quantize", folder, "--format", "nvfp4", *end)
+        assert (code, "num_hidden_layers is 9, and 4 layers are here" in err) == (3, True)
+    assert not (tmp_path / "q").exists()
+    assert mxcli("quantize", folder, "--format", "nvfp4", "--no-verify", "-o", tmp_path / "q").code == 0
+
+
+def test_a_source_of_codes_that_nothing_explains_names_one(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    save_file({"fc.weight": np.zeros((64, 51), np.uint8)}, tmp_path / "codes.safetensors")
+    code, _, err = mxcli("quantize", tmp_path / "codes.safetensors", "--format", "nvfp4", "-o", tmp_path / "q")
+    assert code == 4
+    assert "already quantized (unknown: 'fc.weight' is U8, as codes are); quantizing codes again" in err

@@ -57,12 +57,18 @@ def test_a_closed_stdout_is_the_environment(words: str) -> None:
     assert shell(f"{sys.executable} -m mxcli {words} >&-") == (6, "", closed)
 
 
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quantized") / "out"
+    assert run(["quantize", str(ROOT / "samples/tiny-llama"), "--format", "mxfp8", "-q", "-o", str(folder)]) == 0
+    return folder
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 @pytest.mark.parametrize("form", ["--json", "--csv=-", ""])
-def test_verify_with_a_closed_stdout(form: str, tmp_path: Path) -> None:
-    assert run(["quantize", str(ROOT / "samples/tiny-llama"), "--format", "mxfp8", "-q", "-o", f"{tmp_path}/out"]) == 0
+def test_verify_with_a_closed_stdout(form: str, quantized: Path) -> None:
     closed = "error: standard output cannot be written: Bad file descriptor.\n"
-    assert shell(f"{sys.executable} -m mxcli verify {tmp_path}/out {form} -q >&-") == (6, "", closed)
+    assert shell(f"{sys.executable} -m mxcli verify {quantized} {form} -q >&-") == (6, "", closed)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
@@ -98,19 +104,27 @@ def test_control_characters_of_names_do_not_reach_a_terminal(tmp_path: Path) -> 
 
     file = tmp_path / "x.safetensors"
     save_file({"e\x1b[31mred\x9b31m\u202eabc.weight": np.ones((4, 64), np.float32)}, file)
-    for form in ("--csv=-", "--jsonl=-", "--markdown=-", "--json=-"):
-        reading, written = pty.openpty()
-        words = [sys.executable, "-m", "mxcli", "report", str(file), form, "-q"]
-        with subprocess.Popen(words, env=environment(), stdout=written, stderr=subprocess.PIPE) as running:
-            os.close(written)
-            shown = b""
-            with contextlib.suppress(OSError):
-                while part := os.read(reading, 1 << 16):
-                    shown += part
-        os.close(reading)
-        text = shown.decode()
-        assert running.returncode == 0
-        assert "abc.weight" in text
+    forms = ("--csv=-", "--jsonl=-", "--markdown=-", "--json=-")
+    program = """
+import sys
+from mxcli.cli.app import run
+for form in sys.argv[2:]:
+    print("exit code", run(["report", sys.argv[1], form, "-q"]))
+"""
+    reading, written = pty.openpty()
+    words = [sys.executable, "-c", program, str(file), *forms]
+    with subprocess.Popen(words, env=environment(), stdout=written, stderr=subprocess.PIPE) as running:
+        os.close(written)
+        shown = b""
+        with contextlib.suppress(OSError):
+            while part := os.read(reading, 1 << 16):
+                shown += part
+    os.close(reading)
+    assert running.returncode == 0
+    *texts, rest = shown.decode().split("exit code 0")
+    assert (len(texts), rest.strip()) == (len(forms), "")
+    for form, text in zip(forms, texts, strict=True):
+        assert "abc.weight" in text, form
         assert not {"\x1b", "\x9b", "\u202e"} & set(text), form
 
 

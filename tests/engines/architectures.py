@@ -27,7 +27,7 @@ class Architecture:
     `images` of the tokens stand for an image. `draws` is False if the class's own weights are kept: those of layers
     without a norm before them, which others would saturate. Formats in `dense` load from compressed-tensors with
     dequantize=True only: transformers initializes these models by weights that packed layers do not have yet.
-    `refused` are formats that `--for transformers` refuses, with what it says, unless `plain` is excluded.
+    `refused` are formats that `--for transformers` refuses, with what it says.
     """
 
     kind: str
@@ -38,7 +38,6 @@ class Architecture:
     draws: bool = True
     dense: Sequence[str] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    plain: str = ""
 
     def __str__(self) -> str:
         return "-".join([self.name, *map(str, self.changes)][:2])
@@ -50,12 +49,13 @@ def _rows(kind: str, names: str, inputs: Mapping[str, Any] = IDS, **more: Any) -
 
 def _images(name: str, changes: Mapping[str, Any], tokens: int, **more: Any) -> Architecture:
     """Return a row of a model of text and images; what is no field of it is an input."""
-    fields = {key: more.pop(key) for key in ("refused", "plain", "dense") if key in more}
+    fields = {key: more.pop(key) for key in ("refused", "dense") if key in more}
     return Architecture(IMAGES, name, changes, {**IDS, **(more or PIXELS)}, images=tokens, **fields)
 
 
 _NOTHING = dict.fromkeys(("mxfp8", "nvfp4"), "nothing to quantize")
 _NO_LAYOUT = dict.fromkeys(("mxfp8", "nvfp4"), "is loaded by transformers")
+_NO_FP4 = dict.fromkeys(FP4, "is loaded by transformers")
 _HYBRID = ["mamba", "hybrid"] * 2
 _NEMOTRON = {"moe_shared_expert_intermediate_size": 128, "mamba_num_heads": 4, "ssm_state_size": 16, "n_groups": 1}
 _TOWER = {"image_size": 32, "patch_size": 16}
@@ -78,17 +78,22 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         VaultGemmaForCausalLM DogeForCausalLM Ernie4_5ForCausalLM MptForCausalLM BitNetForCausalLM
         """,
     ),
-    *_rows(TEXT, "GPTBigCodeForCausalLM FalconForCausalLM NanoChatForCausalLM ModernBertDecoderForCausalLM", dense=FP4),
+    *_rows(TEXT, "GPTBigCodeForCausalLM NanoChatForCausalLM ModernBertDecoderForCausalLM", dense=FP4),
+    *_rows(TEXT, "FalconForCausalLM", dense=FP4, refused=_NO_FP4),
     *_rows(TEXT, "GPT2LMHeadModel OpenAIGPTLMHeadModel", refused=_NO_LAYOUT),
     *_rows(TEXT, "LlamaForCausalLM Qwen3ForCausalLM", changes={"tie_word_embeddings": True}),
     Architecture(TEXT, "GPTNeoForCausalLM", {"attention_types": [[["global", "local"], 1]]}),
     Architecture(TEXT, "CTRLLMHeadModel", {"dff": 128}, dense=ALL),
     *_rows(TEXT, "GPTJForCausalLM CodeGenForCausalLM", changes={"rotary_dim": 16}),
-    Architecture(TEXT, "FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 1}, dense=FP4),
+    Architecture(
+        TEXT, "FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 1}, dense=FP4, refused=_NO_FP4
+    ),
     Architecture(TEXT, "Gemma4ForCausalLM", {"vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 32}),
     *_rows(STATE, "Lfm2ForCausalLM FalconH1ForCausalLM"),
-    *_rows(STATE, "RwkvForCausalLM xLSTMForCausalLM", dense=FP4),
-    *_rows(STATE, "MambaForCausalLM FalconMambaForCausalLM", changes={"time_step_rank": 32}, dense=FP4),
+    *_rows(STATE, "RwkvForCausalLM", dense=FP4, refused=_NO_FP4),
+    *_rows(STATE, "xLSTMForCausalLM", dense=FP4),
+    *_rows(STATE, "MambaForCausalLM", changes={"time_step_rank": 32}, dense=FP4, refused=_NO_FP4),
+    *_rows(STATE, "FalconMambaForCausalLM", changes={"time_step_rank": 32}, dense=FP4),
     Architecture(STATE, "Mamba2ForCausalLM", {"num_heads": 4, "n_groups": 1, "state_size": 16}, dense=FP4),
     Architecture(STATE, "Qwen3_5ForCausalLM", {"layer_types": ["linear_attention", "full_attention"]}),
     Architecture(STATE, "BambaForCausalLM", {"attn_layer_indices": [1], "mamba_n_heads": 4}),
@@ -107,17 +112,19 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(EXPERTS, "Qwen3NextForCausalLM", {"layer_types": ["linear_attention", "full_attention"]}),
     Architecture(EXPERTS, "Lfm2MoeForCausalLM", {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
     Architecture(EXPERTS, "PhimoeForCausalLM", {"num_local_experts": 2}),
+    Architecture(
+        EXPERTS,
+        "LongcatFlashForCausalLM",
+        {"head_dim": 16, "expert_ffn_hidden_size": 128, "ffn_hidden_size": 128, "zero_expert_num": 1},
+    ),
     Architecture(EXPERTS, "Dots1ForCausalLM", {"n_shared_experts": 1}),
-    Architecture(EXPERTS, "NemotronHForCausalLM", _NEMOTRON, refused={"nvfp4": "is loaded by transformers"}),
+    Architecture(EXPERTS, "NemotronHForCausalLM", _NEMOTRON, refused=_NO_FP4),
     Architecture(EXPERTS, "JambaForCausalLM", {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 32}),
-    Architecture(STACKS, "GptOssForCausalLM", refused=_NO_LAYOUT, plain="*.experts.*"),
-    Architecture(STACKS, "JetMoeForCausalLM", refused=_NO_LAYOUT, plain=r"re:.*put_linear\.weight"),
+    *_rows(STACKS, "GptOssForCausalLM JetMoeForCausalLM"),
     *_rows(
         STACKS,
         "GraniteMoeForCausalLM GraniteMoeSharedForCausalLM GraniteMoeHybridForCausalLM",
         changes={"attention_multiplier": 0.125},
-        refused=_NO_LAYOUT,
-        plain="*.block_sparse_moe.*",
     ),
     Architecture(STACKS, "Llama4ForCausalLM"),
     Architecture(
@@ -145,15 +152,18 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     Architecture(ENCODER_DECODER, "LEDForConditionalGeneration", {"attention_window": 16}, BOTH),
     Architecture(ENCODER_DECODER, "ProphetNetForConditionalGeneration", {}, BOTH),
+    Architecture(ENCODER_DECODER, "FSMTForConditionalGeneration", {"src_vocab_size": 128, "tgt_vocab_size": 128}, BOTH),
+    *_rows(ENCODER_DECODER, "BlenderbotSmallForConditionalGeneration MvpForConditionalGeneration", BOTH),
     *_rows(
         MASKED,
         """
         BertForMaskedLM RobertaForMaskedLM DebertaV2ForMaskedLM ElectraForMaskedLM AlbertForMaskedLM
         DistilBertForMaskedLM MPNetForMaskedLM XLMRobertaForMaskedLM RemBertForMaskedLM RoFormerForMaskedLM
         BigBirdForMaskedLM ConvBertForMaskedLM EsmForMaskedLM SqueezeBertForMaskedLM
-        ErnieForMaskedLM MegatronBertForMaskedLM NystromformerForMaskedLM NomicBertModel
+        ErnieForMaskedLM MegatronBertForMaskedLM NystromformerForMaskedLM
         """,
     ),
+    Architecture(MASKED, "NomicBertModel", refused=_NO_FP4),
     Architecture(MASKED, "LongformerForMaskedLM", {"attention_window": 16}),
     Architecture(MASKED, "MobileBertForMaskedLM", {"embedding_size": 32}),
     Architecture(MASKED, "ModernBertForMaskedLM", dense=FP4),
@@ -211,8 +221,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "projector_patch_to_query_dict": {4: 4},
         },
         4,
-        refused=_NO_LAYOUT,
-        plain="*.experts.*",
     ),
     _images(
         "MllamaForConditionalGeneration",
@@ -240,7 +248,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     *_rows(
         IMAGES,
-        "LlavaNextForConditionalGeneration VipLlavaForConditionalGeneration",
+        """
+        LlavaNextForConditionalGeneration VipLlavaForConditionalGeneration Idefics2ForConditionalGeneration
+        """,
         changes={"vision_config": _TOWER},
     ),
     Architecture(
@@ -285,6 +295,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Qwen2AudioForConditionalGeneration VoxtralForConditionalGeneration GraniteSpeechForConditionalGeneration",
     ),
     Architecture(SPEECH, "MusicgenForCausalLM", {}, {"input_ids": (4, 10)}),
+    Architecture(SPEECH, "MoshiForCausalLM"),
     Architecture(
         SPEECH, "ASTForAudioClassification", {"max_length": 64, "num_mel_bins": 32}, {"input_values": (1, 64, 32)}
     ),
@@ -297,6 +308,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         changes=_TOWER,
     ),
     Architecture(VISION, "ImageGPTForCausalImageModeling", refused=_NO_LAYOUT),
+    Architecture(
+        VISION,
+        "SegformerForSemanticSegmentation",
+        {"num_attention_heads": [1, 2, 4, 8], "hidden_sizes": [32, 64, 96, 128], "depths": [1] * 4},
+        {"pixel_values": (1, 3, 64, 64)},
+    ),
     Architecture(
         VISION,
         "ConvNextForImageClassification",

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from engines.architectures import Architecture
 from engines.tiny_configs import WORDS, tiny
@@ -103,7 +104,7 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a format made of an architecture. `faults` say what the engine does not load right, `verified` is what
-    verify says, alone and with the source."""
+    verify says: of the model that transformers builds, for the engine, and with the source."""
 
     quantized: Said
     faults: tuple[str, ...] = ()
@@ -114,16 +115,35 @@ class Outcome:
 
     @property
     def verdicts(self) -> list[str]:
-        """What verify says of transformers, alone and with the source: whether it loads, if nothing else is wrong."""
+        """What verify says of transformers each time: whether it loads, if nothing else is wrong."""
         return [verdict(said, "transformers") for said in self.verified]
+
+    @property
+    def exit_for_engine(self) -> int:
+        """The exit code of verify for the engine."""
+        return self.verified[1].code
+
+    @property
+    def sentences(self) -> list[str]:
+        """What verify says that engines do not load."""
+        problems = json.loads(self.verified[1].out)["findings"]
+        return [f"{each['value']}: {each['need']}" for each in problems if each["check"] in LOADER_CHECKS]
+
+
+LOADER_CHECKS = ("named_loader", "no_loader")
 
 
 def verdict(said: Said, engine: str) -> str:
-    """What verify says of an engine."""
-    if said.code:
-        return f"exit {said.code}: {said.out}"
-    loaders = json.loads(said.out)["loaders"]
-    return next((str(row["outcome"]) for row in loaders if row["engine"] == engine), "not known")
+    """What verify says of an engine, or all that it says if something else is wrong."""
+    if said.code not in (0, 5):
+        return f"exit {said.code}: {said.err}"
+    found = json.loads(said.out)
+    others = [
+        each for each in found["findings"] if each["severity"] == "problem" and each["check"] not in LOADER_CHECKS
+    ]
+    if others:
+        return f"exit {said.code}: {others}"
+    return next((str(row["outcome"]) for row in found["loaders"] if row["engine"] == engine), "not known")
 
 
 def mxcli(*words: object) -> Said:
@@ -175,7 +195,8 @@ def judge(model: Source, format: str, folder: Path, *options: str, dense: bool =
     said = mxcli("quantize", model.folder, "--format", format, "-o", q, "--threads", 1, "--json", *options)
     if said.code:
         return Outcome(said)
-    verified = (mxcli("verify", q, "--json"), mxcli("verify", q, "--against", model.folder, "--json"))
+    manners = (("--deep",), ("--for", "transformers"), ("--against", model.folder))
+    verified = tuple(mxcli("verify", q, "--json", *manner) for manner in manners)
     scaled_back = mxcli("dequantize", q, "-o", plain)
     if scaled_back.code:
         return Outcome(said, (f"dequantize: {scaled_back.err}",), verified)
@@ -237,3 +258,12 @@ def allowed_error(weight_error: float, quantized: tuple[str, ...]) -> float:
     """
     layers = {re.sub(r"(experts\.)\d+", r"\1", name) for name in quantized}
     return 2 * weight_error * math.sqrt(len(layers))
+
+
+def without_tensor(path: Path, pattern: str) -> str:
+    """Remove the first tensor whose name matches from a file; return its name."""
+    tensors = load_file(path)
+    name = next(name for name in sorted(tensors) if re.search(pattern, name))
+    del tensors[name]
+    save_file(tensors, path, {"format": "pt"})
+    return str(name)

@@ -134,3 +134,16 @@ def test_a_configuration_without_codes_is_contradicted(model: Writer) -> None:
     checkpoint = open_checkpoint(model({"model.safetensors": tensors, "config.json": config}))
     assert checkpoint.dialect is None
     assert checkpoint.notes == ("The configuration says fp8, but no tensor holds codes.",)
+
+
+def test_codes_that_nothing_explains_are_named(model: Writer) -> None:
+    root = model({"model.safetensors": {"fc.weight": zeros("U8", 64, 51), "up.weight": zeros("I8", 64, 64)}})
+    checkpoint = open_checkpoint(root)
+
+    assert checkpoint.notes == ("2 tensors ('fc.weight', …) of codes by name and dtype, and no known layout fits.",)
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("BOOL", 1), ("C64", 8), ("I64", 8), ("U64", 8)])
+def test_numbers_that_are_never_codes_are_plain(model: Writer, dtype: str, nbytes: int) -> None:
+    tensors = {"fc.weight": (dtype, [64, 64], bytes(64 * 64 * nbytes))}
+    assert open_checkpoint(model({"model.safetensors": tensors})).dialect is None

@@ -90,12 +90,20 @@ needs_setpriv = pytest.mark.skipif(
 )
 
 
-def unprivileged(*words: str) -> tuple[int, str]:
-    """Return code and stderr of mxcli as a user whom permissions concern."""
+def unprivileged(*commands: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Return code and stderr of some commands, in one process of a user whom permissions concern."""
     dropped = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-    command = [*dropped, sys.executable, "-m", "mxcli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-    return done.returncode, done.stderr
+    program = (
+        "import contextlib, io, json, sys; from mxcli.cli.app import run\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:\n"
+        "        code = run(words)\n"
+        "    print(json.dumps([code, err.getvalue()]))"
+    )
+    command = [*dropped, sys.executable, "-c", program, json.dumps(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stderr == ""
+    return [(code, message) for code, message in map(json.loads, done.stdout.splitlines())]
 
 
 @needs_setpriv
@@ -107,8 +115,7 @@ def test_permissions_of_files_and_directories(home: Path) -> None:
     (home / "model/1_Pooling").mkdir(mode=0)
     words = ("quantize", "model", "--format", "nvfp4", "-o")
     try:
-        for more in ((), ("--dry-run",)):
-            code, message = unprivileged(*words, "closed/out", *more)
+        for code, message in unprivileged((*words, "closed/out"), (*words, "closed/out", "--dry-run")):
             assert code == 3
             assert message.splitlines()[-4:] == [
                 "error: closed/out: 3 problems.",
@@ -120,13 +127,20 @@ def test_permissions_of_files_and_directories(home: Path) -> None:
             ]
         for name in ("tokenizer.json", "vocab.txt"):
             (home / "model" / name).unlink()
-        code, message = unprivileged(*words, "closed/out")
+        (code, message), written, *reports = unprivileged(
+            (*words, "closed/out"),
+            (*words, "out"),
+            *(
+                ("report", "model", form)
+                for form in ("--json=closed/r.json", "--html=closed/r.html", "--per-block=closed/r.safetensors")
+            ),
+        )
         assert (code, "cannot be written: no permission for" in message) == (6, True)
-        code, message = unprivileged(*words, "out")
+        code, message = written
         assert code == 0
         assert "note: Not carried to an output, cannot be listed (Permission denied): 1_Pooling." in message
-        for form in ("--json=closed/r.json", "--html=closed/r.html", "--per-block=closed/r.safetensors"):
-            code, message = unprivileged("report", "model", form)
+        assert len(reports) == 3
+        for code, message in reports:
             assert (code, "cannot be written: no permission for closed." in message) == (6, True)
     finally:
         (home / "closed").chmod(0o700)

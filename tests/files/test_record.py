@@ -154,9 +154,8 @@ def test_a_key_of_another_form_is_named(key: str, value: object) -> None:
 
 def test_an_empty_record_is_not_one() -> None:
     assert stated_record({}).faults == {
-        "schema": "is missing; it must be one of mxcli.quantized/3, mxcli.dequantized/3, mxcli.quantized/2, "
-        "mxcli.dequantized/2, mxcli.quantized/1, "
-        "mxcli.dequantized/1"
+        "schema": "is missing; it must be one of mxcli.quantized/3, mxcli.dequantized/3, mxcli.converted/1, "
+        "mxcli.quantized/2, mxcli.dequantized/2, mxcli.quantized/1, mxcli.dequantized/1"
     }
 
 

@@ -98,3 +98,10 @@ def test_what_contradicts_itself_is_noted(
 ) -> None:
     root = model({"model.safetensors": dict.fromkeys(tensors, TABLE), "config.json": config})
     assert open_checkpoint(root).notes == (notes,)
+
+
+@pytest.mark.parametrize("name", ["head.dense.weight", "score.weight"])
+def test_a_head_of_another_size_than_the_table_contradicts_no_tie(model: Callable[..., Path], name: str) -> None:
+    tensors = {"model.embeddings.tok_embeddings.weight": TABLE, name: zeros("BF16", 8, 8)}
+    root = model({"model.safetensors": tensors, "config.json": _causal("modernbert")})
+    assert open_checkpoint(root).notes == ()

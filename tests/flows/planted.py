@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from clean_outputs import assert_clean
 from tiny_models import LLAMA, Tensor, llama, read_raw, write_model
 
 from mxcli.backends.cpu import Cpu
@@ -34,6 +35,7 @@ def quantized(model: Path, output: Path, options: Options) -> Path:
     """A model quantized."""
     checkpoint = open_checkpoint(model)
     quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output, backend=Cpu())
+    assert_clean(output)
     return output
 
 

@@ -93,6 +93,7 @@ _COMPARE = {
 _RECOMMEND = {**STUDY, "--layout": LAYOUTS, "--save-recipe": ("{to}/r.toml",), "--configs": ("{to}/configs",)}
 _VERIFY = {**_SHOW, **CSV, **MACHINE, "--tp": ("1", "2", "3")}
 _DIFF = {**_SHOW, **CSV, **MACHINE, "--tensor": SELECTORS, "--full": ()}
+_CONVERT = {**OUTPUT, **WRITE, "--layout": LAYOUTS, "--round-tensor-scales": (), "--max-memory": ("1G",)}
 _QUANTIZED = ("config", "record", "quantized", "experts")
 _CAPTURED = ("capture",)
 _RECIPE = ("recipe",)
@@ -139,6 +140,9 @@ COMMANDS = (
     Command("verify {in} --against {source} --repair", 10, _VERIFY, _QUANTIZED),
     Command("diff {in} {valid}", 30, _DIFF, _QUANTIZED),
     Command("dequantize {in} -o {out}", 15, {**OUTPUT, **MACHINE, **WRITE}, _QUANTIZED),
+    Command("convert {in} -o {out} --layout mxcli", 10, _CONVERT, _QUANTIZED),
+    Command("convert {in} -o {out} --layout modelopt --dry-run", 10, _CONVERT, _QUANTIZED),
+    Command("convert {in} -o {out} --layout mlx", 4, _CONVERT, _PLAIN),
     Command("report {in} --requantize --dry-run", 40, _REPORT, _QUANTIZED),
     Command("report {in} --requantize", 8, _REPORT, _QUANTIZED),
     Command("compare {in} --requantize --formats mxfp4", 4, _COMPARE, _QUANTIZED),

@@ -54,7 +54,10 @@ def test_report_takes_the_linear_layers_only(encoder: Path) -> None:
 
 
 # compressed-tensors scales MX codes back in bfloat16, so the rest of the model must be loaded in it.
-@pytest.mark.parametrize(("format", "dtype"), [("fp8_e4m3_channel", "auto"), ("mxfp8_e4m3", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("format", "dtype"),
+    [pytest.param("fp8_e4m3_channel", "auto", marks=pytest.mark.slow), ("mxfp8_e4m3", torch.bfloat16)],
+)
 def test_quantized_it_still_distinguishes_sentences(
     tmp_path: Path, encoder: Path, format: str, dtype: str | torch.dtype
 ) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from dear import slow_but
 from safetensors.torch import load_file
 
 import mxcli
@@ -43,7 +44,9 @@ def source(models: Models) -> Path:
     return models.smollm2("short")
 
 
-@pytest.mark.parametrize(("format", "rule", "layout"), [*CASES, ("nvfp4", "te", "mxcli")])
+@pytest.mark.parametrize(
+    ("format", "rule", "layout"), slow_but([CASES[0], CASES[3], CASES[4]], [*CASES, ("nvfp4", "te", "mxcli")])
+)
 def test_there_and_back(tmp_path: Path, source: Path, format: str, rule: str, layout: str) -> None:
     checkpoint = open_checkpoint(source)
     named = None if (format, rule, layout) in CASES else layout

@@ -222,6 +222,8 @@ def test_outputs_are_valid(tmp_path: Path) -> None:
     merged = printed_by("merge", shared)
     valid(merged, "merge")
     valid(printed("dequantize", out, "-o", tmp_path / "back"), "dequantize")
+    valid(printed("convert", out, "--layout", "mxcli", "-o", tmp_path / "own"), "convert")
+    valid(printed("convert", out, "--layout", "mxcli", "--dry-run"), "convert.plan")
     valid(printed("verify", out), "verify")
     valid(printed("diff", out, out), "diff")
     for source in (SAMPLE, out, SAMPLE.parent / "tiny-llama-captures.safetensors"):

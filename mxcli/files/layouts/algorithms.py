@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from mxcli.files.layouts.layout import OnDisk
 from mxcli.files.layouts.modelopt import ALGORITHMS, MIXED
 
-_SAME_WEIGHTS = ("W4A8_MXFP4_FP8", "FP8_BLOCK_SCALES", "FP8_PB_REAL")
-"""Other algorithms with the weights of one that is read."""
+_SAME_WEIGHTS = ("W4A8_MXFP4_FP8", "FP8_BLOCK_SCALES", "FP8_PB_REAL", "NVFP4_AWQ", "NVFP4_SVD")
+"""Other algorithms with the weights of one that is read, or with tensors next to them that are read too."""
 READ_ALGORITHMS = frozenset(
     {MIXED, *_SAME_WEIGHTS, *(name.upper() for row in ALGORITHMS.values() for name in (row.name, row.calibrated))}
 ) - {""}
-"""Algorithms, in capitals, whose weights are nothing but codes and scales that are read."""
+"""Algorithms, in capitals, whose weights are read: codes, scales, and what changes them."""
 
 
 def unread_algorithms(disk: OnDisk) -> dict[str, str]:

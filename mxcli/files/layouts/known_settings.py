@@ -167,7 +167,7 @@ COMPRESSED_TENSORS_SETTINGS = (
 )
 
 _ALGORITHMS = {
-    "nvfp4": ("W4A16_NVFP4", "NVFP4", "NVFP4_AWQ", "NVFP4_SVDQUANT", "W4A8_NVFP4_FP8"),
+    "nvfp4": ("W4A16_NVFP4", "NVFP4", "NVFP4_AWQ", "NVFP4_SVD", "NVFP4_SVDQUANT", "W4A8_NVFP4_FP8"),
     "mxfp8_e4m3": ("MXFP8",),
     "mxfp4_e2m1": ("mxfp4", "W4A8_MXFP4_FP8"),
     "fp8_e4m3_channel": ("FP8_PER_CHANNEL_PER_TOKEN",),

@@ -34,9 +34,11 @@ class Misfits(InputError):  # noqa: N818 - named after the weights
 
 
 class Unread(InputError):  # noqa: N818 - named after the weights
-    """Weights whose configuration is valid and states a format that this layout does not read; `sound` are others."""
+    """Weights whose configuration is valid and states a format that this layout does not read; `sound` are others,
+    `count` is their number."""
 
     sound: Sequence[Weight] = ()
+    count: int = 0
 
 
 class UnreadFormat(ValueError):  # noqa: N818 - named after the format
@@ -71,7 +73,7 @@ class Weight:
     `name` and `dtype` are those of the plain tensor, `shape` is as quantized: blocks run along its last dimension, so
     with `axis` COLUMN the last two dimensions are those of the plain tensor exchanged. `variant` is the way it is
     stored if a layout reads more than one ("": the way it writes). With `input_scale` the inputs of its layer are
-    quantized too.
+    quantized too. `adjusting` are the tensors next to its codes that change the decoded values.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Weight:
     axis: str = ROW
     variant: str = ""
     input_scale: InputScale | None = None
+    adjusting: tuple[Entry, ...] = ()
 
     @property
     def format(self) -> BlockFormat:
@@ -177,7 +180,8 @@ class Layout:
     none; with `sole_file` they take a model in one file. Formats in `input_scales` may be stored with a scale of the
     layer's inputs, those in `needs_input_scales` must. `fused_by` names the loader that fuses q, k, v and gate, up if
     the usual one does not ("": it does); unless `fuses`, none does. `marked` are the formats of markers whose codes it
-    reads, with the dtype of the codes; `markers(disk)` are further tensors that only describe others.
+    reads, with the dtype of the codes; `markers(disk)` are further tensors that only describe others. `taken` are
+    roles besides those of linear layers whose quantized weights its loaders take.
     """
 
     name: str
@@ -212,6 +216,7 @@ class Layout:
     sole_file: bool = False
     input_scales: tuple[str, ...] = ()
     needs_input_scales: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
 
 
 def quantized_from(weight: Weight, stored: Sequence[tuple[Content, Array]]) -> Quantized:
@@ -241,6 +246,9 @@ def refusal(layout: Layout, weight: Weight) -> str | None:
         return (
             f"its loaders do not support the {weight.scheme.hadamard.name} transform and would use transformed weights"
         )
+    if weight.adjusting:
+        names = ", ".join(printable(entry.name) for entry in weight.adjusting)
+        return f"it has no place for {names}, without which the weight is another one"
     return layout.refusal(weight)
 
 
@@ -279,7 +287,7 @@ def weights_of(names: Iterable[str], weight_of: Callable[[str], Weight | None]) 
         first, why = next(iter(unread.items()))
         more = f" (and {len(unread) - 1:,} more)" if len(unread) > 1 else ""
         other = Unread(f"{printable(first)}{more}: {why}.")
-        other.sound = found
+        other.sound, other.count = found, len(unread)
         raise other
     return found
 

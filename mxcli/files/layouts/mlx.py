@@ -235,4 +235,5 @@ MLX = Layout(
     remarks=_remarks,
     hazards=_hazards,
     known_settings=MLX_SETTINGS,
+    taken=("embedding", "router"),
 )

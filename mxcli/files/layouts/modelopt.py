@@ -3,6 +3,10 @@
 NVFP4 scales back by `codes * (block scale * weight_scale_2)`, both decode scales. Without scales of activations an
 NVFP4 layer is W4A16: loaders would use uninitialized memory for a missing `input_scale`. FP8 of whole tensors has no
 such form, so it needs those scales.
+
+NVFP4_AWQ and NVFP4_SVD are read: `pre_quant_scale` is a factor of each input, of which the weight contains the
+inverse, and NVFP4_SVD adds the product of two thin matrices. Where ModelOpt folded that factor into the norm before,
+the file has no such tensor, and norm and weight are right together.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mxcli.errors import printable
+from mxcli.files.layouts.adjusted import DOWN, INPUTS, UP, Ending, contents_of, fault
 from mxcli.files.layouts.known_settings import MODELOPT_SETTINGS
 from mxcli.files.layouts.layout import (
     WEIGHT,
@@ -23,21 +28,25 @@ from mxcli.files.layouts.layout import (
     UnreadFormat,
     Weight,
     check_fit,
-    found_weights,
     matrix_refusal,
     module_of,
+    weights_of,
 )
-from mxcli.files.layouts.loaders import Hazard, Ignored, by_glob_or_part, listed
-from mxcli.files.layouts.parts import CODES, DECODE, SCALES, constant
+from mxcli.files.layouts.loaders import Ignored, by_glob_or_part, listed
+from mxcli.files.layouts.modelopt_hazards import ADJUSTED, hazards, stated_by
+from mxcli.files.layouts.parts import CODES, DECODE, SCALES, Part, constant
 from mxcli.files.model_files import PRODUCER_CONFIG
 from mxcli.numerics.blocks import grid_shape, packed_columns
-from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.formats import find_format
 from mxcli.numerics.scheme import Rules, resolve
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 MIXED = "MIXED_PRECISION"
 PRE_SCALE = ".pre_quant_scale"
-EXCLUDED = "exclude_modules"
+ENDINGS = (Ending(PRE_SCALE, INPUTS), Ending(".svdquant_lora_a", DOWN), Ending(".svdquant_lora_b", UP))
+"""Tensors next to codes that change the decoded weight."""
+OF_STACK = "_weight_scale"
+"""The ending of the scales of a stack of experts, after its name."""
 SQUEEZED = "squeezed"
 """A variant that is read only: the scale of a weight of a single block, without dimensions."""
 
@@ -59,7 +68,7 @@ class Algorithm:
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the scales of a weight of that shape."""
-        fmt = FORMATS[self.block_format]
+        fmt = find_format(self.block_format)
         if fmt.scale.bits == 8:
             return grid_shape(fmt, shape)
         down, across = grid_shape(fmt, shape)
@@ -88,8 +97,22 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
+READ_ONLY: dict[str, Algorithm] = {
+    row.block_format: row
+    for row in (
+        Algorithm(f"e2m1:e4m3:1x{size}:fp32", "W4A16_NVFP4", "F8_E4M3", size, calibrated="NVFP4")
+        for size in (32, 64, 128)
+    )
+}
+"""NVFP4 with other group sizes, which ModelOpt exports and engines have no kernels for."""
+_READ = {**ALGORITHMS, **READ_ONLY}
 _OUR_ALGORITHMS = frozenset(
-    {MIXED, "W4A8_MXFP4_FP8", *(name.upper() for row in ALGORITHMS.values() for name in (row.name, row.calibrated))}
+    {
+        MIXED,
+        "W4A8_MXFP4_FP8",
+        *ADJUSTED,
+        *(name.upper() for row in ALGORITHMS.values() for name in (row.name, row.calibrated)),
+    }
 )
 """Algorithms, in capitals, whose weights are in our formats."""
 
@@ -102,7 +125,7 @@ def _refusal(weight: Weight) -> str | None:
 
 def _contents(weight: Weight) -> tuple[Content, ...]:
     fmt, (rows, columns) = weight.format, weight.shape
-    algorithm = ALGORITHMS[fmt.name]
+    algorithm = _READ[fmt.name]
     codes_dtype = "U8" if fmt.element.stored_bits < 8 else "F8_E4M3"
     codes = Entry(weight.name, codes_dtype, (rows, packed_columns(fmt, columns)))
     grid = () if weight.variant == SQUEEZED else algorithm.scale_shape(weight.shape)
@@ -113,7 +136,7 @@ def _contents(weight: Weight) -> tuple[Content, ...]:
     if weight.input_scale is not None:
         name = f"{module_of(weight)}.input_scale"
         found.append(Content(Entry(name, "F32", ()), constant(weight.input_scale.decode)))
-    return tuple(found)
+    return (*found, *contents_of(module_of(weight), weight.adjusting, ENDINGS))
 
 
 def _modules(weights: Sequence[Weight]) -> dict[str, list[str]]:
@@ -167,7 +190,22 @@ def _layers(modules: Mapping[str, Sequence[str]], calibrated: Collection[str]) -
 
 
 def _weights(disk: OnDisk) -> list[Weight]:
-    return found_weights(disk, WEIGHT + "_scale", lambda module: _weight(module, disk))
+    ending = WEIGHT + "_scale"
+    modules = [name.removesuffix(ending) for name in disk.tensors if name.endswith(ending) and len(name) > len(ending)]
+    stacks = [name.removesuffix(OF_STACK) for name in disk.tensors if name.removesuffix(OF_STACK) in disk.tensors]
+    stacks = [name for name in stacks if name + OF_STACK in disk.tensors and len(disk.tensors[name].shape) == 3]
+    return weights_of(
+        (*modules, *stacks), lambda name: _stack(name, disk) if name in disk.tensors else _weight(name, disk)
+    )
+
+
+def _stack(name: str, disk: OnDisk) -> Weight | None:
+    """Raise UnreadFormat for a stack of experts in one tensor, such as gpt-oss has."""
+    stated = _algorithm_of(name.rpartition(".")[0], disk) or _algorithm_of("", disk) or "no quant_algo"
+    raise UnreadFormat(
+        f"it is a stack of {disk.tensors[name].shape[0]:,} experts in one tensor, {stated}, whose order of codes and "
+        "scales ([expert, in, out]) mxcli does not read; use the checkpoint that it was made from"
+    )
 
 
 def _weight(module: str, disk: OnDisk) -> Weight:
@@ -181,20 +219,25 @@ def _weight(module: str, disk: OnDisk) -> Weight:
         raise ValueError(f"{list(codes.shape)} is not the shape of a matrix of codes (modelopt)")
     rows, packed = codes.shape
     stated = _algorithm_of(module, disk)
-    for algorithm in ALGORITHMS.values():
-        fmt = FORMATS[algorithm.block_format]
+    adjusting = _adjusting(module, disk)
+    for algorithm in (_READ if not stated or stated in _OUR_ALGORITHMS else ALGORITHMS).values():
+        fmt = find_format(algorithm.block_format)
         shape = (rows, packed * 8 // fmt.element.stored_bits)
         single = stated == algorithm.name.upper() and scales.shape == () and math.prod(grid_shape(fmt, shape)) == 1
         variant = SQUEEZED if single and algorithm.scale_shape(shape) else ""
-        weight = Weight(name, shape, resolve(fmt, Rules(dialect="modelopt")), disk.dtype, variant=variant)
+        scheme = resolve(fmt, Rules(dialect="modelopt"))
+        weight = Weight(name, shape, scheme, disk.dtype, variant=variant, adjusting=tuple(adjusting.values()))
         expected = {content.entry.name: content.entry for content in _contents(weight)}
         fits = codes.dtype == expected[name].dtype and scales.dtype == algorithm.scales
         if fits and (name + "_scale_2" in expected) == (name + "_scale_2" in disk.tensors):
             if scales.shape != expected[scales.name].shape:
                 continue
-            fault = _refusal(weight)
-            if fault:
-                raise ValueError(f"{list(codes.shape)} is not a shape of {algorithm.name}: {fault}")
+            misfit = matrix_refusal(weight)
+            if misfit:
+                raise ValueError(f"{list(codes.shape)} is not a shape of {algorithm.name}: {misfit}")
+            misfit = fault(shape, adjusting)
+            if misfit:
+                raise ValueError(misfit)
             check_fit(_contents(weight), disk.tensors, algorithm.name)
             return weight
     if stated and stated not in _OUR_ALGORITHMS:
@@ -206,29 +249,43 @@ def _weight(module: str, disk: OnDisk) -> Weight:
     )
 
 
+def _adjusting(module: str, disk: OnDisk) -> dict[Part, Entry]:
+    """Return the tensors that change the decoded weight of a module, by what they hold."""
+    stored = ((ending.part, disk.tensors.get(module + ending.name)) for ending in ENDINGS)
+    return {part: Entry(info.name, info.dtype, info.shape) for part, info in stored if info is not None}
+
+
 def _algorithm_of(module: str, disk: OnDisk) -> str:
     """Return the algorithm that the configuration states for a module, in capitals; "" if it states none."""
-    stated, _ = _stated_by(disk)
+    stated, _ = stated_by(disk)
     layers = stated.get("quantized_layers")
     own = layers.get(module) if isinstance(layers, Mapping) else stated
     return str(own.get("quant_algo", "")).upper() if isinstance(own, Mapping) else ""
 
 
 def _transforms(disk: OnDisk) -> Transforms:
-    """Return the scaling of activations by channel (AWQ, SmoothQuant), whose inverse the weights contain."""
+    """Return the scaling of inputs by channel (AWQ, SmoothQuant), whose inverse the weights contain. A weight that is
+    read has it in its values; a plain one next to it is another one alone."""
     found = [name for name in disk.tensors if name.endswith(PRE_SCALE)]
+    alone = [name for name in found if name.removesuffix(PRE_SCALE) + WEIGHT + "_scale" not in disk.tensors]
+    if alone:
+        refusal = (
+            f"{printable(alone[0])} scales the inputs of its layer, and the weight contains the inverse: the weight "
+            "alone is another one"
+        )
+        return Transforms(refusal, tensors=frozenset(found))
     if not found:
         return Transforms()
-    return Transforms(
-        f"{printable(found[0])} scales the inputs of its layer, and the weight contains the inverse: the weight alone "
-        "is another one",
-        tensors=frozenset(found),
+    note = (
+        f"The inputs of {len(found):,} layers are multiplied by {PRE_SCALE[1:]} ('{printable(found[0])}', …); the "
+        "values of their weights contain it."
     )
+    return Transforms(note=note, tensors=frozenset(found))
 
 
 def _ignored(disk: OnDisk) -> Ignored:
     """Return the list of hf_quant_config.json if there is one: vLLM looks there first."""
-    stated, key = _stated_by(disk)
+    stated, key = stated_by(disk)
     layers = stated.get("quantized_layers")
     return Ignored(
         key,
@@ -237,105 +294,6 @@ def _ignored(disk: OnDisk) -> Ignored:
         "a module by its path, by a glob over all of it, or by a part of it",
         targeted=lambda module: not isinstance(layers, Mapping) or module in layers,
     )
-
-
-def _stated_by(disk: OnDisk) -> tuple[Mapping[str, object], str]:
-    """Return the configuration that counts, and the key of its list of modules that stay plain."""
-    quantization = disk.producer_config.get("quantization")
-    if isinstance(quantization, Mapping):
-        return quantization, EXCLUDED
-    return disk.settings, "ignore"
-
-
-def _hazards(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
-    found = []
-    stated, key = _stated_by(disk)
-    if key == EXCLUDED:
-        needed = {"NVFP4": ("group_size", "kv_cache_quant_algo", key), "MXFP8": ("kv_cache_quant_algo", key)}
-        missing = [each for each in needed.get(str(stated.get("quant_algo")).upper(), ()) if each not in stated]
-        if missing:
-            found.append(
-                Hazard(PRODUCER_CONFIG, "incomplete", f"{', '.join(missing)}: vLLM refuses it without", "Add them.")
-            )
-        both = (set(listed(stated.get(key))), set(listed(disk.settings.get("ignore"))))
-        if disk.settings and both[0] != both[1]:
-            differing = sorted(both[0] ^ both[1])
-            found.append(
-                Hazard(
-                    f"config.json and {PRODUCER_CONFIG}",
-                    f"ignore and {key} differ in {len(differing):,} entries ('{printable(differing[0])}')",
-                    "the same modules: loaders read the one or the other",
-                    "Make them equal.",
-                    certain=False,
-                )
-            )
-    return found + _disagreements(disk) + _missing_input_scales(disk, weights)
-
-
-def _disagreements(disk: OnDisk) -> list[Hazard]:
-    """Return a hazard if both documents do not state the same algorithms: loaders read the one or the other. Versions
-    of ModelOpt before 0.35 write one document only."""
-    quantization = disk.producer_config.get("quantization")
-    if not isinstance(quantization, Mapping):
-        return []
-    ours, theirs = _stated_algorithms(disk.settings), _stated_algorithms(quantization)
-    differing = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    if not differing or (not disk.settings and _version(disk) < _BOTH_DOCUMENTS):
-        return []
-    first = differing[0]
-    stated = f"{printable(ours.get(first))} and {printable(theirs.get(first))}" if disk.settings else "none and some"
-    return [
-        Hazard(
-            f"config.json and {PRODUCER_CONFIG}",
-            f"{printable(first)} is {stated}",
-            "the same quantization in both: loaders read the one or the other",
-            "Restore the documents written with these weights.",
-        )
-    ]
-
-
-_BOTH_DOCUMENTS = (0, 35)
-
-
-def _stated_algorithms(stated: Mapping[str, object]) -> dict[str, str]:
-    """Return the algorithms that a document states, in capitals: that of all layers as quant_algo, and of single
-    ones."""
-    layers = stated.get("quantized_layers")
-    found: Mapping[str, object] = {"quant_algo": stated, **(layers if isinstance(layers, Mapping) else {})}
-    return {
-        name: str(each["quant_algo"]).upper()
-        for name, each in found.items()
-        if isinstance(each, Mapping) and each.get("quant_algo") is not None
-    }
-
-
-def _version(disk: OnDisk) -> tuple[int, ...]:
-    """Return the version of ModelOpt that wrote the files; () if they do not state it."""
-    producer = disk.producer_config.get("producer")
-    text = str(producer.get("version")) if isinstance(producer, Mapping) else ""
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-
-
-def _missing_input_scales(disk: OnDisk, weights: Sequence[Weight]) -> list[Hazard]:
-    """Return a hazard per weight whose activation scale loaders expect and no tensor holds."""
-    groups = disk.settings.get("config_groups")
-    each = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
-    weight_only = bool(each) and all(group.get("input_activations") is None for group in each)
-    algorithm = str(_stated_by(disk)[0].get("quant_algo")).upper()
-    if weight_only or algorithm not in ("NVFP4", "FP8"):
-        return []
-    names = [f"{module_of(weight)}.input_scale" for weight in weights]
-    missing = [name for name in names if name not in disk.tensors]
-    return [
-        Hazard(
-            printable(name),
-            "missing",
-            f"a scale: {algorithm} has quantized activations, and vLLM takes 1 or uninitialized memory without it",
-            "Calibrate the activations, or state W4A16_NVFP4 for weights alone.",
-            certain=len(missing) < len(names),
-        )
-        for name in missing
-    ]
 
 
 MODELOPT = Layout(
@@ -350,7 +308,7 @@ MODELOPT = Layout(
     dialects=("modelopt",),
     extra_configs=_extra_configs,
     ignored=_ignored,
-    hazards=_hazards,
+    hazards=hazards,
     transforms=_transforms,
     known_settings=MODELOPT_SETTINGS,
     input_scales=tuple(row.block_format for row in ALGORITHMS.values() if row.calibrated),

@@ -24,12 +24,14 @@ class Part:
     """A part of a quantized weight as one tensor.
 
     `store(quantized, dtype)` returns its bytes, as many as the entry has; `load(array, format, shape)` the fields of
-    `Quantized` that an array read from the file holds, for a weight of that shape.
+    `Quantized` that an array read from the file holds, for a weight of that shape. With `adjusts` it holds none of
+    them, but numbers that change the decoded values (`mxcli/files/layouts/adjusted.py`).
     """
 
     name: str
     store: Callable[[Quantized, str], Array]
     load: Callable[[Array, BlockFormat, Shape], Mapping[str, Any]]
+    adjusts: bool = False
 
 
 def _store_codes(quantized: Quantized, dtype: str) -> Array:

@@ -2,7 +2,8 @@
 
 A parameter `a.b.weight` becomes `a.b._weight_qdata`, `a.b._weight_scale` and, for NVFP4,
 `a.b._weight_per_tensor_scale`, a decode scale; E8M0 scales have the dtype F8_E8M0, 6-bit codes take a byte each. The
-header of every file describes all parameters: transformers looks them up in the last file it opened.
+header of every file describes all parameters: transformers looks them up in the last file it opened, by their names
+in memory. Its own files of models that it renames on load use those names there, and others for the tensors.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mxcli.errors import printable
+from mxcli.files.layouts.in_memory import names_in_memory
 from mxcli.files.layouts.known_settings import TORCHAO_SETTINGS
 from mxcli.files.layouts.layout import (
     DTYPES,
+    WEIGHT,
     Content,
     Entry,
     Layout,
@@ -39,6 +43,8 @@ METHOD = "torchao"
 QDATA = "_qdata"
 LEFT_ALONE = "modules_to_not_convert"
 MX_DTYPES = ("BF16", "F32")
+AS_IN_MEMORY = ", described as in memory"
+"""The ending of the variant of a weight whose description has the name that transformers gives it in memory."""
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _CODES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2"}
 _SCALES = {"e8m0": "F8_E8M0", "e4m3": "F8_E4M3", "fp32": "F32"}
@@ -58,12 +64,17 @@ def _contents(order: str, weight: Weight) -> tuple[Content, ...]:
     """Return the stored tensors of a weight; `order` is the order of its scales unless its variant states one."""
     content_of: dict[str, Callable[[Weight, str], Content]] = {
         "qdata": _qdata,
-        "scale": partial(_scale, weight.variant or order),
+        "scale": partial(_scale, _order(weight) or order),
         TENSOR_SCALE: _per_tensor_scale,
     }
     # Codes come first: a dequantized tensor takes their position.
     parts = sorted(KINDS[weight.format.name].parts, key=lambda part: part != "qdata")
     return tuple(content_of[part](weight, f"{_stem(weight.name)}_{part}") for part in parts)
+
+
+def _order(weight: Weight) -> str:
+    """Return the order of scales that the variant of a weight states; "" if it states none."""
+    return weight.variant.removesuffix(AS_IN_MEMORY)
 
 
 def _stem(name: str) -> str:
@@ -116,7 +127,7 @@ def _settings(weights: Sequence[Weight], ignored: Sequence[str]) -> dict[str, ob
 def _metadata(order: str, weights: Sequence[Weight], names: Sequence[str]) -> dict[str, str]:
     """Return the header's description of every quantized parameter, and of the others by their names."""
     described = {
-        weight.name: KINDS[weight.format.name].header(weight, (weight.variant or order) == SWIZZLED)
+        weight.name: KINDS[weight.format.name].header(weight, (_order(weight) or order) == SWIZZLED)
         for weight in weights
     }
     described |= {name: {"_type": "Tensor"} for name in names}
@@ -124,38 +135,59 @@ def _metadata(order: str, weights: Sequence[Weight], names: Sequence[str]) -> di
 
 
 def _weights(disk: OnDisk) -> list[Weight]:
-    return found_weights(disk, QDATA, lambda stem: _weight(stem, disk))
+    descriptions = _descriptions(disk)
+    return found_weights(disk, QDATA, lambda stem: _weight(stem, disk, descriptions))
 
 
-def _weight(stem: str, disk: OnDisk) -> Weight:
+def _name_of(stem: str) -> str:
+    """Return the parameter whose tensors begin with `stem`."""
+    module, dot, parameter = stem.rpartition(".")
+    return module + dot + parameter.removeprefix("_")
+
+
+def _descriptions(disk: OnDisk) -> Mapping[str, str]:
+    """Return the names that headers describe parameters by, if they are others than those of the file."""
+    stems = (name.removesuffix(QDATA) for name in disk.tensors if name.endswith(QDATA))
+    names = {_name_of(stem) for stem in stems}
+    other = [name for name in names if name not in disk.metadata]
+    described = [name for name in disk.metadata if name not in names and name not in disk.tensors] if other else []
+    return names_in_memory(other, described)
+
+
+def _weight(stem: str, disk: OnDisk, descriptions: Mapping[str, str]) -> Weight:
     """Return the weight whose tensors begin with `stem`, as the header describes it, else inferred from dtypes and
     shapes. Raises ValueError for a misfit, and if they are ambiguous."""
-    module, dot, parameter = stem.rpartition(".")
-    name = module + dot + parameter.removeprefix("_")
+    name = _name_of(stem)
     codes = disk.tensors[stem + QDATA]
     if len(codes.shape) != 2:
         raise ValueError(f"{list(codes.shape)} is not the shape of a matrix of codes (torchao)")
-    header = _header(name, disk.metadata)
+    header = _header(descriptions.get(name, name), disk.metadata)
     if not header:
         return _inferred(name, disk)
     attributes: Mapping[str, Any] = header["_data"]
     kinds = [kind for kind in KINDS.values() if kind.matches(header, attributes)]
     if not kinds:
-        known = ", ".join(sorted({kind.tensor for kind in KINDS.values()}))
-        if header.get("_type") in OTHER_TENSORS:
-            raise UnreadFormat(f"its header states torchao's {header['_type']}, which mxcli does not read")
-        stated = f"{printable(header.get('_type'))} of {printable(_spelled(attributes.get('elem_dtype')))}"
-        raise ValueError(
-            f"its header states {stated}, block size {printable(attributes.get('block_size'))}; mxcli reads {known} as "
-            f"{', '.join(KINDS)}"
-        )
+        raise _other_tensor(header, attributes)
     dtype = DTYPES.get(_spelled(attributes.get("orig_dtype", attributes.get("dtype"))), disk.dtype)
     order = SWIZZLED if attributes.get("is_swizzled_scales") else PLAIN
     candidates = [_described(kind, name, disk, dtype, order) for kind in kinds]
     faults = [_fault(weight, disk) for weight in candidates]
     if None not in faults:
         raise ValueError(faults[0])
-    return candidates[faults.index(None)]
+    found = candidates[faults.index(None)]
+    return replace(found, variant=found.variant + AS_IN_MEMORY) if name in descriptions else found
+
+
+def _other_tensor(header: Mapping[str, Any], attributes: Mapping[str, Any]) -> ValueError:
+    """Return the error for a description of a tensor that is none of ours."""
+    if header.get("_type") in OTHER_TENSORS:
+        return UnreadFormat(f"its header states torchao's {header['_type']}, which mxcli does not read")
+    known = ", ".join(sorted({kind.tensor for kind in KINDS.values()}))
+    stated = f"{printable(header.get('_type'))} of {printable(_spelled(attributes.get('elem_dtype')))}"
+    return ValueError(
+        f"its header states {stated}, block size {printable(attributes.get('block_size'))}; mxcli reads {known} as "
+        f"{', '.join(KINDS)}"
+    )
 
 
 def _header(name: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
@@ -226,9 +258,15 @@ def _ignored(disk: OnDisk) -> Ignored:
         listed(disk.settings.get(LEFT_ALONE)),
         by_path,
         "a module by its path, or by that of one that contains it",
-        targeted=is_usual_layer,
+        targeted=lambda module: _is_targeted(module, disk),
         strict=False,
     )
+
+
+def _is_targeted(module: str, disk: OnDisk) -> bool:
+    """Return whether loaders look for the codes of a plain linear layer: experts and tied layers are left as they
+    are."""
+    return is_usual_layer(module) and module + WEIGHT in disk.tensors and not _EXPERT.search(f"{module}.")
 
 
 def _layout(name: str, order: str, meaning: str, dialects: tuple[str, ...]) -> Layout:

@@ -145,7 +145,7 @@ def both(one: Condition, other: Condition) -> Condition:
     def places(loading: Loading, weights: Sequence[Weight]) -> Places:
         return one.places(loading, weights) if other.places(loading, weights) else []
 
-    return Condition(f"{one.meaning} and {other.meaning}", places)
+    return Condition(f"{one.meaning} and {other.meaning}", places, of_weights=one.of_weights)
 
 
 def _renamed(loading: Loading, weights: Sequence[Weight]) -> Places:
@@ -178,22 +178,26 @@ def _model_type(loading: Loading, weights: Sequence[Weight]) -> Places:
     return [] if found == "gpt_oss" or not weights else [Place("config.json", f"model_type is {found or 'not stated'}")]
 
 
-PARTIAL_INPUTS = Condition(f"a layer's inputs are not a multiple of {GROUP}", _each(_partial_inputs))
+PARTIAL_INPUTS = Condition(f"a layer's inputs are not a multiple of {GROUP}", _each(_partial_inputs), of_weights=True)
 PARTIAL_BLOCKS = Condition(
     "the last of several blocks is partial, and the length is not a multiple of their number",
     _each(lambda weight: _uneven(weight, fits=False)),
+    of_weights=True,
 )
 UNEVEN_BLOCKS = Condition(
     "the last of several blocks is partial, and the length is a multiple of their number",
     _each(lambda weight: _uneven(weight, fits=True)),
+    of_weights=True,
 )
 PARTIAL_ROWS = Condition(
     "a member of a fused set other than its last ends within a block",
     lambda loading, weights: tuple(_fused_rows(loading, weights, last=False)),
+    of_weights=True,
 )
 ANY_PARTIAL_ROWS = Condition(
     "a member of a fused set ends within a block",
     lambda loading, weights: tuple(_fused_rows(loading, weights, last=True)),
+    of_weights=True,
 )
 TORN = Condition(
     "members of a fused set have different formats",
@@ -203,23 +207,26 @@ UNSHARED = Condition(
     "members of a fused set have different scales",
     lambda loading, weights: [Place(key, "different scales") for key in loading.unshared],
 )
-EXPERTS = Condition("the model has experts", _each(_expert))
-SPLIT_STACKS = Condition("stacks of experts are divided into experts", _split_stacks)
-RENAMED = Condition("quantized layers have other names in memory", _renamed)
-LARGE_EXPERTS = Condition("an expert has several blocks", _each(_expert_of_several_blocks))
+EXPERTS = Condition("the model has experts", _each(_expert), of_weights=True)
+SPLIT_STACKS = Condition("stacks of experts are divided into experts", _split_stacks, of_weights=True)
+RENAMED = Condition("quantized layers have other names in memory", _renamed, of_weights=True)
+LARGE_EXPERTS = Condition("an expert has several blocks", _each(_expert_of_several_blocks), of_weights=True)
 DENSE = Condition(
     "layers other than experts are quantized",
     _each(lambda weight: None if is_expert(weight.name) else "not an expert"),
     of_shapes=False,
+    of_weights=True,
 )
 WEIGHT_ONLY = Condition(
     "the inputs have no stored scale (without --captures)",
     _each(lambda weight: "no scale of its inputs" if weight.input_scale is None else None),
 )
-ANY_PARTIAL = Condition(f"a length is not a multiple of {GROUP}", _each(_partial))
+ANY_PARTIAL = Condition(f"a length is not a multiple of {GROUP}", _each(_partial), of_weights=True)
 PLAIN_EXPERTS = Condition("the experts stay plain while other layers are quantized", _plain_experts)
-QWEN2_MLP = Condition("model_type is qwen2 and layers of its MLP are quantized", _mlp("model_type", "qwen2"))
-BIASED_MLP = Condition("mlp_bias is true and layers of the MLP are quantized", _mlp("mlp_bias", True))
+QWEN2_MLP = Condition(
+    "model_type is qwen2 and layers of its MLP are quantized", _mlp("model_type", "qwen2"), of_weights=True
+)
+BIASED_MLP = Condition("mlp_bias is true and layers of the MLP are quantized", _mlp("mlp_bias", True), of_weights=True)
 UNSERVED = Condition("it has no class of its own for the model", _unserved)
 DIFFUSION = Condition("the model is one of diffusers", _diffusion)
 NO_DIFFUSION = Condition("the model is not one of diffusers", _no_diffusion, of_shapes=False)

@@ -60,11 +60,13 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A condition of a rule: what it is in words, and `places(loading, weights of the rule's formats)`, which finds
-    where it holds. Without `of_shapes` it holds for nearly every checkpoint of those formats."""
+    where it holds. Without `of_shapes` it holds for nearly every checkpoint of those formats. With
+    `of_weights` each place is a weight, and it does not hold once these are plain."""
 
     meaning: str
     places: Callable[[Loading, Sequence[Weight]], Sequence[Place]]
     of_shapes: bool = True
+    of_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,22 @@ from mxcli.files.roles import AUDIO, MTP, SENSITIVE, VISION, WEIGHT
 from mxcli.files.tensors import TensorInfo
 
 TABLE = "transformers.txt"
-_WRITES = re.compile(r"(^|\.)(lm_head|language_model|llm|thinker)\.|^(model\.)?(layers|embed_tokens)\.")
+_WRITES = re.compile(
+    r"(^|\.)(lm_head|language_model|llm|thinker)\.|^(model\.)?(layers|(embed_tokens|tok_embeddings))\."
+    r"|^(model\.)?transformer\.(wte|h|blocks|embedding|encoder\.layers|output_layer)\."
+)
 """Names of the part that writes text: next to it, towers are apart."""
 _TOWERS = {
     VISION: re.compile(
-        r"(?i)(^|\.)(visual|vit|vision|vision_[^.]*|image_(encoder|tower)|video_tower|(multi_modal|mm)_projector"
-        r"|(image|img)_(embed|processor|projection)[^.]*|merger|qformer|mlp1)\."
+        r"(?i)(^|\.)(visual|vit|(gen_)?vision|(gen_)?vision_[^.]*|(image|video)_(encoder|tower|newline)"
+        r"|(multi_modal|mm)_projector|(image|img)_(embed|processor|projection)[^.]*|(patch_)?merger|q_?former|mlp1)\."
+        r"|^([^.]+\.){0,2}(vpm|sam(_model)?|siglip|(dino|eva|clip)(_?v?\d+)?(_model)?|(gen_)?aligner|projector|connector"
+        r"|(perceiver_)?resampler)\."
     ),
-    AUDIO: re.compile(r"(?i)(^|\.)((audio|speech)_?(tower|encoder|model|embed|projection|projector)?)\."),
+    AUDIO: re.compile(
+        r"(?i)(^|\.)((audio|speech)_?(tower|encoder|model|embed|projection|projector|adapter|bridge)?(_layer)?)\."
+        r"|^([^.]+\.){0,2}(apm|token2wav|code2wav|vocoder|whisper(_[^.]*)?)\."
+    ),
 }
 """Towers by name, for models that are not known."""
 
@@ -64,20 +72,21 @@ class Model:
         keys = {name: (_NUMBERS.sub("0", name), len(info.shape), info.role) for name, info in tensors.items()}
         first = {key: tensors[name] for name, key in keys.items()}
         writes = any(_WRITES.search(template) for template, *_ in first)
-        decided = {key: self._decided(key[0], info, writes) for key, info in first.items()}
+        has_modules = self.title is not None or any(map(_is_of_module, first.values()))
+        decided = {key: self._decided(key[0], info, writes, has_modules) for key, info in first.items()}
         found = {}
         for name, info in tensors.items():
             role, reason = decided[keys[name]]
             found[name] = replace(info, role=role, reason=reason) if reason else info
-        return found | self._kept(found)
+        return found | self._kept(found) | ({} if self.source else _heads_by_shape(found))
 
-    def _decided(self, template: str, info: TensorInfo, writes: bool) -> tuple[str, str]:
+    def _decided(self, template: str, info: TensorInfo, writes: bool, has_modules: bool) -> tuple[str, str]:
         """Return the role of a tensor and why; the reason is empty if its name decided it."""
-        role, reason = self._role(template, info)
+        role, reason = self._role(template, info, has_modules)
         tower = self._tower(template, writes) if role in (WEIGHT, MTP) else None
         return (role, reason) if tower is None else tower
 
-    def _role(self, template: str, info: TensorInfo) -> tuple[str, str]:
+    def _role(self, template: str, info: TensorInfo, has_modules: bool) -> tuple[str, str]:
         if len(info.shape) < 2 or info.role in ("codes", "scale", "lora"):
             return info.role, ""
         stack = stack_row(info.name, info.shape, self.names) if info.role == "conv" else None
@@ -88,7 +97,7 @@ class Model:
         role = next((self.roles[end] for end in (*ends, f"^{template}") if end in self.roles), None)
         if role is not None:
             return role, f"{REASONS.get(role, role)} in {self.source}"
-        if info.role == WEIGHT and len(words) == 1 and self.title is not None:
+        if info.role == WEIGHT and len(words) == 1 and has_modules:
             return "other", "a parameter of the model itself"
         for shared in SHARED if info.role == WEIGHT else ():
             if self.title in shared.types and re.search(shared.name, info.name):
@@ -116,6 +125,25 @@ class Model:
             info.name: replace(info, role=SENSITIVE, reason=f"{row.why}, kept plain by {row.source}")
             for info, row in kept
         }
+
+
+def _heads_by_shape(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Return the linear layers outside numbered layers that have the shape of an embedding table: output heads, of a
+    model without one by name."""
+    if any(info.role == "lm_head" for info in tensors.values()):
+        return {}
+    tables = {info.shape for info in tensors.values() if info.role == "embedding" and len(info.shape) == 2}
+    return {
+        name: replace(info, role="lm_head", reason="an output head: as large as an embedding table, outside layers")
+        for name, info in tensors.items()
+        if info.role == WEIGHT and info.shape in tables and info.shape[0] != info.shape[1]
+        if "." in name and not _NUMBERS.search(name)
+    }
+
+
+def _is_of_module(info: TensorInfo) -> bool:
+    """Return whether a tensor is a module's weight; arrays of NumPy have any names."""
+    return info.name.endswith(".weight") and info.file.suffix not in (".npy", ".npz")
 
 
 UNKNOWN = Model()
@@ -197,7 +225,7 @@ def _may_be_installed(config: Config) -> bool:
     """Return whether the installed transformers has a folder for the model type; importing it takes seconds."""
     found = importlib.util.find_spec("transformers")
     kind = config.get("model_type")
-    if found is None or found.origin is None or not isinstance(kind, str) or not re.fullmatch(r"[\w.-]+", kind):
+    if found is None or found.origin is None or not isinstance(kind, str) or not re.fullmatch(r"[\w.-]{1,60}", kind):
         return False
     folders = Path(found.origin).parent / "models"
     return any((folders / name).is_dir() for name in {kind, kind.replace("-", "_"), kind.removesuffix("_text")})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from mxcli.errors import InputError, printable, together
 from mxcli.files.captures import CAPTURE_KEY
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import IN_MEMORY, Array, FileContents, LeftOut, TensorInfo
+from mxcli.files.trainers.adapters import PARTS_OF_ADAPTERS
 from mxcli.files.trainers.parts import AVERAGED, COPY
 
 
@@ -46,6 +47,7 @@ KNOWN = re.compile(
 EXTRA_STATE = re.compile(r"(^|\.)_extra_state(\.|$)")
 UNMERGED = re.compile(r"base_model\.model\..*\.(base_layer|modules_to_save|original_module)\.")
 """Names of a model that PEFT has wrapped."""
+OF_PEFT = "base_model.model."
 AVERAGES = "n_averaged"
 """The counter that PyTorch's AveragedModel stores next to its `module`."""
 FLATTENED = re.compile(r"(^|[._])flat_param(_\d+)?$")
@@ -58,6 +60,7 @@ _NOTABLE = re.compile(
     rf"{_ANYWHERE.pattern}|{EXTRA_STATE.pattern}|{FLATTENED.pattern}|^_?module\.|^base_model\.|^opt|^[^.]*(ema|swa|aver|shadow)",
     re.IGNORECASE,
 )
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 OF_OPTIMIZER = "optimizer state"
 OF_ENGINE = "state of Transformer Engine's FP8 recipe"
 
@@ -117,7 +120,7 @@ def as_model(contents: FileContents, path: Path, *, trained: bool = False) -> Fi
     Raises InputError for parameters that FSDP flattened, and if two different tensors get one name.
     """
     names = [info.name for info in contents.tensors]
-    if not trained and (_is_final(contents) or not any(map(_NOTABLE.search, names))):
+    if not trained and (_is_final(contents) or not _are_notable(names)):
         return contents
     shown = printable(path)
     flat = [name for name in names if FLATTENED.search(name)]
@@ -132,12 +135,7 @@ def as_model(contents: FileContents, path: Path, *, trained: bool = False) -> Fi
         raise InputError(f"{shown}: holds no model, only {listed}.")
     trained = trained or any(what == OF_OPTIMIZER for _, what in left.values())
     new, stripped = own_names((name for name in names if name not in left), trained=trained)
-    unmerged = next((name for name in new.values() if UNMERGED.match(name)), None)
-    if unmerged is not None:
-        raise InputError(
-            f"{shown}: '{printable(unmerged)}' is of a model that PEFT has wrapped, with an adapter next to it; "
-            "save what merge_and_unload() returns."
-        )
+    _refuse_unmerged(new.values(), shown)
     kept = _without_repeated(contents, new, path)
     parts = _parts(contents.tensors, left)
     notes = [f"{shown}: left out: {'; '.join(map(str, parts))}."] if left else []
@@ -158,6 +156,30 @@ def as_model(contents: FileContents, path: Path, *, trained: bool = False) -> Fi
         decode=decode_renamed if decode else None,
         left_out=(*contents.left_out, *parts),
     )
+
+
+def _are_notable(names: Iterable[str]) -> bool:
+    """Return whether a wrapper or an optimizer is in some name; equal layers and experts share one look-up."""
+    return any(map(_NOTABLE.search, {_NUMBERS.sub("0", name) for name in names}))
+
+
+def _refuse_unmerged(names: Collection[str], shown: str) -> None:
+    """Raise InputError for a model that PEFT has wrapped, and for an adapter with whole tensors."""
+    unmerged = next((name for name in names if UNMERGED.match(name)), None)
+    if unmerged is not None:
+        raise InputError(
+            f"{shown}: '{printable(unmerged)}' is of a model that PEFT has wrapped, with an adapter next to it; "
+            "save what merge_and_unload() returns."
+        )
+    if not all(name.startswith(OF_PEFT) for name in names):
+        return
+    whole = [name for name in names if role_of(name, (1, 1), "BF16") not in PARTS_OF_ADAPTERS]
+    if whole and len(whole) < len(names):
+        raise InputError(
+            f"{shown}: '{printable(whole[0])}' is stored whole next to the LoRA matrices of a PEFT adapter; merge "
+            "them into the base model first: "
+            "PeftModel.from_pretrained(base, FOLDER).merge_and_unload().save_pretrained(OUT)."
+        )
 
 
 def _is_final(contents: FileContents) -> bool:

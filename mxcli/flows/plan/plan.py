@@ -138,7 +138,7 @@ def make_plans(checkpoint: Checkpoint, options: Options) -> tuple[Plan, ...]:
     """
     _check_names(options)
     if checkpoint.dialect is not None:
-        raise RefusedError(already_quantized(checkpoint.where, checkpoint.dialect))
+        raise RefusedError(already_quantized(checkpoint.where, checkpoint.dialect, checkpoint.tensors.values()))
     decisions = select(checkpoint.tensors, options.selection).decisions
     requests, taken = requests_for(checkpoint.tensors, options.default_request, options.overrides)
     axes = axes_of(options.axis)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mxcli.errors import printable
+from mxcli.files.dialect import UNKNOWN
 from mxcli.files.layouts import LAYOUTS, MXCLI, layout_of_dialect
 from mxcli.files.selection import Decision
 from mxcli.files.tensors import DTYPES, TensorInfo
@@ -51,16 +52,18 @@ def refused_groups(info: TensorInfo, why: str) -> str:
     return f"{name} {list(info.shape)}: {why}. Use --exclude '{name}', another --hadamard, or --on-indivisible keep."
 
 
-def already_quantized(where: object, dialect: str) -> str:
-    """Return the refusal of a source that holds codes, with a way out."""
+def already_quantized(where: object, dialect: str, tensors: Iterable[TensorInfo] = ()) -> str:
+    """Return the refusal of a source that holds codes, with a way out; the first of its tensors that does if nothing
+    says which codes they are."""
     way_out = (
         "Use --requantize to dequantize it first, or `mxcli dequantize` to write the values."
         if layout_of_dialect(dialect)
         else f"Use the checkpoint it was made from: of quantized ones only {', '.join(LAYOUTS)} are read back."
     )
-    return (
-        f"{printable(where)}: already quantized ({dialect}); quantizing codes again would lose their scales. {way_out}"
-    )
+    codes = (info for info in tensors if info.role == "codes")
+    first = next(codes, None) if dialect == UNKNOWN else None
+    by = dialect if first is None else f"{dialect}: '{printable(first.name)}' is {first.dtype}, as codes are"
+    return f"{printable(where)}: already quantized ({by}); quantizing codes again would lose their scales. {way_out}"
 
 
 def requantized(layout: str) -> str:

@@ -10,19 +10,15 @@ from dataclasses import dataclass
 from mxcli.errors import MxcliError, printable
 from mxcli.files.model_files import RECORD
 from mxcli.flows.verify.checks.check import Findings
+from mxcli.flows.verify.checks.expected import Expected
 from mxcli.flows.verify.checks.foreign import FOREIGN_CHECKS, foreign_summaries
+from mxcli.flows.verify.checks.layers import LAYER_CHECKS, Layers
 from mxcli.flows.verify.checks.model import MODEL_CHECKS
+from mxcli.flows.verify.checks.model_rows import USUAL
 from mxcli.flows.verify.checks.parameters import PARAMETER_CHECKS, parameters_of
 from mxcli.flows.verify.checks.plain import PLAIN_CHECKS, plain_tensors, summarize_plain
 from mxcli.flows.verify.checks.record import RECORD_CHECKS, Recorded, threads
-from mxcli.flows.verify.checks.siblings import (
-    LAYER_CHECKS,
-    PLAIN_SIBLING_CHECKS,
-    SIBLING_CHECKS,
-    Layers,
-    PlainSiblings,
-    Profiled,
-)
+from mxcli.flows.verify.checks.siblings import PLAIN_SIBLING_CHECKS, SIBLING_CHECKS, PlainSiblings, Profiled
 from mxcli.flows.verify.checks.text_model import Model
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.verify.weight_summary import TensorSummary, WeightSummary, summarize
@@ -94,14 +90,15 @@ def check_alone(
         findings.run(RECORD_CHECKS, recorded)
     else:
         findings.skip(RECORD_CHECKS, f"no {RECORD}")
-    findings.run(LAYER_CHECKS, Layers(subject))
+    expected = Expected(subject, USUAL)
+    findings.run(LAYER_CHECKS, Layers(subject, expected))
     profiles = {name: each.profile for name, each in summaries.items() if each.profile is not None}
     if profiles or not subject.weights:
         findings.run(SIBLING_CHECKS, Profiled(subject, profiles))
     else:
         findings.skip(SIBLING_CHECKS, "every weight is proven by the record or the source")
     _check_plain(subject, findings)
-    findings.run(MODEL_CHECKS, Model(subject))
+    findings.run(MODEL_CHECKS, Model(subject, expected))
     foreign = _check_foreign(subject, findings)
     return _coverage(subject, recorded, foreign, _check_parameters(subject, findings, deep=deep))
 
@@ -157,7 +154,8 @@ def _coverage(subject: Subject, recorded: Recorded, foreign: int, model: str) ->
     if subject.unread is not None:
         read = {name for names in parts for name in names}
         tensors = subject.checkpoint.tensors.items()
-        unread += sum(1 for name, info in tensors if name not in read and (info.block_type or info.role == "codes"))
+        codes = sum(1 for name, info in tensors if name not in read and (info.block_type or info.role == "codes"))
+        unread += max(codes, subject.unread_weights)
     return Coverage(
         by_record=by_record,
         by_values=len(parts) - by_record + foreign,

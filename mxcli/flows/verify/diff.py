@@ -9,7 +9,6 @@ from typing import Any
 
 from mxcli.backends.backend import Backend
 from mxcli.files.checkpoint import Checkpoint, read
-from mxcli.files.layouts import quantized_from
 from mxcli.files.models.fused import fused_sets
 from mxcli.files.selection import Rule, select
 from mxcli.files.tensors import Array, TensorInfo
@@ -276,8 +275,7 @@ def _plain_difference(a: Side, b: Side, ours: TensorInfo, theirs: TensorInfo, fi
 
 
 def _quantized(checkpoint: Checkpoint, stored: StoredWeight) -> Quantized:
-    arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
-    return quantized_from(stored.weight, arrays)
+    return stored.read(checkpoint)
 
 
 def _distance(a: Side, b: Side, name: str, backend: Backend) -> Callable[[], Distance | None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mxcli.errors import InputError, UsageError, printable
 from mxcli.files.hashes import ContentHash
 from mxcli.files.model_files import RECORD
-from mxcli.files.record import OutputRecord, record_content, stated_record
+from mxcli.files.record import SOURCE_HASHES, OutputRecord, is_hashes, record_content, stated_record
 from mxcli.numerics.formats import find_format
 
 _RULES = ("format", "scale_rounding", "rounding", "dialect")
@@ -21,7 +21,8 @@ class Record:
 
     `layout` is the name of the output's layout, `tensors` are the records of the source's tensors, `files` the names of
     the output's files, `sha256` the hash of each whole file, `headers` of each shard's header, `stored` of each tensor
-    of each shard, and `source_hashes` of each tensor that was read of the source.
+    of each shard, and `source_hashes` of each tensor that was read of the source. Of a converted checkpoint,
+    `origin_hashes` are those of the source that the codes were made of, if it is known.
     """
 
     is_there: bool = False
@@ -32,6 +33,8 @@ class Record:
     headers: Mapping[str, str] = field(default_factory=dict)
     stored: Mapping[str, Mapping[str, ContentHash]] = field(default_factory=dict)
     source_hashes: Mapping[str, str] = field(default_factory=dict)
+    is_converted: bool = False
+    origin_hashes: Mapping[str, str] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -58,8 +61,16 @@ def read_record(root: Path) -> Record:
         headers=stated.headers,
         stored=stated.stored,
         source_hashes=stated.source_hashes,
+        is_converted="converted_from" in stated.content,
+        origin_hashes=_origin_hashes(stated),
         faults=stated.faults or dict(_contradictions(stated)),
     )
+
+
+def _origin_hashes(record: OutputRecord) -> Mapping[str, str]:
+    origin = record.content.get("origin")
+    hashes = origin.get(SOURCE_HASHES, {}) if isinstance(origin, Mapping) else {}
+    return hashes if is_hashes(hashes) else {}
 
 
 def _contradictions(record: OutputRecord) -> Iterator[tuple[str, str]]:
@@ -68,7 +79,7 @@ def _contradictions(record: OutputRecord) -> Iterator[tuple[str, str]]:
         differing = sorted(record.sha256.keys() ^ set(record.files))
         yield "files", f"and 'sha256' do not list the same files: {printable(differing[0])} is in one of them"
     # Of a quantized source, codes and scales were read, which have names of their own.
-    plain = record.tensors and record.content.get("requantized_from") is None
+    plain = record.tensors and not any(record.content.get(key) for key in ("requantized_from", "converted_from"))
     if plain and (alone := sorted(record.source_hashes.keys() - record.tensors.keys())):
         yield "tensors", f"lacks {printable(alone[0])}, whose hash is in 'source_hashes'"
     options = record.content.get("options")

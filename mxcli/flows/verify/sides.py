@@ -16,6 +16,7 @@ from mxcli.files.progress import header_hash
 from mxcli.files.record import read_record
 from mxcli.files.safetensors import LENGTH_BYTES
 from mxcli.files.tensors import Array, TensorInfo
+from mxcli.flows.write.hugging_face import as_hugging_face, hugging_face_fault
 from mxcli.flows.write.restore import PlainView, StoredWeight, plain_view
 
 
@@ -93,13 +94,18 @@ def sides_of(
     one: tuple[str, Checkpoint], other: tuple[str, Checkpoint], *, by_record: bool = False
 ) -> tuple[Side, Side]:
     """Return two checkpoints to compare, each with its name. Next to a GGUF file, a plain one of another kind has the
-    names and rows of GGUF; raises RefusedError for a model for which they are not known."""
+    names and rows of GGUF; raises RefusedError for a model for which they are not known. Next to a quantized one, the
+    GGUF file has those of Hugging Face, if they are known."""
     a, b = (side_of(*each, by_record=by_record) for each in (one, other))
     if (a.checkpoint.kind == GGUF) == (b.checkpoint.kind == GGUF):
         return a, b
-    return (a, _as_gguf(b)) if a.checkpoint.kind == GGUF else (_as_gguf(a), b)
+    return _named_alike(a, b) if a.checkpoint.kind == GGUF else _named_alike(b, a)[::-1]
 
 
-def _as_gguf(side: Side) -> Side:
-    """Return a plain side as a GGUF file holds it; a quantized one as it is."""
-    return side if side.view is not None else replace(side, checkpoint=named_as_gguf(side.checkpoint), recorded={})
+def _named_alike(gguf: Side, other: Side) -> tuple[Side, Side]:
+    """Return a GGUF file and another checkpoint with the same names and order of rows."""
+    if other.view is None:
+        return gguf, replace(other, checkpoint=named_as_gguf(other.checkpoint), recorded={})
+    if gguf.view is None or hugging_face_fault(gguf.view):
+        return gguf, other
+    return replace(gguf, view=as_hugging_face(gguf.view, "F32"), recorded={}), other

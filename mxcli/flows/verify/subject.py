@@ -29,8 +29,8 @@ LINEAR_ROLES = frozenset({"weight", "lm_head", "router", "mtp"})
 class Subject:
     """A checkpoint, its layout (None: FP8 without scales), the plain view of the weights that fit, and the faults of
     `misfits` by name. `tensor_parallel` is the number of devices to divide it over (None: not checked). `unread` says
-    why the codes cannot be read though nothing may be wrong with them (None: they can). `engines` are those that must
-    load it."""
+    why the codes cannot be read though nothing may be wrong with them (None: they can), and `unread_weights` is their
+    number as far as the layout names them. `engines` are those that must load it."""
 
     checkpoint: Checkpoint
     layout: Layout | None
@@ -39,6 +39,7 @@ class Subject:
     tensor_parallel: int | None = None
     unread: str | None = None
     engines: tuple[str, ...] = ()
+    unread_weights: int = 0
 
     @property
     def weights(self) -> Mapping[str, StoredWeight]:
@@ -123,11 +124,11 @@ def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None, engin
         return Subject(checkpoint, None, None, {}, tensor_parallel, error.reasons[0])
     misfits: dict[str, str] = {}
     found: list[Weight] = []
-    unread = None
+    unread, unread_weights = None, 0
     try:
         found = layout.weights(on_disk(checkpoint))
     except Unread as error:
-        unread = error.reasons[0]
+        unread, unread_weights = error.reasons[0], error.count
         found = list(error.sound)
     except Misfits as error:
         misfits |= error.faults
@@ -140,7 +141,7 @@ def subject_of(checkpoint: Checkpoint, tensor_parallel: int | None = None, engin
         view = view_of_weights(checkpoint, layout, found, recorded=_recorded_dtypes(read_record(checkpoint.root)))
     except Unread as error:
         return Subject(checkpoint, layout, None, {}, tensor_parallel, error.reasons[0])
-    return Subject(checkpoint, layout, view, misfits, tensor_parallel, unread, engines)
+    return Subject(checkpoint, layout, view, misfits, tensor_parallel, unread, engines, unread_weights)
 
 
 def _recorded_dtypes(record: Record) -> dict[str, str]:

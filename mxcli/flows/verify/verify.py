@@ -134,9 +134,16 @@ def memory_to_verify(subject: Subject, originals: Originals | None = None) -> Ne
 
 def checked_originals(source: Checkpoint, subject: Subject) -> Originals | None:
     """Return the originals of a checkpoint's tensors; None if its codes cannot be read, so that nothing is comparable.
-    Raises UsageError if the source has none of them, RefusedError if their names in a GGUF file are not known."""
+    Raises UsageError if the source has none of them, or is quantized itself next to codes that were carried over;
+    RefusedError if their names in a GGUF file are not known."""
     if subject.view is None:
         return None
+    if subject.record.is_converted and source.restored_from is not None:
+        raise UsageError(
+            f"--against {printable(source.where)}: is quantized itself, and the codes of "
+            f"{printable(subject.checkpoint.where)} were carried over by mxcli convert: `mxcli diff` compares them. "
+            "--against takes the plain checkpoint that they were made of."
+        )
     originals = originals_of(source, subject.view)
     if not originals.by_name.keys() & subject.view.tensors.keys():
         raise UsageError(

@@ -17,6 +17,7 @@ from mxcli.flows.write.names import place_of
 from mxcli.flows.write.restore import OMITTED_ENDINGS, PlainView, kinds_omitted, plain_view
 
 QUANTIZED, DEQUANTIZED, KEPT, TIED, OMITTED = "quantized", "dequantized", "kept", "tied", "left_out"
+CONVERTED = "converted"
 OTHER_SHARD = "another shard of the model"
 _NEW = "not there when the source was opened"
 
@@ -69,9 +70,18 @@ def quantized_tensors(checkpoint: Checkpoint, decided: Iterable[tuple[str, str]]
 
 def dequantized_tensors(view: PlainView) -> dict[str, Tensors]:
     """Return the tensors of a quantized source by what is done with them: dequantized, kept or left out."""
-    sizes: dict[str, list[int]] = {what: [] for what in (DEQUANTIZED, KEPT, OMITTED)}
+    return _tensors_of_view(view, DEQUANTIZED)
+
+
+def converted_tensors(view: PlainView) -> dict[str, Tensors]:
+    """Return the tensors of a quantized source by what is done with them: converted, kept or left out."""
+    return _tensors_of_view(view, CONVERTED)
+
+
+def _tensors_of_view(view: PlainView, done: str) -> dict[str, Tensors]:
+    sizes: dict[str, list[int]] = {what: [] for what in (done, KEPT, OMITTED)}
     for name in view.tensors:
-        what = DEQUANTIZED if name in view.dtypes else KEPT
+        what = done if name in view.dtypes else KEPT
         sizes[what].append(_stored_bytes(view.source, view, name))
     sizes[OMITTED] = [view.source.tensors[name].nbytes for name in view.unused]
     return _with_parts(view.source, {what: Tensors(len(each), sum(each)) for what, each in sizes.items()})
@@ -88,7 +98,7 @@ def _stored_bytes(checkpoint: Checkpoint, view: PlainView | None, name: str) -> 
     """Return the bytes of a tensor in the source, with its scales if it is quantized there."""
     if view is None:
         return checkpoint.tensors[name].nbytes
-    return view.weights[name].nbytes if name in view.weights else view.source.tensors[name].nbytes
+    return view.weights[name].nbytes if name in view.weights else view.source.tensors[view.stored_name(name)].nbytes
 
 
 def _left_out(checkpoint: Checkpoint, known: set[Path]) -> Iterator[Accounted]:

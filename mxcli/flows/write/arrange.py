@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mxcli.errors import RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.directory import GGUF, SAFETENSORS, SOLE
-from mxcli.files.gguf import ALIGNMENT
-from mxcli.files.gguf_metadata import gguf_header, require_int
-from mxcli.files.gguf_model import outline_of
-from mxcli.files.gguf_tokenizer import vocabulary_of
+from mxcli.files.directory import GGUF
 from mxcli.files.layouts import (
     COLUMN,
     MXCLI,
@@ -23,85 +18,28 @@ from mxcli.files.layouts import (
     Weight,
     find_layout,
 )
-from mxcli.files.layouts.gguf import file_type
 from mxcli.files.layouts.torchao import TORCHAO
 from mxcli.files.loaders.conditions import CLASS_NAME
 from mxcli.files.loaders.verdict import Verdict
 from mxcli.files.model_files import CONFIG
 from mxcli.files.model_folder import carried_tensors
-from mxcli.files.outline import Destination, OutputOutline, unchanged_outline
-from mxcli.files.shard_file import Form, Shard
-from mxcli.files.tensors import LARGEST, Array, TensorInfo
+from mxcli.files.outline import Destination, OutputOutline
+from mxcli.files.shard_file import Shard
+from mxcli.files.tensors import LARGEST, Array
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.plan.reasons import nothing_to_quantize
 from mxcli.flows.write.cache_scheme import with_cache_scheme
+from mxcli.flows.write.containers import CONTAINERS
 from mxcli.flows.write.ignored import ignored_modules
 from mxcli.flows.write.loading import loader_notes, loader_verdicts, loading_of
 from mxcli.flows.write.misread import refuse_caught, refuse_stale
-from mxcli.flows.write.sharding import Unit, shards_of
+from mxcli.flows.write.refused import refused_weights
+from mxcli.flows.write.sharding import Unit
 from mxcli.flows.write.split import Piece, pieces_of, stack_module
 
 LINEAR_ROLES = frozenset({"weight", "mtp"})
 """Roles of linear layers that loaders may join with others."""
-Units = Mapping[Path, Sequence[Unit]]
-
-
-@dataclass(frozen=True, slots=True)
-class Container:
-    """A kind of weight file.
-
-    `outline(checkpoint, tensors)` returns the destinations of a source's tensors, and raises RefusedError with every
-    reason why such files cannot hold the model. `shards(checkpoint, outline, units by file of the source, weights,
-    requested size limit)` returns the files.
-    """
-
-    outline: Callable[[Checkpoint, Sequence[TensorInfo]], OutputOutline]
-    shards: Callable[[Checkpoint, OutputOutline, Units, Sequence[Weight], int | None], tuple[Shard, ...]]
-
-
-def _gguf_outline(checkpoint: Checkpoint, infos: Sequence[TensorInfo]) -> OutputOutline:
-    outline = outline_of(checkpoint.config, infos)
-    assert checkpoint.config is not None
-    size = require_int(checkpoint.config, "vocab_size")
-    vocabulary = vocabulary_of(checkpoint.root, size)
-    settings = (*outline.settings, lambda writer: vocabulary.write(writer, size))
-    return replace(outline, settings=settings, remarks=(*outline.remarks, *vocabulary.remarks))
-
-
-def _gguf_shards(
-    checkpoint: Checkpoint, outline: OutputOutline, units: Units, weights: Sequence[Weight], max_bytes: int | None
-) -> tuple[Shard, ...]:
-    """Return one file for any source. Raises RefusedError if it exceeds the requested size, and for tensors that would
-    occur twice."""
-    entries = [Entry(name, "F32", array.shape) for name, array in outline.constants.items()]
-    entries += [entry for file in checkpoint.files for unit in units.get(file, ()) for entry in unit]
-    counts = Counter(entry.name for entry in entries)
-    twice = [
-        f"'{printable(name)}' would be written {count} times: two tensors of the source have this name in the "
-        f"architecture {outline.architecture}. Remove one of them."
-        for name, count in counts.items()
-        if count > 1
-    ]
-    if twice:
-        raise together(RefusedError, printable(checkpoint.root), twice)
-    header = gguf_header(outline.architecture, file_type(weights), outline.settings, entries)
-    shard = Shard(SOLE[GGUF], tuple(entries), form=Form(lambda shard: header, tuple, ALIGNMENT))
-    if max_bytes is not None and shard.data_bytes > max_bytes:
-        raise RefusedError(
-            f"{printable(checkpoint.root)}: the layout gguf writes one file, here with {shard.data_bytes:,} bytes of "
-            f"tensors; --max-shard-size allows {max_bytes:,}. Omit it."
-        )
-    return (shard,)
-
-
-CONTAINERS: Mapping[str, Container] = {
-    SAFETENSORS: Container(
-        lambda checkpoint, infos: unchanged_outline(infos),
-        lambda checkpoint, outline, units, weights, max_bytes: shards_of(checkpoint, units, max_bytes),
-    ),
-    GGUF: Container(_gguf_outline, _gguf_shards),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +116,17 @@ class Arrangement:
         return need_of(working, pending, recorded=recorded)
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """The way an output is made: the most bytes of a file (None: as the source is split), the engines that must load
+    it, the devices that it must divide over (None: not requested), and notes on what goes before."""
+
+    max_shard_bytes: int | None = None
+    engines: tuple[str, ...] = ()
+    devices: int | None = None
+    notes: tuple[str, ...] = ()
+
+
 def arrange(
     checkpoint: Checkpoint,
     plan: Plan,
@@ -191,49 +140,67 @@ def arrange(
     plan. Without `max_shard_bytes` the sharding of the source is kept. `engines` must load the output, divided over
     `devices`.
 
-    Tensors that the layout cannot hold are kept, with a note. Raises RefusedError, with all problems at once, for a
-    format or padding that a named layout cannot hold, for what one of the engines does not load, for names that would
-    occur twice, and if nothing is quantized.
+    Tensors that the layout cannot hold are kept, and single ones that an engine does not load in it, with a note.
+    Raises RefusedError, with all problems at once, for a format or padding that a named layout cannot hold, for what
+    one of the engines does not load otherwise, for names that would occur twice, and if nothing is quantized.
     """
     chosen = layout_of(checkpoint, plan, layout)
     _refuse_impossible(plan, chosen)
-    container = CONTAINERS[chosen.kind]
-    outline = container.outline(checkpoint, [each.tensor for each in plan.tensors])
+    outline = CONTAINERS[chosen.kind].outline(checkpoint, [each.tensor for each in plan.tensors])
     tasks = tuple(_task(each, chosen, checkpoint.config, outline.targets[each.tensor.name]) for each in plan.tensors)
     tasks = _whole_modules(tasks, chosen)
     if not any(task.pieces for task in tasks):
         infos, reasons = [task.planned.tensor for task in tasks], [task.planned.reason for task in tasks]
         refused = chosen is not MXCLI and any(each.scheme for each in plan.tensors)
         raise RefusedError(nothing_to_quantize(checkpoint.where, infos, reasons, in_other_layout=refused))
+    notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(layout or plan.options.layout)))
+    tasks, engine_notes = _without_refused(tasks, chosen, checkpoint.config, engines, devices)
+    manner = Manner(max_shard_bytes, tuple(engines), devices, (*notes, *engine_notes))
+    return in_files(checkpoint, chosen, tasks, outline, manner)
+
+
+def in_files(
+    checkpoint: Checkpoint, layout: Layout, tasks: tuple[Task, ...], outline: OutputOutline, manner: Manner
+) -> Arrangement:
+    """Return tasks as the files of an output. Raises RefusedError like `arrange`."""
     units: dict[Path, list[Unit]] = {}
     for task in tasks:
         units.setdefault(task.planned.tensor.file, []).extend(task.units)
     kept = [task.planned.tensor for task in tasks if not task.pieces]
     weights = [piece.weight for task in tasks for piece in task.pieces]
-    loading = loading_of(chosen, weights, _plain_columns(tasks), checkpoint.config, devices)
-    loaders = loader_verdicts(loading, engines)
+    loading = loading_of(layout, weights, _plain_columns(tasks), checkpoint.config, manner.devices)
+    loaders = loader_verdicts(loading, manner.engines)
     ignored = ignored_modules(
         [*kept, *carried_tensors(checkpoint.root, checkpoint.side_files)],
         checkpoint.tied,
         [weight.name for weight in weights],
     )
-    settings = chosen.settings(weights, ignored)
+    settings = layout.settings(weights, ignored)
     configs: Mapping[str, Mapping[str, object]] = {
         # A source without configuration gets only the settings that describe the codes.
-        CONFIG: {**(checkpoint.config or {}), **(dict.fromkeys(chosen.settings_keys, settings) if settings else {})},
-        **chosen.extra_configs(weights, ignored),
+        CONFIG: {**(checkpoint.config or {}), **(dict.fromkeys(layout.settings_keys, settings) if settings else {})},
+        **layout.extra_configs(weights, ignored),
     }
-    configs, cache_notes = with_cache_scheme(configs, checkpoint, chosen)
-    refuse_caught(checkpoint, chosen, configs, weights)
-    limit = _limit(checkpoint, chosen, max_shard_bytes)
-    shards = _described(container.shards(checkpoint, outline, units, weights, limit), tasks, chosen, checkpoint.config)
-    _refuse_divided(checkpoint, chosen, shards)
+    configs, cache_notes = with_cache_scheme(configs, checkpoint, layout)
+    refuse_caught(checkpoint, layout, configs, weights)
+    limit = _limit(checkpoint, layout, manner.max_shard_bytes)
+    filled = CONTAINERS[layout.kind].shards(checkpoint, outline, units, weights, limit)
+    shards = _described(filled, tasks, layout, checkpoint.config)
+    _refuse_divided(checkpoint, layout, shards)
     refuse_stale(checkpoint, kept, weights)
-    remarks = (*chosen.remarks(weights), *loader_notes(loading, loaders, engines), *outline.remarks, *cache_notes)
-    notes = (*plan.notes, *_notes(plan, tasks, chosen, named=bool(layout or plan.options.layout)), *remarks)
+    remarks = (*layout.remarks(weights), *loader_notes(loading, loaders, manner.engines), *outline.remarks)
     configs = {name: content for name, content in configs.items() if content}
     return Arrangement(
-        chosen, tasks, shards, configs, ignored, notes, outline.constants, loaders, tuple(engines), devices
+        layout,
+        tasks,
+        shards,
+        configs,
+        ignored,
+        (*manner.notes, *remarks, *cache_notes),
+        outline.constants,
+        loaders,
+        manner.engines,
+        manner.devices,
     )
 
 
@@ -311,9 +278,38 @@ def _whole_modules(tasks: tuple[Task, ...], layout: Layout) -> tuple[Task, ...]:
 
 
 def _kept(planned: TensorPlan, layout: Layout, reason: str) -> TensorPlan:
-    return replace(
-        planned, scheme=None, padded=False, group=None, reason=f"kept: {layout.name} cannot hold it: {reason}"
+    return _plain(planned, f"{layout.name} cannot hold it: {reason}")
+
+
+def _without_refused(
+    tasks: tuple[Task, ...],
+    layout: Layout,
+    config: Mapping[str, object] | None,
+    engines: Sequence[str],
+    devices: int | None,
+) -> tuple[tuple[Task, ...], tuple[str, ...]]:
+    """Return the tasks without the single layers that engines do not load in a layout, which stay plain, and a note."""
+    pieces = [[piece.weight for piece in task.pieces] for task in tasks]
+    loading = loading_of(layout, [weight for each in pieces for weight in each], _plain_columns(tasks), config, devices)
+    together = [[weight.name for weight in each] for each in pieces if len(each) > 1]
+    reasons = refused_weights(loading, engines, together) if engines else {}
+    if not reasons:
+        return tasks, ()
+    kept = tuple(
+        task
+        if not task.pieces or task.pieces[0].weight.name not in reasons
+        else Task(_plain(task.planned, reasons[task.pieces[0].weight.name]), task.target)
+        for task in tasks
     )
+    spared = [task.planned for task, new in zip(tasks, kept, strict=True) if task is not new]
+    share = 100 * _elements(spared) / _elements(task.planned for task in tasks)
+    which = f"'{printable(spared[0].tensor.name)}'{' and others' if len(spared) > 1 else ''}"
+    count = f"{_elements(spared):,} parameters ({share:.1f} % of the model, {len(spared):,} tensors)"
+    return kept, (f"{count} are not quantized, {which}: {next(iter(reasons.values()))}.",)
+
+
+def _plain(planned: TensorPlan, reason: str) -> TensorPlan:
+    return replace(planned, scheme=None, padded=False, group=None, reason=f"kept: {reason}")
 
 
 def _default_layout(checkpoint: Checkpoint, plan: Plan) -> Layout:
@@ -382,5 +378,5 @@ def _formats(tensors: Sequence[TensorPlan]) -> set[str]:
     return {each.scheme.format.name for each in tensors if each.scheme is not None}
 
 
-def _elements(tensors: Sequence[TensorPlan]) -> int:
+def _elements(tensors: Iterable[TensorPlan]) -> int:
     return sum(each.tensor.elements for each in tensors)

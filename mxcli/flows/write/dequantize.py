@@ -20,6 +20,7 @@ from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.write.accounting import accounting_of, dequantized_tensors
+from mxcli.flows.write.hugging_face import as_hugging_face, hugging_face_fault
 from mxcli.flows.write.pipeline import Outcome, Work, WriteJob, WriteOptions, write_checkpoint
 from mxcli.flows.write.records import fingerprint
 from mxcli.flows.write.restack import stacks_of
@@ -76,7 +77,7 @@ def dequantize_checkpoint(
     for info in plain.tensors.values():
         units.setdefault(info.file, []).append((Entry(info.name, info.dtype, info.shape),))
     dtypes = stacks.dtypes
-    notes = (*omission_notes(view), *stacks.notes)
+    notes = (*omission_notes(view), *_names_notes(view), *stacks.notes)
     accounting = accounting_of(checkpoint, view)
     not_finite: dict[str, int] = {}
     record: dict[str, object] = {
@@ -104,7 +105,16 @@ def dequantize_checkpoint(
 def _plain_view(checkpoint: Checkpoint, dtype: str | None) -> PlainView:
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype '{printable(dtype)}': {', '.join(DTYPES)} can be written")
-    return plain_view(checkpoint, dtype)
+    view = plain_view(checkpoint, dtype)
+    return view if hugging_face_fault(view) else as_hugging_face(view, dtype)
+
+
+def _names_notes(view: PlainView) -> list[str]:
+    """Return a note on the names of a GGUF file that could not be replaced by those of Hugging Face."""
+    fault = None if view.renamed else hugging_face_fault(view)
+    if fault is None:
+        return []
+    return [f"Names and order of rows stay those of llama.cpp, which transformers does not load: {fault}."]
 
 
 def _job(plain: Checkpoint, info: TensorInfo, not_finite: dict[str, int] | None) -> WriteJob:

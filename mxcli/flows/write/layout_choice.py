@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mxcli.errors import MxcliError, RefusedError, printable
 from mxcli.files.checkpoint import Checkpoint
@@ -16,7 +16,7 @@ from mxcli.flows.write.arrange import Arrangement, arrange
 
 def layout_for(checkpoint: Checkpoint, plan: Plan, engines: Sequence[str]) -> Layout:
     """Return the first layout in which all `engines` load a plan; else the first in which some do so at a loss, else
-    the first of those that hold less than half of it.
+    the first in which they do if single layers stay plain for them, else the first of those that hold less than half.
 
     Raises RefusedError with the reason in every layout that can hold some of the plan, if they load none.
     """
@@ -31,10 +31,14 @@ def layout_for(checkpoint: Checkpoint, plan: Plan, engines: Sequence[str]) -> La
             continue
         tried[layout.name] = tuple(each for each in arrangement.loaders if each.engine.name in engines)
         most |= {layout.name} if _holds_most(arrangement, plan) else set()
-    for names, taken in ((most, {LOADS}), (most, _TAKEN), (tried.keys(), _TAKEN)):
-        for name, found in tried.items():
-            if name in names and len(found) == len(engines) and {each.outcome for each in found} <= taken:
-                return LAYOUTS[name]
+    chosen = (
+        _first(tried, most, {LOADS}, engines)
+        or _first(tried, most, _TAKEN, engines)
+        or next((name for name in tried if name in most and _is_taken_in_part(checkpoint, plan, name, engines)), None)
+        or _first(tried, tried.keys(), _TAKEN, engines)
+    )
+    if chosen is not None:
+        return LAYOUTS[chosen]
     details = [f"{name}: {_reasons(found, engines)}" for name, found in tried.items() if name in most or not most]
     details += [f"{name}: {reason}" for name, reason in refused.items() if not tried]
     raise RefusedError(
@@ -46,6 +50,30 @@ def layout_for(checkpoint: Checkpoint, plan: Plan, engines: Sequence[str]) -> La
 
 
 _TAKEN = {LOADS, AT_A_LOSS}
+
+
+def _first(
+    tried: Mapping[str, Sequence[Verdict]], names: Collection[str], taken: Collection[str], engines: Sequence[str]
+) -> str | None:
+    """Return the first of some layouts that every engine loads with one of these outcomes; None without one."""
+    return next(
+        (
+            name
+            for name, found in tried.items()
+            if name in names and len(found) == len(engines) and all(each.outcome in taken for each in found)
+        ),
+        None,
+    )
+
+
+def _is_taken_in_part(checkpoint: Checkpoint, plan: Plan, layout: str, engines: Sequence[str]) -> bool:
+    """Return whether engines load a plan in a layout if single layers stay plain for them."""
+    try:
+        arrangement = arrange(checkpoint, plan, layout, engines=engines)
+    except MxcliError:
+        return False
+    found = [each for each in arrangement.loaders if each.engine.name in engines]
+    return len(found) == len(engines) and all(each.outcome in _TAKEN for each in found)
 
 
 def _holds_most(arrangement: Arrangement, plan: Plan) -> bool:

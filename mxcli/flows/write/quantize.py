@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -102,6 +102,23 @@ def share_of(checkpoint: Checkpoint, arrangement: Arrangement, share: Share) -> 
     return replace(arrangement, tasks=tasks, shards=shards)
 
 
+def copy_job(checkpoint: Checkpoint, task: Task) -> WriteJob:
+    """Return the job that copies a tensor that is kept."""
+    info, target = task.planned.tensor, task.target
+    assert target is not None
+
+    def make() -> Iterator[tuple[str, Array]]:
+        yield target.name, target.of(read(checkpoint, info), info.dtype)
+
+    return WriteJob(info.name, info.nbytes, (target.name,), make, (info,))
+
+
+def constant_jobs(constants: Mapping[str, Array]) -> Iterator[WriteJob]:
+    """Yield the jobs of tensors that the source lacks."""
+    for name, array in constants.items():
+        yield WriteJob(name, 0, (name,), partial(iter, [(name, array)]))
+
+
 class _Run:
     """The computation of a run: its statistics so far, and the amaxes that sets of weights share."""
 
@@ -128,9 +145,8 @@ class _Run:
             if task.pieces:
                 yield from (self._quantizing(task, part) for part in self._parts(task))
             elif task.entries:
-                yield self._copying(task)
-        for name, array in self._constants.items():
-            yield WriteJob(name, 0, (name,), partial(iter, [(name, array)]))
+                yield copy_job(self._checkpoint, task)
+        yield from constant_jobs(self._constants)
 
     def stats_of(self, task: Task) -> Stats | None:
         """Return the statistics of a tensor; None unless all its pieces are counted."""
@@ -151,15 +167,6 @@ class _Run:
         keys = shards if task.planned.tensor.offset == IN_MEMORY else range(len(task.pieces))
         lengths = [len(list(run)) for _, run in groupby(keys)]
         return [slice(sum(lengths[:at]), sum(lengths[: at + 1])) for at in range(len(lengths))]
-
-    def _copying(self, task: Task) -> WriteJob:
-        info, target = task.planned.tensor, task.target
-        assert target is not None
-
-        def make() -> Iterator[tuple[str, Array]]:
-            yield target.name, target.of(read(self._checkpoint, info), info.dtype)
-
-        return WriteJob(info.name, info.nbytes, (target.name,), make, (info,))
 
     def _quantizing(self, task: Task, part: slice) -> WriteJob:
         """Return the job of some pieces of a tensor; it logs their statistics, so that those of the tensor add up in

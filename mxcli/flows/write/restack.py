@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
 if TYPE_CHECKING:
     from mxcli.flows.write.restore import PlainView
 
+Recorded = TypeVar("Recorded")
 STACKED_ON_DISK = frozenset(
     {"gemma4", "gemma4_text", "gpt_oss", "llama4", "llama4_text", "mistral4", "qwen3_vl_moe", "qwen3_vl_moe_text"}
 )
@@ -134,8 +135,8 @@ def _parts(stack: Stack) -> Iterator[TensorInfo]:
         yield from parts
 
 
-def recorded_dtype(recorded: Mapping[str, str], name: str) -> str | None:
-    """Return the recorded dtype of a weight: its own, or that of the stack it is from; None without one."""
+def recorded_of(recorded: Mapping[str, Recorded], name: str) -> Recorded | None:
+    """Return what is recorded of a weight: its own record, or that of the stack it is from; None without one."""
     match = None if name in recorded else _EXPERT.fullmatch(name)
     if match is None:
         return recorded.get(name)
@@ -156,7 +157,7 @@ def stacks_of(view: PlainView) -> Stacks:
         return Stacks(view)
     record = read_record(view.source.root)
     recorded = {} if record is None else record.tensors
-    by_model = record is None or record.content.get("requantized_from") is not None
+    by_model = record is None or any(record.content.get(key) for key in ("requantized_from", "converted_from"))
     found: dict[str, list[Stack]] = {"record": [], "model": []}
     problems: dict[str, str] = {}
     for module, parts in modules.items():

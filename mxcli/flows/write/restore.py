@@ -12,7 +12,8 @@ from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read, with_roles
-from mxcli.files.dialect import MARKER, QUANTIZATION_KEYS
+from mxcli.files.dialect import MARKER, QUANTIZATION_KEYS, UNSCALED
+from mxcli.files.gguf_model import ROPE_FACTORS
 from mxcli.files.layouts import (
     COLUMN,
     LAYOUTS,
@@ -25,13 +26,15 @@ from mxcli.files.layouts import (
     layout_of_dialect,
     quantized_from,
 )
+from mxcli.files.layouts.adjusted import adjusted
 from mxcli.files.model_files import CONFIG
 from mxcli.files.record import read_record
 from mxcli.files.roles import role_of
 from mxcli.files.safetensors import STALE_METADATA
 from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
-from mxcli.flows.write.restack import recorded_dtype
+from mxcli.flows.write.restack import recorded_of
 from mxcli.flows.write.unread import refuse_unread_parts, refuse_unread_settings, small_bytes
+from mxcli.numerics.blocks import Quantized
 
 ACTIVATION_SCALES = (
     *(".input_scale", ".input_global_scale", ".activation_scale", ".scale_input"),
@@ -43,10 +46,12 @@ OMITTED_ENDINGS = (*ACTIVATION_SCALES, MARKER)
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A quantized weight and the tensors that store it."""
+    """A quantized weight, the tensors that store it, and the function that puts their rows in the order of the plain
+    tensor (None: they are)."""
 
     weight: Weight
     contents: tuple[Content, ...]
+    reorder: Callable[[Array], Array] | None = None
 
     @property
     def plain(self) -> Entry:
@@ -66,13 +71,32 @@ class StoredWeight:
         """Memory of dequantization: the stored tensors, the result, and a copy if it is transposed."""
         return self.nbytes + (2 if self.weight.axis == COLUMN else 1) * self.plain.nbytes
 
+    def quantized(self, arrays: Iterable[Array]) -> Quantized:
+        """Return its codes and scales, given the stored tensors as read."""
+        found = quantized_from(self.weight, list(zip(self.contents, arrays, strict=True)))
+        if self.reorder is None:
+            return found
+        return replace(found, packed=self.reorder(found.packed), scales=self.reorder(found.scales))
+
+    def read(self, checkpoint: Checkpoint) -> Quantized:
+        """Read its codes and scales."""
+        return self.quantized(read(checkpoint, checkpoint.tensors[each.entry.name]) for each in self.contents)
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A plain tensor with another name in the source, and the function that makes it of what is stored."""
+
+    stored: str
+    made_of: Callable[[Array], Array]
+
 
 @dataclass(frozen=True, slots=True)
 class PlainView:
     """The plain view of a source: its layout, its weights by plain name, and all plain tensors in order.
 
     `unused` are tensors without a plain equivalent (scales of activations, markers), `foreign` are weights in
-    third-party codes.
+    third-party codes. `renamed` are the tensors that have other names in the source.
     """
 
     source: Checkpoint
@@ -81,6 +105,7 @@ class PlainView:
     tensors: Mapping[str, TensorInfo]
     unused: tuple[str, ...]
     foreign: Mapping[str, ForeignWeight] = field(default_factory=dict)
+    renamed: Mapping[str, Renamed] = field(default_factory=dict)
 
     @property
     def dtypes(self) -> dict[str, str]:
@@ -90,9 +115,19 @@ class PlainView:
 
     def read(self, info: TensorInfo) -> Array:
         """Return a plain tensor, or a dequantized `foreign` weight, but not one of `weights`."""
+        renamed = self.renamed.get(info.name)
+        stored = info if renamed is None and info.name not in self.foreign else self._stored(info.name)
+        x = read(self.source, stored)
         if info.name in self.foreign:
-            return self.foreign[info.name].values(read(self.source, self.source.tensors[info.name]), info.dtype)
-        return read(self.source, info)
+            x = self.foreign[info.name].values(x, info.dtype)
+        return x if renamed is None else renamed.made_of(x)
+
+    def stored_name(self, name: str) -> str:
+        """Return the name of a plain tensor, or of a `foreign` weight, in the source."""
+        return self.renamed[name].stored if name in self.renamed else name
+
+    def _stored(self, name: str) -> TensorInfo:
+        return self.source.tensors[self.stored_name(name)]
 
     def working_bytes(self, info: TensorInfo) -> int:
         """Return the memory of reading a plain tensor."""
@@ -100,8 +135,8 @@ class PlainView:
             return self.weights[info.name].working_bytes
         if info.name in self.foreign:
             # Decoded to binary32, then converted to its dtype.
-            return self.source.tensors[info.name].nbytes + byte_count("F32", info.shape) + info.nbytes
-        return info.nbytes
+            return self._stored(info.name).nbytes + byte_count("F32", info.shape) + info.nbytes
+        return info.nbytes * (1 if info.name not in self.renamed else 2)
 
     def checkpoint(self, backend: Backend) -> Checkpoint:
         """Return the plain checkpoint; reading a tensor takes `working_bytes`."""
@@ -203,7 +238,7 @@ def view_of_weights(
     recorded = _recorded_dtypes(checkpoint.root) if recorded is None else recorded
     weights = {}
     for weight in found:
-        plain = replace(weight, dtype=dtype or recorded_dtype(recorded, weight.name) or weight.dtype)
+        plain = replace(weight, dtype=dtype or recorded_of(recorded, weight.name) or weight.dtype)
         weights[weight.name] = StoredWeight(plain, layout.contents(weight))
     foreign = {}
     for other in layout.foreign(on_disk(checkpoint)):
@@ -226,9 +261,17 @@ def on_disk(checkpoint: Checkpoint) -> OnDisk:
 
 def values_of(checkpoint: Checkpoint, stored: StoredWeight, backend: Backend) -> Array:
     """Return a dequantized weight in the dtype of `stored.plain`: binary32, or rounded from it once."""
-    arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in stored.contents]
-    values = backend.dequantize(quantized_from(stored.weight, arrays), stored.weight.dtype)
+    if stored.weight.adjusting:
+        return _adjusted_values(checkpoint, stored, backend)
+    values = backend.dequantize(stored.read(checkpoint), stored.weight.dtype)
     return np.ascontiguousarray(np.swapaxes(values, -1, -2)) if stored.weight.axis == COLUMN else values
+
+
+def _adjusted_values(checkpoint: Checkpoint, stored: StoredWeight, backend: Backend) -> Array:
+    """Return a dequantized weight with what tensors next to its codes change."""
+    own = [content for content in stored.contents if content.holds.adjusts]
+    arrays = [(content, read(checkpoint, checkpoint.tensors[content.entry.name])) for content in own]
+    return adjusted(backend.dequantize(stored.read(checkpoint), "F32"), stored.weight.dtype, arrays)
 
 
 def without_quantization(config: Mapping[str, object]) -> dict[str, object]:
@@ -283,6 +326,11 @@ def reading_layout(checkpoint: Checkpoint) -> Layout:
         return found
     if checkpoint.dialect is None:
         raise RefusedError(f"{printable(checkpoint.root)}: not quantized; there is nothing to dequantize.")
+    if checkpoint.dialect == UNSCALED:
+        raise RefusedError(
+            f"{printable(checkpoint.root)}: FP8 weights without scales: plain casts, or their scales are missing. If "
+            "they are casts, use mxcli dequantize --unscaled."
+        )
     method = on_disk(checkpoint).settings.get("quant_method")
     stated = f" (the quant_method in config.json is '{printable(method)}')" if isinstance(method, str) else ""
     raise RefusedError(
@@ -339,9 +387,9 @@ def omission_notes(view: PlainView) -> Sequence[str]:
 
 def kinds_omitted(names: Iterable[str]) -> dict[str, list[str]]:
     """Return tensors that have no plain equivalent by what they are."""
-    listed = list(names)
-    kinds = {
-        "activation scales": [name for name in listed if name.endswith(ACTIVATION_SCALES)],
-        "markers of the source's codes": [name for name in listed if not name.endswith(ACTIVATION_SCALES)],
-    }
+    scales, computed = "activation scales", "tables that loaders compute"
+    kinds: dict[str, list[str]] = {scales: [], "markers of the source's codes": [], computed: []}
+    for name in names:
+        other = computed if name == ROPE_FACTORS else "markers of the source's codes"
+        kinds[scales if name.endswith(ACTIVATION_SCALES) else other].append(name)
     return {what: alike for what, alike in kinds.items() if alike}

@@ -77,6 +77,57 @@ def test_names_decide_where_the_model_is_not_known(name: str, role: str) -> None
     assert roles({"model_type": "nobody_knows"}, name) == {name: role}
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "role"),
+    [
+        ("decoder.weight", (96, 64), "lm_head"),
+        ("model.speak.weight", (96, 64), "lm_head"),
+        ("model.layers.0.mlp.up_proj.weight", (96, 64), "weight"),
+        ("model.speak.weight", (95, 64), "weight"),
+        ("speak", (96, 64), "other"),
+    ],
+)
+def test_a_layer_as_large_as_the_table_is_the_head_of_a_model_that_is_not_known(
+    name: str, shape: tuple[int, ...], role: str
+) -> None:
+    table = "model.embed_tokens.weight"
+    tensors = infos(table, shape=(96, 64)) | infos(name, shape=shape)
+
+    assert known_model({"model_type": "nobody_knows"}).with_roles(tensors)[name].role == role
+    assert known_model({"model_type": "llama"}).with_roles(tensors)[name].role != "lm_head"
+    tensors |= infos("lm_head.weight")
+    assert known_model({"model_type": "nobody_knows"}).with_roles(tensors)[name].role != "lm_head"
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("model.sam_model.blocks.0.attn.qkv.weight", "vision"),
+        ("model.projector.layers.weight", "vision"),
+        ("aligner.layers.0.weight", "vision"),
+        ("gen_aligner.layers.0.weight", "vision"),
+        ("vpm.encoder.layers.0.mlp.fc1.weight", "vision"),
+        ("resampler.kv_proj.weight", "vision"),
+        ("patch_merger.merging_layer.weight", "vision"),
+        ("model.vision_backbone.image_vit.patch_embedding.weight", "vision"),
+        ("apm.layers.0.fc1.weight", "audio"),
+        ("audio_projection_layer.linear1.weight", "audio"),
+        ("token2wav.code2wav_dit_model.transformer_blocks.0.attn.to_q.weight", "audio"),
+        ("model.layers.0.mlp.projector.weight", "weight"),
+        ("model.layers.0.self_attn.q_proj.weight", "weight"),
+    ],
+)
+@pytest.mark.parametrize("text", ["lm_head.weight", "model.transformer.wte.embedding", "tok_embeddings.weight"])
+def test_towers_under_other_names_are_apart(name: str, role: str, text: str) -> None:
+    assert roles({"model_type": "nobody_knows"}, name, text)[name] == role
+
+
+@pytest.mark.parametrize("name", ["scale_shift_table", "pos", "weight"])
+def test_a_matrix_without_a_module_name_is_a_parameter_next_to_modules(name: str) -> None:
+    assert roles(None, name) == {name: "weight"}
+    assert roles(None, name, "a.weight") == {name: "other", "a.weight": "weight"}
+
+
 def test_a_source_without_configuration_is_not_known() -> None:
     assert known_model(None).words == "model: not known (no config.json names its model); roles by names alone"
 
@@ -187,6 +238,11 @@ def test_parts_of_a_model_have_the_rows_of_their_types_but_not_their_heads() -> 
         "decoder.weight": "weight",
         "language_model.decoder.weight": "weight",
     }
+
+
+@pytest.mark.parametrize("kind", ["x" * 300, "x" * 70_000, "é" * 60, "..", "a/b", "a\0b", ""])
+def test_a_type_that_can_be_no_folder_is_not_known(kind: str) -> None:
+    assert known_model({"model_type": kind, "hidden_size": 64}).source == ""
 
 
 def test_a_type_that_the_table_lacks_is_built_by_the_installed_transformers() -> None:

@@ -89,6 +89,16 @@ def test_a_model_that_is_not_merged(tmp_path: Path, prefix: str) -> None:
         )
 
 
+@pytest.mark.parametrize("whole", ["score.weight", "model.layers.0.self_attn.q_proj.weight"])
+def test_an_adapter_without_its_configuration(model: Writer, whole: str) -> None:
+    layer = "base_model.model.model.layers.0.mlp.up_proj"
+    tensors = {f"{layer}.lora_A.weight": zeros("BF16", 2, 8), f"{layer}.lora_B.weight": zeros("BF16", 8, 2)}
+    assert open_checkpoint(model({"x.safetensors": tensors})).notes[0].startswith("LoRA adapter: all 2 tensors")
+    root = model({"x.safetensors": {**tensors, f"base_model.model.{whole}": zeros("BF16", 8, 8)}})
+    with pytest.raises(InputError, match=rf"'base_model\.model\.{whole}' is stored whole next to the LoRA matrices"):
+        open_checkpoint(root)
+
+
 def test_an_adapter_saved_by_pytorch(model: Writer) -> None:
     root = model({"adapter_config.json": {"modules_to_save": ["lm_head"]}})
     torch.save({"base_model.model.lm_head.weight": torch.ones(16, 8)}, root / "adapter_model.bin")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from planted import found, quantized, source, verified
+from planted import Tensors, changed, found, quantized, source, verified
 from tiny_models import noise
 
 from mxcli.flows.plan.overrides import Override
@@ -45,6 +46,41 @@ def test_scales_of_sets_of_the_model_must_be_equal(
 ) -> None:
     result = _scales(tmp_path, {"model_type": config}, {"model_type": alone}, names, at)
     assert result == ({} if expected is None else {"fused_tensor_scale": [expected]})
+
+
+def _one_scale_larger(tensors: Tensors) -> None:
+    ends = ("_global_scale", "_scale_2", "_per_tensor_scale")
+    dtype, scale = tensors[first := min(name for name in tensors if name.endswith(ends))]
+    tensors[first] = (dtype, scale * np.float32(1.25))
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "at", "layout"),
+    [
+        ("t5", "qkv", "decoder.block.0.layer.0.SelfAttention", "compressed-tensors"),
+        ("bart", ("q_proj", "k_proj", "v_proj"), SELF, "compressed-tensors"),
+        ("my_model", ("gate_proj", "up_proj"), "h.0.mlp", "torchao"),
+        ("my_model", ("gate_proj", "up_proj"), "h.0.mlp", "modelopt"),
+        ("llama", ("gate_proj", "up_proj"), "h.0.mlp", "compressed-tensors"),
+        ("gemma3", "qkv", "h.0.attn", "modelopt"),
+        ("llama", ("gate_proj", "up_proj"), "h.0.mlp", "torchao"),
+    ],
+)
+def test_scales_of_a_model_that_no_engine_has_are_a_note(
+    tmp_path: Path, config: str, names: tuple[str, ...], at: str, layout: str
+) -> None:
+    """The sets are then taken by their names; the same file of a model that engines have is at fault."""
+    tensors = {f"{at}.{name}.weight": noise(64, 64, seed=seed) for seed, name in enumerate(names)}
+    model = source(tmp_path / "m", tensors, {"model_type": config})
+    out = changed(quantized(model, tmp_path / "q", Options("nvfp4", layout=layout)), tmp_path / "c", _one_scale_larger)
+    result, known = verified(out), config in ("llama", "gemma3")
+    name = {"torchao": "some_fused_tensor_scale"}.get(layout, "fused_tensor_scale") if known else "perhaps_fused_scale"
+    assert [each for each in found(result) if "fused" in each] == [name]
+    assert result.is_sound is (name != "fused_tensor_scale")
+    if not known:
+        (finding,) = next(each.findings for each in result.results if each.name == name)
+        assert finding.value.startswith("scales differ: ")
+        assert f"The layers that engines join in '{config}' are not known" in finding.need
 
 
 def test_the_query_of_cross_attention_may_be_plain(tmp_path: Path) -> None:

@@ -315,16 +315,6 @@ def test_transforms_within_weights_stay_in_the_values(
     assert [note for note in notes if "(R1, R2)" in note] == (notes if transforms else [])
 
 
-def test_scaled_inputs_of_modelopt_are_not_dropped(tmp_path: Path, made: Callable[..., Path]) -> None:
-    def scaled(tensors: Tensors) -> None:
-        tensors["model.layers.0.mlp.down_proj.pre_quant_scale"] = noise(128)
-
-    folder = changed(made("nvfp4", "modelopt"), tmp_path / "q", scaled)
-    with pytest.raises(RefusedError, match=r"down_proj\.pre_quant_scale scales the inputs"):
-        dequantize_checkpoint(open_checkpoint(folder), tmp_path / "d", backend=Cpu())
-    assert found(verified(folder)) == {"not_read": ["model.layers.0.mlp.down_proj.pre_quant_scale"]}
-
-
 @pytest.mark.parametrize("key", ["r3", "r4", "online_r1_rotation"])
 def test_rotations_of_activations_of_quark_are_not_dropped(tmp_path: Path, made: Callable[..., Path], key: str) -> None:
     algorithm = {"name": "rotation", "r1": True, "r2": True, "r3": False, "r4": False}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clean_outputs import assert_clean
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import LLAMA, bf16, floats, llama, noise, read_raw, tree, write_model
@@ -28,11 +29,14 @@ from mxcli.numerics.scheme import Rules, resolve
 
 def quantized(source: Path, output: Path, options: Options) -> Written:
     checkpoint = open_checkpoint(source)
-    return quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output, backend=Cpu())
+    written = quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output, backend=Cpu())
+    assert_clean(output)
+    return written
 
 
 def restored(source: Path, output: Path, **more: Any) -> dict[str, tuple[str, list[int], bytes]]:
     dequantize_checkpoint(open_checkpoint(source), output, backend=Cpu(), **more)
+    assert_clean(output)
     return read_raw(output / "model.safetensors")
 
 

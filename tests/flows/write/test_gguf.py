@@ -64,14 +64,14 @@ def test_the_packages_mxfp4_decodes_bit_for_bit(tmp_path: Path) -> None:
     assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
 
 
-def test_that_names_are_not_matched_with_quantized_checkpoints_is_said(tmp_path: Path) -> None:
+def test_that_names_are_not_matched_is_said(tmp_path: Path) -> None:
     content = load_file(DATA / "gguf-nvfp4" / "model.safetensors")["fc2.weight"].tobytes()
     (tmp_path / "a.gguf").write_bytes(gguf_bytes([("blk.0.ffn_up.weight", (128, 64), NVFP4, content)]))
     plain = open_checkpoint(write_model(tmp_path / "m", llama(), LLAMA))
     quantize_checkpoint(plain, make_plan(plain, Options("mxfp4")), tmp_path / "q", backend=Cpu())
     made = open_checkpoint(tmp_path / "q")
-    names = "Names of GGUF files, which are llama.cpp's, are matched only with those of a plain checkpoint of "
-    hint = f"{names}Hugging Face."
+    names = "Names of GGUF files, which are llama.cpp's, are matched with those of Hugging Face for Llama, Mistral, "
+    hint = f"{names}Qwen2 and Qwen3 models only."
     with pytest.raises(UsageError) as refused:
         checked_originals(open_floats(tmp_path / "a.gguf", requantize=True), subject_of(made))
     assert str(refused.value).endswith(f"give the checkpoint that it was made from. {hint}")

@@ -47,9 +47,18 @@ class AgainstSource:
             subject.record.tensors,
             rotated=is_rotated(subject),
         )
-        recorded = subject.record.source_hashes
-        others = tuple(name for name, found in hashes.items() if recorded.get(name, found) != found)
+        others = tuple(name for name, found in hashes.items() if not _may_be_recorded(subject, name, found))
         return cls(subject, originals, () if others else tuple(plain), others)
+
+
+def _may_be_recorded(subject: Subject, name: str, found: str) -> bool:
+    """Return whether a tensor of the source can be what was read: of a converted checkpoint, now or when its codes were
+    made. If that is not known, weights may be others than those that were read as codes."""
+    record = subject.record
+    if record.is_converted and not record.origin_hashes and name in subject.weights:
+        return True
+    stated = [hashes[name] for hashes in (record.source_hashes, record.origin_hashes) if name in hashes]
+    return not stated or found in stated
 
 
 def _plain_pairs(subject: Subject, originals: Originals) -> Iterator[tuple[TensorInfo, Original]]:

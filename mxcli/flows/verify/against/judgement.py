@@ -148,7 +148,7 @@ def _examine(checkpoint: Checkpoint, each: Traced, known: _Siblings, amaxes: Ama
         scheme = known.scheme
     x = oriented(np.ascontiguousarray(each.original.read()), stored.weight.axis)
     q = stored_form(checkpoint, stored)
-    rule, same = requantize(backend, stored, q, x, dtype, scheme, amaxes.of(stored))
+    rule, same = requantize(backend, stored, q, x, dtype, scheme, amaxes.near(stored))
     rule_values = backend.dequantize(rule, "F32")
     noise = distance(x, dtype, rule_values).noise
     far = each.distance.noise > _DOUBTFUL * noise
@@ -173,6 +173,8 @@ def is_rotated(subject: Subject) -> bool:
 
 def _verdict(each: _Examined, known: _Siblings, *, rescaled: int, rotated: bool) -> Judged | None:
     name, provenance = each.traced.stored.weight.name, each.traced.provenance
+    if each.traced.stored.weight.adjusting:
+        return _adjusted(each)
     if each.swapped is not None and each.swapped.noise < SWAPPED_GAIN * each.traced.distance.noise:
         return Judged(
             SWAPPED,
@@ -220,6 +222,25 @@ def _verdict(each: _Examined, known: _Siblings, *, rescaled: int, rotated: bool)
             Finding(name, f"{_times(each.ratio)} the squared error of {rule}", "nothing: calibration may gain from it"),
         )
     return None
+
+
+def _adjusted(each: _Examined) -> Judged:
+    """Return the verdict on a weight that tensors next to its codes change: by its values alone, since what was
+    quantized is not in the source."""
+    weight = each.traced.stored.weight
+    names = ", ".join(entry.name for entry in weight.adjusting)
+    if each.ratio <= _EXPLAINED:
+        value = f"bytes not comparable: {names} {'changes' if len(weight.adjusting) == 1 else 'change'} what they are"
+        return Judged(RESCALED, Finding(weight.name, value, "no comparison: its values have the error of rounding"))
+    return Judged(
+        FAR,
+        Finding(
+            weight.name,
+            f"relative error {_error(each.traced.distance)} with {names}",
+            f"about the error of {each.scheme.scale_rule.name}, {_relative(each)}",
+            "Check that this is the right source; if it is, requantize the weight.",
+        ),
+    )
 
 
 def _has_off(each: _Examined) -> bool:

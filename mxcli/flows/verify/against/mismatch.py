@@ -37,7 +37,7 @@ def mismatch_of(checkpoint: Checkpoint, stored: StoredWeight, q: Quantized, rule
     dtypes = {content.holds.name: content.entry.dtype for content in stored.contents}
     rule = _storable(rule, dtypes.get("scales", ""))
     repaired, block = _with_first(q, rule)
-    for content in stored.contents:
+    for content in (each for each in stored.contents if not each.holds.adjusts):
         ours = _bytes(read(checkpoint, checkpoint.tensors[content.entry.name]))
         theirs = _bytes(content.of(rule))
         if ours.size != theirs.size or np.array_equal(ours, theirs):

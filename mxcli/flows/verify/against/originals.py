@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from mxcli.errors import InputError, RefusedError
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.directory import GGUF
-from mxcli.files.gguf_names import named_as_gguf
+from mxcli.files.gguf_names import named_as_gguf, named_as_hugging_face
 from mxcli.files.models.stacks import orientations
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.plan.plan import TensorPlan, axis_of
@@ -38,10 +40,14 @@ class Originals:
 
 def originals_of(source: Checkpoint, view: PlainView) -> Originals:
     """Return the tensors of a source by their names in a checkpoint made from it: stacked experts are split if the
-    checkpoint stores them one by one, and names, dtypes and rows are those of GGUF if it is a GGUF file. Raises
-    RefusedError for a model whose names in GGUF files are not known."""
+    checkpoint stores them one by one, and names, dtypes and rows are those of GGUF if it is a GGUF file, those of
+    Hugging Face if the source alone is one and they are known. Raises RefusedError for a model whose names in GGUF
+    files are not known."""
     if view.source.kind == GGUF and source.kind != GGUF:
         source = named_as_gguf(source)
+    elif source.kind == GGUF and view.source.kind != GGUF:
+        with suppress(InputError, RefusedError):
+            source = named_as_hugging_face(source)
     found: dict[str, Original] = {}
     for name, info in source.tensors.items():
         pieces = {} if name in view.tensors else _experts(source, info, view)

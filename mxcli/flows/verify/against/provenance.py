@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from heapq import nlargest
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS
 from mxcli.numerics.scheme import Rules, Scheme, resolve, scale_kind, scale_rules
 from mxcli.numerics.streams import stream_of
 
+_LARGEST = 4
+"""Amaxes that are tried of weights with one tensor scale: a weight that does not belong to them may have a larger
+one."""
 SAMPLED_ELEMENTS, LEAST_GROUPS = 1 << 17, 8
 """Rules are tried first on a sample of a weight: about this many elements, in at least this many places."""
 
@@ -203,45 +207,65 @@ def _amax_of_one_scale(backend: Backend, q: Quantized, scheme: Scheme, amaxes: S
     return None
 
 
+_Place = tuple[str | int, str, bytes]
+"""A parent module or a number of columns, a format, and the bytes of a tensor scale."""
+
+
 class Amaxes:
     """Magnitudes of the source from which the tensor scale of a weight may follow."""
 
     def __init__(self, backend: Backend, originals: Originals | None, subject: Subject) -> None:
         self._backend, self._originals, self._weights = backend, originals, subject.weights
         self._checkpoint = subject.checkpoint
+        self._largest: dict[_Place, list[float]] = {}
         columns = {name: stored.weight.shape[-1] for name, stored in subject.weights.items()}
         self._amax = SharedAmax(fused_sets(subject.checkpoint.config).among(columns).values(), self._find)
 
     def of(self, stored: StoredWeight) -> list[float]:
+        """Return the amaxes of `near`, and those of weights with as many inputs and the same tensor scale: ModelOpt
+        shares it among all layers that are given one tensor, such as q, k, v and fc1 of a parallel block, or k and v of
+        every cross-attention."""
+        near = self.near(stored)
+        if near == [0.0]:
+            return near
+        return list(dict.fromkeys([*near, *self._largest_of(self._places(stored)[1], _LARGEST)]))
+
+    def near(self, stored: StoredWeight) -> list[float]:
         """Return the amax of the weight, of its fused set, and of the weights of its parent module with the same tensor
         scale; [0.0] for a format without a scale of the whole tensor."""
         if not stored.weight.format.scales_whole_tensor or self._originals is None:
             return [0.0]
-        name = stored.weight.name
-        return list(dict.fromkeys([self._amax.own(name), self._amax.of(name), *self._shared(stored)]))
+        own = self._amax.own(stored.weight.name)
+        shared = self._amax.of(stored.weight.name)
+        return list(dict.fromkeys([own, shared, *self._largest_of(self._places(stored)[0], 1)]))
 
-    def _shared(self, stored: StoredWeight) -> Iterator[float]:
-        """Yield the largest amax of the weights that share a tensor scale in the file: sets that loaders of an unknown
-        model join."""
-        members = self._alike[self._place(stored)]
-        if len(members) > 1:
-            yield max(self._amax.own(name) for name in members)
+    def _largest_of(self, place: _Place, count: int) -> list[float]:
+        """Return the largest amaxes of the weights that share a tensor scale in the file: sets that loaders of an
+        unknown model join."""
+        if place not in self._largest:
+            members = self._alike[place]
+            known = {self._amax.own(name) for name in members} if len(members) > 1 else set()
+            self._largest[place] = nlargest(count, known)
+        return self._largest[place]
 
     @cached_property
-    def _alike(self) -> dict[tuple[str, str, bytes], list[str]]:
-        """Names of weights by the place and the tensor scale that they share."""
-        found: dict[tuple[str, str, bytes], list[str]] = {}
+    def _alike(self) -> dict[_Place, list[str]]:
+        """Names of weights by the places and the tensor scale that they share."""
+        found: dict[_Place, list[str]] = {}
         for name, stored in self._weights.items():
-            found.setdefault(self._place(stored), []).append(name)
+            for place in self._places(stored):
+                found.setdefault(place, []).append(name)
         return found
 
-    def _place(self, stored: StoredWeight) -> tuple[str, str, bytes]:
-        """Return the parent module of a weight, its format, and the bytes of its tensor scale."""
+    def _places(self, stored: StoredWeight) -> tuple[_Place, _Place]:
+        """Return the parent module of a weight and its columns, each with its format and the bytes of its tensor
+        scale."""
         holding = ("scales",) if stored.weight.format.tensor_scale is None else ("encode", "decode")
         scales = [content.entry.name for content in stored.contents if content.holds.name in holding]
         text = b"".join(read(self._checkpoint, self._checkpoint.tensors[name]).tobytes() for name in scales)
         parent = stored.weight.name.removesuffix(".weight").rpartition(".")[0]
-        return parent, stored.weight.format.name, text
+        format = stored.weight.format.name
+        return (parent, format, text), (stored.weight.shape[-1], format, text)
 
     def _find(self, name: str) -> float:
         original = None if self._originals is None else self._originals.by_name.get(name)

@@ -110,11 +110,12 @@ def _hazards(subject: Subject, *, certain: bool) -> Iterator[Finding]:
 
 
 def _unexpected_roles(subject: Subject) -> Iterator[Finding]:
-    if subject.view is None:
+    if subject.view is None or subject.layout is None:
         return
     for name in subject.weights:
-        what = NOT_QUANTIZED.get(subject.view.tensors[name].role)
-        if what is not None:
+        role = subject.view.tensors[name].role
+        what = NOT_QUANTIZED.get(role)
+        if what is not None and role not in subject.layout.taken:
             yield Finding(
                 name, f"{what}, quantized", "a plain tensor: most loaders support nothing else", "Exclude it."
             )

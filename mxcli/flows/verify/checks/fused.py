@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mxcli.files.models.fused import fused_sets
-from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
+from mxcli.flows.verify.checks.check import NOTE, PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.checks.files import activation_scales
 from mxcli.flows.verify.subject import Subject
 from mxcli.flows.verify.weight_summary import TensorSummary
@@ -34,6 +34,11 @@ def sets_among(subject: Subject, names: Iterable[str]) -> dict[str, tuple[str, .
     shapes = {name: tensors[name].shape for name in names if name in tensors}
     columns = {name: shape[-1] for name, shape in shapes.items() if shape}
     return fused_sets(subject.checkpoint.config).among(columns)
+
+
+def sets_are_known(subject: Subject) -> bool:
+    """Return whether engines have a class for the subject's model, so that its sets are not taken by their names."""
+    return fused_sets(subject.checkpoint.config).known
 
 
 def _differing(subject: Subject, scales: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, float]]]:
@@ -64,7 +69,7 @@ def _of_format(summarized: Summarized, *, two_levels: bool) -> dict[str, float]:
 
 
 def _tensor_scales(summarized: Summarized) -> Iterator[Finding]:
-    if summarized.fused_by:
+    if summarized.fused_by or not sets_are_known(summarized.subject):
         return
     for key, scales in _differing(summarized.subject, _of_format(summarized, two_levels=True)):
         yield Finding(
@@ -77,7 +82,7 @@ def _tensor_scales(summarized: Summarized) -> Iterator[Finding]:
 
 
 def _some_tensor_scales(summarized: Summarized) -> Iterator[Finding]:
-    if not summarized.fused_by:
+    if not summarized.fused_by or not sets_are_known(summarized.subject):
         return
     for key, scales in _differing(summarized.subject, _of_format(summarized, two_levels=True)):
         yield Finding(
@@ -89,7 +94,24 @@ def _some_tensor_scales(summarized: Summarized) -> Iterator[Finding]:
         )
 
 
+def _perhaps_joined(summarized: Summarized) -> Iterator[Finding]:
+    subject = summarized.subject
+    sets = fused_sets(subject.checkpoint.config)
+    if sets.known:
+        return
+    scales = {name: summary.scale for name, summary in summarized.summaries.items()}
+    for key, own in _differing(subject, scales):
+        yield Finding(
+            key,
+            f"scales differ: {_listed(own)}",
+            f"one scale for the set if a loader joins it. {sets.note}",
+            "Use a loader that keeps them apart, such as transformers, or requantize the set with a shared scale.",
+        )
+
+
 def _single_scales(summarized: Summarized) -> Iterator[Finding]:
+    if not sets_are_known(summarized.subject):
+        return
     for key, scales in _differing(summarized.subject, _of_format(summarized, two_levels=False)):
         yield Finding(
             key,
@@ -100,6 +122,8 @@ def _single_scales(summarized: Summarized) -> Iterator[Finding]:
 
 
 def _activations(summarized: Summarized) -> Iterator[Finding]:
+    if not sets_are_known(summarized.subject):
+        return
     named: dict[str, dict[str, float]] = {}
     for name, values in activation_scales(summarized.subject):
         module, _, ending = name.rpartition(".")
@@ -143,5 +167,13 @@ FUSED_CHECKS: tuple[Check[Summarized], ...] = (
         "activation scales that differ within a layer that loaders fuse",
         "input_scale and input_global_scale of q, k, v and of gate, up",
         _activations,
+    ),
+    Check(
+        "perhaps_fused_scale",
+        NOTE,
+        "scales that differ within layers that a loader may fuse, in a model that no engine is known to have a class "
+        "for",
+        "scales of whole tensors of q, k, v and of gate, up, by their names",
+        _perhaps_joined,
     ),
 )

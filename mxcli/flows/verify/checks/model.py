@@ -10,6 +10,7 @@ from itertools import islice
 from mxcli.files.checkpoint import read
 from mxcli.files.directory import GGUF
 from mxcli.files.model_files import CONFIG
+from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES
 from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding, some
 from mxcli.flows.verify.checks.model_rows import FAMILIES, REQUIRED, ROWS
@@ -65,7 +66,7 @@ def _experts(model: Model) -> Iterator[Finding]:
     for match in filter(None, map(_EXPERT.match, model.tensors)):
         stacks.setdefault(match["stack"], set()).add(int(match["number"]))
     for stack, numbers in stacks.items():
-        if len(numbers) != stated or max(numbers) >= stated:
+        if (len(numbers) != stated or max(numbers) >= stated) and model.expected.numbers(stack) != numbers:
             missing, below = _first_missing(numbers, stated), min(stated, max(numbers) + 2)
             more = below - len([number for number in numbers if number < below]) - len(missing)
             others = f" and {more:,} more" if more else ""
@@ -88,7 +89,7 @@ def _shapes(model: Model) -> Iterator[Finding]:
             if any(need is not None and need != size for need, size in zip(needed, info.shape, strict=False)):
                 stored = quantized.get(name)
                 padded = stored is not None and _fits_padded(needed, info.shape, stored.weight.format.block[1] or 1)
-                if not padded:
+                if not padded and not model.expected.has_shape(name, info.shape):
                     wanted = [size if need is None else need for need, size in zip(needed, info.shape, strict=False)]
                     key = (kind, f"{list(info.shape)}", f"{wanted} by {row.stated}")
                     differing.setdefault(key, []).append(name)
@@ -105,20 +106,22 @@ def _fits_padded(needed: list[int | None], shape: tuple[int, ...], block: int) -
 
 def _ends(model: Model) -> Iterator[Finding]:
     """Yield the embedding, the last norm and the output head that a model of text must have and lacks."""
-    config, checkpoint, names = model.config, model.subject.checkpoint, model.generates
+    config, checkpoint, names, expected = model.config, model.subject.checkpoint, model.generates, model.expected
     whole = checkpoint.config or {}
     is_gguf = checkpoint.kind == GGUF
     if not names or not model.stacks or not model.states_layers:
         return
-    roles = {info.role for info in model.tensors.values()}
+    by_role = [*((info.role, name) for name, info in model.tensors.items()), *_unread_roles(model)]
+    roles = {role for role, _ in by_role}
     stack = next(iter(model.stacks))
     beginning = stack[: stack.rfind(".") + 1]
-    if not any(info.role == "embedding" and not _NO_WORDS.search(name) for name, info in model.tensors.items()):
+    words = (name for role, name in by_role if role == "embedding" and not _NO_WORDS.search(name))
+    if next(words, None) is None and not expected.lacks_all(roles={"embedding"}):
         name = "shared.weight" if model.is_encoder_decoder else f"{beginning}embed_tokens.weight"
         name = "token_embd.weight" if is_gguf else name
         yield Finding(name, "no embedding of words is here", f"one: {names} reads tokens", _RESTORE)
     tie = whole.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    if "lm_head" not in roles and tie is False:
+    if "lm_head" not in roles and tie is False and not expected.lacks_all(roles={"lm_head"}):
         value = f"missing, and {CONFIG} says tie_word_embeddings false"
         yield Finding("output.weight" if is_gguf else "lm_head.weight", value, "an output head, or true", _RESTORE)
     if tie is True and (head := _other_head(model)) is not None:
@@ -134,8 +137,17 @@ def _ends(model: Model) -> Iterator[Finding]:
         yield Finding(name, "missing", f"the norm after the last layer: {names} has it", _RESTORE)
     for row in REQUIRED:
         there = any(name == row.name or name.endswith(f".{row.name}") for name in outside)
-        if model.model_type in row.types and not there and not row.unless(config):
+        is_needed = model.model_type in row.types and not row.unless(config)
+        if is_needed and not there and not expected.lacks_all(ending=row.name):
             yield Finding(row.name, "missing", f"{row.what}: {names} has it", _RESTORE)
+
+
+def _unread_roles(model: Model) -> Iterator[tuple[str, str]]:
+    """Yield the roles and names that codes which are not read have as plain tensors."""
+    view = model.subject.view
+    if model.subject.unread is not None and view is not None:
+        codes = (info for info in view.tensors.values() if info.role == "codes")
+        yield from ((role_of(info.name, info.shape, "BF16"), info.name) for info in codes)
 
 
 def _other_head(model: Model) -> str | None:
@@ -174,7 +186,7 @@ def _names(model: Model) -> Iterator[Finding]:
         return
     for family, pattern in _FAMILIES:
         others = [name for name in names if pattern.search(name)]
-        if others:
+        if others and not model.expected.is_known:
             yield Finding(
                 CONFIG,
                 f"model_type is {model.model_type}, and the tensors have the names of other models: {others[0]}, …",

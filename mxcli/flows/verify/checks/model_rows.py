@@ -37,7 +37,14 @@ def _keys(model: Model) -> int | None:
 _WIDE = _of("intermediate_size", "n_inner", "ffn_dim")
 _EXPERT_WIDE = _of("moe_intermediate_size", "intermediate_size")
 _HIDDEN = _of(*HIDDEN)
-MORE_WORDS = {"mllama": 8, "mllama_text_model": 8, "musicgen": 1, "musicgen_melody": 1, "musicgen_decoder": 1}
+MORE_WORDS = {
+    "mllama": 8,
+    "mllama_text_model": 8,
+    "musicgen": 1,
+    "musicgen_melody": 1,
+    "musicgen_decoder": 1,
+    "moshi": 1,
+}
 """Rows that embeddings of these models have beyond the vocabulary: of the image token, of padding."""
 
 
@@ -154,6 +161,8 @@ FAMILIES = (
     Family(frozenset({"mpt"}), r"(^|\.)blocks\.\d+\.attn\.(Wqkv|out_proj)\.", "blocks.N.attn.Wqkv"),
 )
 """Families whose loaders find no tensor that is named as those of another."""
+USUAL = frozenset(kind for rows in (ROWS, FAMILIES) for row in rows for kind in row.types)
+"""Model types that these tables describe."""
 
 
 def _has_no_last_norm(config: Config) -> bool:

@@ -1,19 +1,16 @@
-"""Checks of a weight or a layer among its siblings: those of the same name in other layers."""
+"""Checks of a weight among its siblings: those of the same name in other layers."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from mxcli.files.tensors import TensorInfo
-from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding, some
-from mxcli.flows.verify.checks.text_model import NUMBERED
+from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.profile import RUN_BYTES, Profile
 from mxcli.flows.verify.subject import Subject
 
@@ -27,11 +24,7 @@ RANDOM, ORDERED = 1.25, 1.8
 """Scales are in a random order if their rows vary less than the first, and that is odd if those of every sibling vary
 more than the second."""
 USUAL_ORDER = 3.0
-FEW = 0.25
-"""The share of layers that may be odd; of more, they are another kind."""
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
-_OF_THE_FIRST = re.compile(r"relative_attention_bias|\.pre_ln\.|\.rel_attn_embed\.")
-"""Parts that the first layer holds for all: of T5, RWKV and WavLM."""
 _COMPARE = "Compare with --against SOURCE."
 
 
@@ -55,82 +48,6 @@ class Profiled:
         """Return the tensor that holds the scales of a weight, alone or with its codes."""
         contents = self.subject.weights[name].contents
         return next((part.entry.name for part in contents if part.holds.name == "scales"), contents[0].entry.name)
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The tensors of a checkpoint by list of layers, number of the layer, and the rest of their names."""
-
-    subject: Subject
-
-    @cached_property
-    def stacks(self) -> dict[str, dict[int, dict[str, TensorInfo]]]:
-        """The plain tensors, and the scales of activations, without what one layer holds for all."""
-        view, checkpoint = self.subject.view, self.subject.checkpoint
-        tensors = dict(checkpoint.tensors if view is None else view.tensors)
-        if view is not None:
-            tensors |= {name: checkpoint.tensors[name] for name in view.unused}
-        found: dict[str, dict[int, dict[str, TensorInfo]]] = {}
-        for name, info in tensors.items():
-            match = NUMBERED.match(name)
-            if match is not None and name not in self.subject.transforms.tensors and not _OF_THE_FIRST.search(name):
-                found.setdefault(match["stack"], {}).setdefault(int(match["number"]), {})[name[match.end() :]] = info
-        return found
-
-    @property
-    def may_vary(self) -> bool:
-        """True if the configuration states a list of what the layers are."""
-        return bool(
-            {"block_configs", "layers_block_type", "hybrid_override_pattern"}
-            & set(self.subject.checkpoint.config or {})
-        )
-
-
-def _incomplete(layers: Layers) -> Iterator[Finding]:
-    """Yield the parts of most layers that few layers lack, which have nothing instead, or what no other layer has."""
-    if layers.may_vary:
-        return
-    for stack, by_number in layers.stacks.items():
-        sets = {number: frozenset(parts) for number, parts in by_number.items()}
-        (usual, count), *_ = Counter(sets.values()).most_common(1)
-        for number, parts in sorted(sets.items()):
-            alike = sum(each == parts for each in sets.values())
-            few = alike <= max(1, FEW * len(sets)) and (count > 1 or len(sets) == 2)
-            own = parts - usual
-            replaced = any(own & each for other, each in sets.items() if other != number) or len(own) > _RENAMED
-            if few and not replaced and len(parts & usual) * 2 > len(usual):
-                instead = f"; it has {some(sorted(own))}, which no other layer has" if own else ""
-                for part in sorted(usual - parts):
-                    yield Finding(
-                        f"{stack}.{number}.{part}",
-                        f"missing; {count:,} of {len(sets):,} layers have it{instead}",
-                        "the parts of the other layers",
-                        "Copy it from the source: mxcli verify … --against SOURCE --repair.",
-                    )
-
-
-_RENAMED = 2
-"""More parts of its own make a layer another kind."""
-
-
-def _odd_headers(layers: Layers) -> Iterator[Finding]:
-    """Yield the one plain tensor that has another dtype or shape than its siblings."""
-    for stack, by_number in layers.stacks.items():
-        for part in {part for parts in by_number.values() for part in parts}:
-            infos = {number: parts[part] for number, parts in by_number.items() if part in parts}
-            if any(info.name in layers.subject.weights for info in infos.values()) or len(infos) < PEERS:
-                continue
-            headers = {number: (info.dtype, info.shape) for number, info in infos.items()}
-            (usual, count), *_ = Counter(headers.values()).most_common(1)
-            odd = [number for number, header in headers.items() if header != usual]
-            if len(odd) == 1 and count == len(headers) - 1:
-                info = infos[odd[0]]
-                yield Finding(
-                    f"{stack}.{odd[0]}.{part}",
-                    f"{info.dtype} {list(info.shape)}",
-                    f"{usual[0]} {list(usual[1])}, as in all {count:,} siblings",
-                    _COMPARE,
-                )
 
 
 def _deviations(values: Sequence[float]) -> tuple[float, float]:
@@ -308,22 +225,6 @@ PLAIN_SIBLING_CHECKS: tuple[Check[PlainSiblings], ...] = (
         "norms that are all 0 though those of other layers are not",
         "every value of the norms of all layers",
         _zero_among,
-    ),
-)
-LAYER_CHECKS: tuple[Check[Layers], ...] = (
-    Check(
-        "incomplete_layer",
-        PROBLEM,
-        "layers that lack what the others have",
-        "the parts of every layer against those of most; layers with other parts instead are another kind",
-        _incomplete,
-    ),
-    Check(
-        "odd_header",
-        WARNING,
-        "a plain tensor with another dtype or shape than the same one in all other layers",
-        "dtype and shape against the siblings",
-        _odd_headers,
     ),
 )
 SIBLING_CHECKS: tuple[Check[Profiled], ...] = (

@@ -11,6 +11,7 @@ from mxcli.flows.verify.checks.config import CONFIG_CHECKS, DEVICE_CHECKS, LIST_
 from mxcli.flows.verify.checks.files import FILE_CHECKS
 from mxcli.flows.verify.checks.foreign import FOREIGN_CHECKS
 from mxcli.flows.verify.checks.fused import FUSED_CHECKS
+from mxcli.flows.verify.checks.layers import LAYER_CHECKS
 from mxcli.flows.verify.checks.loaders import LOADER_CHECKS
 from mxcli.flows.verify.checks.model import MODEL_CHECKS
 from mxcli.flows.verify.checks.model_config import MODEL_CONFIG_CHECKS
@@ -19,7 +20,7 @@ from mxcli.flows.verify.checks.plain import PLAIN_CHECKS
 from mxcli.flows.verify.checks.record import RECORD_CHECKS
 from mxcli.flows.verify.checks.rules import RULE_CHECKS
 from mxcli.flows.verify.checks.settings import SETTINGS_CHECKS
-from mxcli.flows.verify.checks.siblings import LAYER_CHECKS, PLAIN_SIBLING_CHECKS, SIBLING_CHECKS
+from mxcli.flows.verify.checks.siblings import PLAIN_SIBLING_CHECKS, SIBLING_CHECKS
 from mxcli.flows.verify.checks.statistics import STATISTICS_CHECKS
 from mxcli.flows.verify.checks.unread import UNREAD_CHECKS
 from mxcli.flows.verify.checks.values import WEIGHT_CHECKS

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mxcli.files.tensors import TensorInfo
+from mxcli.flows.verify.checks.expected import Expected
 from mxcli.flows.verify.subject import Subject
 
 Config = Mapping[str, object]
@@ -23,7 +24,10 @@ SIDES: Mapping[str, tuple[str, ...]] = {
 }
 """Parts of an encoder-decoder model, with the keys of their numbers of layers."""
 _ALL_LAYERS = (*SIDES["encoder"], *SIDES["decoder"])
-_OTHER_PARTS = re.compile(r"(?i)(^|\.)(visual|vision|vit|image|audio|speech|mtp|draft|talker|code)[^.]*\.")
+_OTHER_PARTS = re.compile(
+    r"(?i)(^|\.)(visual|vision|vit|image|audio|speech|mtp|draft|talker|code"
+    r"|connector|[^.]*projector|[^.]*resampler|qformer)[^.]*\."
+)
 _SIDE = re.compile(r"(^|\.)(encoder|decoder)[^.]*\.")
 """Names of an encoder or decoder: the model itself if it has no other layers, else the encoder of images or sound."""
 NUMBERED = re.compile(r"^(?P<stack>(?:.*?\.)?(?:layers|layer|h|blocks|block|blk))\.(?P<number>\d+)\.")
@@ -40,9 +44,10 @@ CONVENTIONAL = frozenset(
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint with the configuration of its text part."""
+    """A checkpoint with the configuration of its text part, and the tensors that its model is `expected` to have."""
 
     subject: Subject
+    expected: Expected
 
     @cached_property
     def config(self) -> Config:

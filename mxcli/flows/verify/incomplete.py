@@ -1,0 +1,40 @@
+"""Sources that lack parts of the model that their config.json states: no output of them could be sound."""
+
+from __future__ import annotations
+
+from mxcli.errors import InputError, printable, together
+from mxcli.files.checkpoint import Checkpoint
+from mxcli.files.directory import SHARD_NAME
+from mxcli.flows.verify.checks.check import Findings
+from mxcli.flows.verify.checks.expected import Expected
+from mxcli.flows.verify.checks.model import MODEL_CHECKS
+from mxcli.flows.verify.checks.model_rows import USUAL
+from mxcli.flows.verify.checks.text_model import Model
+from mxcli.flows.verify.subject import Subject
+
+_CHECKS = tuple(check for check in MODEL_CHECKS if check.name in ("layers", "experts", "model_ends"))
+
+
+def _is_shard(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint is one of several shards, given alone."""
+    names = [SHARD_NAME.fullmatch(path.name) for path in checkpoint.files]
+    return len(names) == 1 and names[0] is not None and int(names[0][3]) > 1
+
+
+def refuse_incomplete(checkpoint: Checkpoint) -> None:
+    """Raise InputError for a plain source without the layers or experts that its configuration counts: `verify` would
+    call every output of it not sound."""
+    if checkpoint.dialect is not None or checkpoint.config is None or _is_shard(checkpoint):
+        return
+    subject = Subject(checkpoint, None, None, {}, None)
+    findings = Findings()
+    findings.run(_CHECKS, Model(subject, Expected(subject, USUAL)))
+    problems = [
+        f"{printable(finding.where)}: {finding.value}; needed: {finding.need}. {finding.way_out}"
+        for result in findings.results(_CHECKS)
+        for finding in result.findings
+    ]
+    if problems:
+        what = "the source is not the model that its config.json states (with --no-verify it is quantized as it is)"
+        headline = f"{printable(checkpoint.root)}: {what}"
+        raise together(InputError, headline, [f"{headline}: {problems[0]}"] if len(problems) == 1 else problems)
