@@ -19,7 +19,8 @@ class ProducerChoice:
 
     `byte0_exponent` maps a rule to the power of two that elements are divided by when the scale byte is 0 (2^-127).
     `clear_zero_input`: -0.0 in the input counts as +0.0; `set_zero_input`: the other way round; `clear_zero_code`: no
-    zero code has a sign. `infinity_is_nan`: an infinity makes its block NaN.
+    zero code has a sign. `flush_subnormal_blocks`: blocks of binary32 subnormals become zero; `flush_subnormals`: every
+    such element does. `infinity_is_nan`: an infinity makes its block NaN.
     """
 
     rule: str
@@ -30,12 +31,14 @@ class ProducerChoice:
     clear_zero_code: bool = False
     set_zero_input: bool = False
     flush_subnormal_blocks: bool = False
+    flush_subnormals: bool = False
     infinity_is_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A producer's choices: `choices[kind][element or ANY]`."""
+    """A producer's choices: `choices[kind][element or ANY]`, or `choices[kind with block]` where the kind of scale has
+    other choices for some block, as in `fp32 1x128`."""
 
     name: str
     meaning: str
@@ -43,9 +46,10 @@ class Dialect:
     choices: Mapping[str, Mapping[str, ProducerChoice]] = field(hash=False)
     aliases: tuple[str, ...] = ()
 
-    def choice(self, scale_kind: str, element: str) -> ProducerChoice | None:
-        """Return the choice for a kind of scale and an element; None where the producer has no such format."""
-        rows = self.choices.get(scale_kind, {})
+    def choice(self, scale_kind: str, element: str, block: str) -> ProducerChoice | None:
+        """Return the choice for a kind of scale, an element and a block as formats spell it; None where the producer
+        has no such format."""
+        rows = self.choices.get(f"{scale_kind} {block}") or self.choices.get(scale_kind, {})
         return rows.get(element) or rows.get(ANY)
 
 

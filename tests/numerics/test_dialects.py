@@ -9,7 +9,8 @@ import pytest
 from mxcli.errors import UsageError
 from mxcli.numerics.dialects import ANY, DEFAULT, DIALECTS, ProducerChoice, find_dialect
 from mxcli.numerics.floats import ELEMENTS
-from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, MANTISSA_SCALE_RULES, POWER_OF_TWO_SCALE_RULES
+from mxcli.numerics.mantissa_rules import MANTISSA_SCALE_RULES
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES
 
 RULES = {
     "mxcli": ("rceil", "te", "amax"),

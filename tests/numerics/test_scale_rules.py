@@ -12,14 +12,14 @@ from mxcli.backends import abi as recipes
 from mxcli.backends import cpu
 from mxcli.numerics import stats
 from mxcli.numerics.floats import ELEMENTS
-from mxcli.numerics.scale_rules import (
-    ELEMENT_ROUNDINGS,
+from mxcli.numerics.mantissa_rules import (
     MANTISSA_SCALE_RULES,
-    POWER_OF_TWO_SCALE_RULES,
     BlockScaleFormula,
     ElementScaleFormula,
+    ErrorNorm,
     TensorScaleFormula,
 )
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 EVEN = {"e4m3": 0x77FFFF, "e5m2": 0x6FFFFF, "e2m3": 0x77FFFF, "e3m2": 0x6FFFFF, "e2m1": 0x5FFFFF}

@@ -7,7 +7,8 @@ import pytest
 from mxcli.errors import UsageError
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.formats import FORMATS, find_format
-from mxcli.numerics.scale_rules import MANTISSA_SCALE_RULES, POWER_OF_TWO_SCALE_RULES
+from mxcli.numerics.mantissa_rules import MANTISSA_SCALE_RULES
+from mxcli.numerics.scale_rules import POWER_OF_TWO_SCALE_RULES
 from mxcli.numerics.scheme import NONFINITE_POLICIES, Rules, resolve, resolve_all, scale_kind, scale_rules
 
 POWER_OF_TWO = ["floor", "ceil", "rceil", "even", "nearest", "ct-even1", "best"]

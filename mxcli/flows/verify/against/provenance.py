@@ -257,7 +257,7 @@ def candidates(fmt: BlockFormat, first: str) -> tuple[Scheme, ...]:
     """Return the schemes of a format that can give different bytes: the default of each dialect, `first` in front, then
     each with every other scale rule, then `first` with every other rounding that is not random."""
     rules = scale_rules(fmt)
-    choices = {name: DIALECTS[name].choice(scale_kind(fmt), fmt.element.name) for name in (first, *DIALECTS)}
+    choices = {name: DIALECTS[name].choice(scale_kind(fmt), fmt.element.name, fmt.block_name) for name in (first, *DIALECTS)}
     known = [name for name, choice in choices.items() if choice is not None]
     # A dialect's default rule may not serve every element format.
     plain = [name for name, choice in choices.items() if choice is not None and choice.rule in rules]
