@@ -124,6 +124,7 @@ struct MxKey {
 struct MxRotation {
   mx_i32 size;
   mx_u32 signs[4];
+  mx_i32 bf16;  // y is rounded to bfloat16
 };
 #define MX_LARGEST_ROTATION 128
 
@@ -319,7 +320,10 @@ MX_FN void mx_rotate(float* x, MxRotation r) {
   for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_flip_sign(x[i] * share, i, r);
   mx_butterflies(x, r.size);
   MX_UNROLL
-  for (mx_i32 i = 0; i < r.size; ++i) x[i] *= factor;
+  for (mx_i32 i = 0; i < r.size; ++i) {
+    x[i] *= factor;
+    if (r.bf16) x[i] = mx_round_to_bf16(x[i]);
+  }
 }
 
 // Inverse of mx_rotate: H is symmetric and H H = size * I.
@@ -777,11 +781,11 @@ MX_FN MxSearch mx_begin_search(mx_u32 amax_bits, MxTensorScale t, MxScheme r) {
   q.count = r.candidate_count;
   if (r.tries_codes) {
     // From twice the wanted scale on, half a scale has every value below amax that the scale has, except where the half
-    // is no code: of the lowest codes.
+    // is no code, of the lowest codes, and where the inverse of a scale leaves the range of binary32.
     const mx_i32 m = r.scale.mantissa_bits, halved = (2 << m) - 1;
     const mx_i32 last = (mx_i32)mx_encode_nearest_even(r.scale.max, m, r.scale.emin, r.scale.max).code;
     const mx_i32 twice = (mx_i32)mx_encode_nearest_even(2.0f * q.wanted, m, r.scale.emin, r.scale.max).code + 1;
-    q.count = twice > last ? last : twice < halved ? halved : twice;
+    q.count = twice > last || q.wanted * t.decode < mx_power_of_two(-100) ? last : twice < halved ? halved : twice;
   }
   return q;
 }

@@ -89,7 +89,7 @@ class KernelScheme(ctypes.Structure):
 class Rotation(ctypes.Structure):
     """`MxRotation`: a random Hadamard transform; none where `size` is 0."""
 
-    _fields_ = (("size", c_int32), ("signs", c_uint32 * 4))
+    _fields_ = (("size", c_int32), ("signs", c_uint32 * 4), ("bf16", c_int32))
 
 
 class Tensor(ctypes.Structure):
@@ -315,7 +315,7 @@ def rotation(hadamard: Hadamard | None) -> Rotation:
     words = (c_uint32 * 4)()
     for place, sign in enumerate(hadamard.signs):
         words[place // 32] |= (sign < 0) << place % 32
-    return Rotation(hadamard.size, words)
+    return Rotation(hadamard.size, words, hadamard.bf16)
 
 
 def literal(value: ctypes.Structure) -> str:

@@ -128,9 +128,8 @@ def resolve(format: str | BlockFormat, rules: Rules = Rules()) -> Scheme:
     seed = 0 if rules.seed is None else rules.seed
     check_draws(seed)
     rounding = ELEMENT_ROUNDINGS[rules.rounding or choice.rounding]
-    return Scheme(
-        row, rule, rounding, bundle, choice, rules.nonfinite, seed if rounding.is_random else 0, rules.hadamard
-    )
+    hadamard = rules.hadamard and replace(rules.hadamard, bf16=choice.bf16_transform)
+    return Scheme(row, rule, rounding, bundle, choice, rules.nonfinite, seed if rounding.is_random else 0, hadamard)
 
 
 def check_nonfinite(policy: str) -> None:

@@ -12,8 +12,8 @@ from mxcli.files.layouts import LAYOUTS
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.floats import ELEMENTS, SCALES
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.metrics import METRICS
 from mxcli.numerics.mantissa_rules import MANTISSA_SCALE_RULES
+from mxcli.numerics.metrics import METRICS
 from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES
 
 TABLE = """\
