@@ -780,8 +780,8 @@ MX_FN MxSearch mx_begin_search(mx_u32 amax_bits, MxTensorScale t, MxScheme r) {
   q.wanted = mx_wanted_scale(q.amax, t, r);
   q.count = r.candidate_count;
   if (r.tries_codes) {
-    // From twice the wanted scale on, half a scale has every value below amax that the scale has, except where the half
-    // is no code, of the lowest codes, and where the inverse of a scale leaves the range of binary32.
+    // A scale of twice the wanted one or more has none of its values below amax to itself: half that scale has them too,
+    // except where the half is not a code (of the lowest codes) or its inverse leaves the range of binary32.
     const mx_i32 m = r.scale.mantissa_bits, halved = (2 << m) - 1;
     const mx_i32 last = (mx_i32)mx_encode_nearest_even(r.scale.max, m, r.scale.emin, r.scale.max).code;
     const mx_i32 twice = (mx_i32)mx_encode_nearest_even(2.0f * q.wanted, m, r.scale.emin, r.scale.max).code + 1;

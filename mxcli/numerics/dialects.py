@@ -203,13 +203,19 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "auto-round",
-            "auto-round without tuning: floor for MX formats; NVFP4 as compressed-tensors on binary32 input, with a "
-            "scale code of 0 kept and no negative zero.",
-            "auto-round 0.16 (read; NVFP4 exports run)",
+            "auto-round without tuning: floor for MX formats, NVFP4 in vLLM's order of operations.",
+            "auto-round 0.16 (MX formats read; nv_fp4 and its packing run)",
             {
                 "e8m0": {ANY: ProducerChoice("floor", infinity_is_nan=True)},
-                "narrow": {"e2m1": ProducerChoice("auto-round", clear_zero_code=True)},
+                "narrow": {"e2m1": ProducerChoice("vllm")},
             },
+        ),
+        Dialect(
+            "auto-round-ct",
+            "auto-round's NVFP4 in compressed-tensors' order on binary32 input: a scale code of 0 is kept, and no code "
+            "is a negative zero.",
+            "auto-round 0.14, NVFP4 (read)",
+            {"narrow": {"e2m1": ProducerChoice("auto-round", clear_zero_code=True)}},
         ),
         Dialect(
             "nncf",

@@ -284,7 +284,7 @@ MANTISSA_SCALE_RULES: dict[str, MantissaScaleRule] = {
             ElementScaleFormula.OVER_QUOTIENT,
             "`ct` on binary32 input with a scale code of 0 kept",
             "encode = (1/T)*2688; S = e4m3((A/6) * encode); x / (S / encode)",
-            "auto-round 0.16, nv_fp4 exports",
+            "auto-round 0.14, NVFP4 (read)",
         ),
         MantissaScaleRule(
             "nncf",
