@@ -156,10 +156,71 @@ MX_FN bool mx_undecided(const MxCandidates& t, const double (&errors)[MX_CANDIDA
   return undecided;
 }
 
-// Choose the candidate of a block held by one thread: from binary32 sums where they decide, else from binary64 sums in
-// element order, as on the CPU.
+// Call error(scale) for the scales with a mantissa that a rule tries for a block; set `s` to the best.
+template <class Error>
+MX_FN void mx_search_scale(mx_u32 amax, MxTensorScale t, MxScheme r, MxScale<float, mx_u32>& s, Error error) {
+  if (amax == 0u || amax >= MX_INFINITY_BITS || s.is_nan) return;
+  const MxSearch q = mx_begin_search(amax, t, r);
+  s = mx_tried_scale(q, 0, t, r);
+  double best = error(s);
+#pragma unroll 1
+  for (mx_i32 k = 1; k < q.count; ++k) {
+    const auto tried = mx_tried_scale(q, k, t, r);
+    if (mx_ends_search(q, tried, best, r)) break;
+    const double found = error(tried);
+    if (!mx_is_better(found, best, r)) continue;
+    best = found;
+    s = tried;
+  }
+}
+
+MX_FN double mx_element_error(double sum, float x, const MxScale<float, mx_u32>& s, MxScheme r, MxEncoder e) {
+  const float magnitude = mx_float(mx_bits(x) & 0x7FFFFFFFu);
+  return mx_add_error(sum, mx_encode_element(x, s.factor, e).value * s.decode, magnitude, r.error_norm);
+}
+
+// Choose the scale with a mantissa of a block held by one thread.
 template <int N>
-MX_FN void mx_choose_candidate(const float* x, mx_u32 amax, MxScheme r, MxEncoder e, MxScale<float, mx_u32>& s) {
+MX_FN void mx_search_own(const float* x, mx_u32 amax, MxTensorScale t, MxScheme r, MxEncoder e,
+                         MxScale<float, mx_u32>& s) {
+  mx_search_scale(amax, t, r, s, [&](const MxScale<float, mx_u32>& tried) {
+    double parts[MX_ERROR_PARTS] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      parts[i % MX_ERROR_PARTS] = mx_element_error(parts[i % MX_ERROR_PARTS], x[i], tried, r, e);
+    return mx_total_error(parts, r.error_norm);
+  });
+}
+
+// Choose the scale with a mantissa of a block shared by all threads; the first ones add up a part of the error each.
+MX_FN void mx_search_shared(const MxVectors& v, mx_u32 amax, MxTensorScale t, MxScheme r, MxEncoder e, double* scratch,
+                            MxScale<float, mx_u32>& s) {
+  mx_search_scale(amax, t, r, s, [&](const MxScale<float, mx_u32>& tried) {
+    double parts[MX_ERROR_PARTS] = {};
+    if (threadIdx.x < MX_ERROR_PARTS) {
+      double part = 0.0;
+      const mx_i64 height = v.count / v.per_row;
+      for (mx_i64 row = 0; row < height; ++row)
+        for (mx_i64 column = threadIdx.x; column < v.width; column += MX_ERROR_PARTS) {
+          float x[1];
+          mx_load_input(v.x, v.first + row * v.columns + column, 1, r, x);
+          part = mx_element_error(part, x[0], tried, r, e);
+        }
+      scratch[threadIdx.x] = part;
+    }
+    __syncthreads();
+    for (int i = 0; i < MX_ERROR_PARTS; ++i) parts[i] = scratch[i];
+    __syncthreads();
+    return mx_total_error(parts, r.error_norm);
+  });
+}
+
+// Choose the candidate of a block held by one thread. Exponents: from binary32 sums where they decide, else from
+// binary64 sums in element order, as on the CPU.
+template <int N>
+MX_FN void mx_choose_candidate(const float* x, mx_u32 amax, MxTensorScale tensor, MxScheme r, MxEncoder e,
+                               MxScale<float, mx_u32>& s) {
+  if (r.scale_kind != MX_POWER_OF_TWO) return mx_search_own<N>(x, amax, tensor, r, e, s);
   const MxCandidates t = mx_candidate_exponents(amax, r);
   if (t.count == 0) return;
   mx_i32 binade = (mx_i32)(amax >> 23) - 127;
@@ -200,10 +261,11 @@ MX_FN void mx_choose_candidate(const float* x, mx_u32 amax, MxScheme r, MxEncode
   s = mx_power_of_two_scale((mx_u32)mx_best_candidate(t, errors), r);
 }
 
-// Choose the candidate of a block shared by all threads: from parallel sums where they decide, else from one thread's
-// sums in element order, as on the CPU.
-MX_FN void mx_choose_candidate_shared(const MxVectors& v, mx_u32 amax, MxScheme r, MxEncoder e, double* scratch,
-                                      MxScale<float, mx_u32>& s) {
+// Choose the candidate of a block shared by all threads. Exponents: from parallel sums where they decide, else from one
+// thread's sums in element order, as on the CPU.
+MX_FN void mx_choose_candidate_shared(const MxVectors& v, mx_u32 amax, MxTensorScale tensor, MxScheme r, MxEncoder e,
+                                      double* scratch, MxScale<float, mx_u32>& s) {
+  if (r.scale_kind != MX_POWER_OF_TWO) return mx_search_shared(v, amax, tensor, r, e, scratch, s);
   const MxCandidates t = mx_candidate_exponents(amax, r);
   if (t.count == 0) return;
   double errors[MX_CANDIDATES] = {};

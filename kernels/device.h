@@ -6,7 +6,7 @@
 //   MX_SWIZZLED  1: scales in the 128x4 layout of block-scaled matrix products, 0: row-major
 //   MX_HARDWARE  conversion instructions: 0 none, 1 to FP8 (from sm_89), 2 also to FP6 and FP4 (sm_100a, sm_120a)
 //   MX_ROTATED   group size of a random Hadamard transform, a divisor of the columns; 0 or undefined: none
-//   MX_SIGNS     its sign words
+//   MX_SIGNS     its sign words; MX_ROTATED_BF16 1: its values are rounded to bfloat16
 #ifndef MXCLI_DEVICE_H
 #define MXCLI_DEVICE_H
 
@@ -30,7 +30,7 @@ MX_FN float mx_widen(MxSource x) { return (float)x; }
 #define MX_ROTATED 0
 #endif
 #if MX_ROTATED
-#define MX_ROTATION (MxRotation{MX_ROTATED, {MX_SIGNS}})
+#define MX_ROTATION (MxRotation{MX_ROTATED, {MX_SIGNS}, MX_ROTATED_BF16})
 #endif
 
 #define MX_WARP 32

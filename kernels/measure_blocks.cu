@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS)
       const mx_u32 amax = mx_block_amax(v, r, scratch_bits);
       MxBlock b = mx_begin_block(amax, amax, t, r, e);
       if (r.candidate_count) {
-        mx_choose_candidate_shared(v, b.amax, r, e, scratch_sums, b.scale);
+        mx_choose_candidate_shared(v, b.amax, t, r, e, scratch_sums, b.scale);
         mx_find_top_code(b, r, e);
       }
       if (MX_CODES && threadIdx.x == 0) mx_store_scale(scales, p.grid_row, p.grid_column, across, b.scale.stored, r);

@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(MX_SUMS, 2)
       const mx_u32 block_amax = mx_lanes_max<lanes>(mx_amax_bits<each>(values));
       MxBlock b = mx_begin_block(block_amax, block_amax, t, r, e);
       if (r.candidate_count && lanes == 1) {
-        mx_choose_candidate<each>(values, b.amax, r, e, b.scale);
+        mx_choose_candidate<each>(values, b.amax, t, r, e, b.scale);
         mx_find_top_code(b, r, e);
       }
       if (MX_CODES && is_active) {

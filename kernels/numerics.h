@@ -124,20 +124,22 @@ struct MxKey {
 struct MxRotation {
   mx_i32 size;
   mx_u32 signs[4];
+  mx_i32 bf16;  // y is rounded to bfloat16
 };
 #define MX_LARGEST_ROTATION 128
 
 enum MxScaleKind { MX_POWER_OF_TWO = 0, MX_MINIFLOAT = 1, MX_BINARY32 = 2 };
-// Tensor scales (encode, decode) from the tensor's amax T; L = element max * scale max.
+// Tensor scales (encode, decode) from the tensor's amax T; L = D * scale_reach.
 enum MxTensorStep {
   MX_TENSOR_NONE = 0,                // 1, 1
   MX_TENSOR_ENCODE = 1,              // encode = min(L / T, FLT_MAX), 1 if 0; decode = 1 / encode
   MX_TENSOR_DECODE = 2,              // decode = T / L, 1 if 0 (producers compute 0 / 0 there); encode = 1 / decode
   MX_TENSOR_RECIPROCAL_CLAMPED = 3,  // encode = (1 / max(T, FLT_MIN)) * L, 1 if not finite
   MX_TENSOR_RECIPROCAL_ZERO = 4,     // encode = L * (1 / T), 0 if T = 0
-  MX_TENSOR_ENCODE_BF16 = 5,         // encode = bfloat16(L / T), 1 if not finite
+  MX_TENSOR_ENCODE_BF16 = 5,         // encode = bfloat16(bfloat16(1 / T) * L), 1 if not finite
+  MX_TENSOR_DECODE_OF_BLOCK = 6,     // decode = max(max(T / D, e) / scale max, e), e = zero_scale; encode = 1 / decode
 };
-// Block scale from the block's amax A (D = element max), before the cast to the scale format.
+// Block scale from the block's amax A (D = element_reach), before the cast to the scale format.
 enum MxBlockStep {
   MX_BLOCK_A_TIMES_ENCODE_OVER_D = 0,       // A * (encode * (1 / D))
   MX_BLOCK_A_OVER_D_TIMES_ENCODE = 1,       // (A / D) * encode
@@ -145,6 +147,8 @@ enum MxBlockStep {
   MX_BLOCK_A_OVER_D_TIMES_DECODE = 3,       // A / (D * decode)
   MX_BLOCK_ENCODE_TIMES_A_OVER_D = 4,       // encode * (A * (1 / D))
   MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE = 5,  // bfloat16(A / D) * encode
+  MX_BLOCK_RECIPROCAL_OF_D_OVER_A = 6,      // 1 / min(D / A, FLT_MAX), 0 if A = 0
+  MX_BLOCK_LEAST_A_OVER_D_OVER_DECODE = 7,  // max(A / D, e) / decode, e = zero_scale
 };
 // Scaled element (the argument of the rounding) and dequantization factor; S = the block scale as stored.
 enum MxElementStep {
@@ -154,7 +158,12 @@ enum MxElementStep {
   MX_ELEMENT_OVER_QUOTIENT = 3,          // x / (S / encode);                    factor: S / encode
   MX_ELEMENT_TIMES_RECIPROCAL_ZERO = 4,  // x * o, o = 1 / (S * (1 / encode)), 1/0 = 0;  factor: 1 / o
   MX_ELEMENT_OVER_PRODUCT_BF16 = 5,      // bfloat16(x / (S * decode));          factor: S * decode
+  MX_ELEMENT_TIMES_RECIPROCAL_ONCE = 6,  // as 0, but x * 0 if S = 0;            factor: S * decode
+  MX_ELEMENT_TIMES_D_OVER_A = 7,         // x * min(D / A, FLT_MAX), x if A = 0; factor: S * decode
+  MX_ELEMENT_OVER_A_OVER_D = 8,          // x / max(A / D, e), e = zero_scale;   factor: S * decode
 };
+// What decides between scales that a rule tries: the sum of squared errors, of their magnitudes, or the largest one.
+enum MxErrorNorm { MX_SQUARES = 0, MX_MAGNITUDES = 1, MX_LARGEST = 2 };
 
 // Kernel parameters of a quantization scheme; mxcli.numerics resolves names to them.
 struct MxScheme {
@@ -167,10 +176,10 @@ struct MxScheme {
   mx_i32 block_columns;      // 0: all
   mx_i32 stored_bits;        // packed width of an element code: 4, 6 or 8
   // power-of-two scales
-  mx_i32 of_ratio;       // exponent of fl(amax / element max) instead of exponent(amax) - emax
-  mx_u32 carry_above;    // the exponent is one more if the 23-bit fraction exceeds this
-  mx_i32 candidates[4];  // exponents to try, relative to floor's; the lowest squared error wins
-  mx_i32 candidate_count;
+  mx_i32 of_ratio;                // exponent of fl(amax / element max) instead of exponent(amax) - emax
+  mx_u32 carry_above;             // the exponent is one more if the 23-bit fraction exceeds this
+  mx_i32 candidates[4];           // exponents to try, relative to floor's; the lowest squared error wins
+  mx_i32 candidate_count;         // of exponents or of multiples; 0: nothing is tried
   mx_i32 min_exponent;            // lower clamp: -127 in the OCP MX specification
   mx_i32 byte0_exponent;          // elements are divided by 2^byte0_exponent if the stored byte is 0
   mx_i32 flush_subnormal_blocks;  // blocks with a binary32-subnormal amax become zero
@@ -178,6 +187,11 @@ struct MxScheme {
   mx_i32 tensor_step;
   mx_i32 block_step;
   mx_i32 element_step;
+  float element_reach;  // the element value that a block's amax is scaled to
+  float scale_reach;    // the scale of the block that has the tensor's amax
+  float multiples[4];   // scales to try, relative to the block step's; the lowest error wins, the first of equals
+  mx_i32 tries_codes;   // tries every scale code instead; the smallest of equals wins
+  mx_i32 error_norm;
   float min_scale;    // lower clamp, 0: none
   float zero_scale;   // replaces a scale of exactly 0, 0: none
   mx_i32 zero_code;   // replaces a scale code of 0, 0: none
@@ -187,6 +201,7 @@ struct MxScheme {
   mx_i32 clear_zero_code;   // zero codes have no sign
   mx_i32 set_zero_input;    // treat +0.0 in the input as -0.0
   mx_i32 infinity_is_nan;   // an infinity makes its block NaN, like a NaN
+  mx_i32 flush_subnormals;  // treat binary32 subnormals in the input as zeros
 };
 
 struct MxTensorScale {
@@ -305,7 +320,10 @@ MX_FN void mx_rotate(float* x, MxRotation r) {
   for (mx_i32 i = 0; i < r.size; ++i) x[i] = mx_flip_sign(x[i] * share, i, r);
   mx_butterflies(x, r.size);
   MX_UNROLL
-  for (mx_i32 i = 0; i < r.size; ++i) x[i] *= factor;
+  for (mx_i32 i = 0; i < r.size; ++i) {
+    x[i] *= factor;
+    if (r.bf16) x[i] = mx_round_to_bf16(x[i]);
+  }
 }
 
 // Inverse of mx_rotate: H is symmetric and H H = size * I.
@@ -456,7 +474,7 @@ MX_FN F mx_zero_input(F x, mx_i32 clear_zero_input, mx_i32 set_zero_input) {
 
 // Tensor scales from the largest finite magnitude.
 MX_FN MxTensorScale mx_tensor_scale(float amax, MxScheme r) {
-  float limit = r.element.max * r.scale.max;
+  float limit = r.element_reach * r.scale_reach;
   MxTensorScale s;
   s.encode = 1.0f;
   s.decode = 1.0f;
@@ -481,9 +499,15 @@ MX_FN MxTensorScale mx_tensor_scale(float amax, MxScheme r) {
       s.decode = mx_reciprocal_or_zero(s.encode);
       return s;
     case MX_TENSOR_ENCODE_BF16:
-      s.encode = mx_round_to_bf16(limit / amax);
+      s.encode = mx_round_to_bf16(mx_round_to_bf16(1.0f / amax) * limit);
       if (!(s.encode <= MX_FLT_MAX)) s.encode = 1.0f;
       break;
+    case MX_TENSOR_DECODE_OF_BLOCK:
+      s.decode = amax / r.element_reach;
+      s.decode = (s.decode < r.zero_scale ? r.zero_scale : s.decode) / r.scale_reach;
+      if (s.decode < r.zero_scale) s.decode = r.zero_scale;
+      s.encode = 1.0f / s.decode;
+      return s;
   }
   s.decode = 1.0f / s.encode;
   return s;
@@ -538,6 +562,7 @@ MX_FN void mx_element_factor(F S, MxTensorScale t, mx_i32 element_step, F* facto
     case MX_ELEMENT_TIMES_QUOTIENT: f = mx_at_most((1.0f / t.decode) / S, MX_FLT_MAX); break;
     case MX_ELEMENT_OVER_PRODUCT:
     case MX_ELEMENT_OVER_PRODUCT_BF16: break;
+    case MX_ELEMENT_TIMES_RECIPROCAL_ONCE: f = mx_at_most(mx_reciprocal_or_zero(f), MX_FLT_MAX); break;
     case MX_ELEMENT_OVER_QUOTIENT: *decode = f = S / t.encode; break;
     case MX_ELEMENT_TIMES_RECIPROCAL_ZERO:
       f = mx_reciprocal_or_zero(S * mx_reciprocal_or_zero(t.encode));
@@ -557,12 +582,21 @@ MX_FN float mx_decode_factor(mx_u32 stored, MxTensorScale t, MxScheme r) {
   return decode;
 }
 
-// Scale of a finite block in a scale format with a mantissa.
-template <class U>
-MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxScheme r) {
-  auto A = mx_float(amax_bits);
-  using F = decltype(A);
-  const float D = r.element.max;
+// A block's amax over the element value that it is scaled to, at least zero_scale; and the inverse, at most FLT_MAX.
+template <class F>
+MX_FN F mx_amax_over_reach(F A, MxScheme r) {
+  F v = A / r.element_reach, least = mx_broadcast(A, r.zero_scale);
+  return v < least ? least : v;
+}
+template <class F>
+MX_FN F mx_reach_over_amax(F A, MxScheme r) {
+  return mx_at_most(r.element_reach / A, MX_FLT_MAX);
+}
+
+// Scale of a finite block, before the cast to a scale format with a mantissa.
+template <class F>
+MX_FN F mx_wanted_scale(F A, MxTensorScale t, MxScheme r) {
+  const float D = r.element_reach;
   F v = A;
   switch (r.block_step) {
     case MX_BLOCK_A_TIMES_ENCODE_OVER_D: v = A * (t.encode * (1.0f / D)); break;
@@ -571,7 +605,19 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxScheme r) {
     case MX_BLOCK_A_OVER_D_TIMES_DECODE: v = A / (D * t.decode); break;
     case MX_BLOCK_ENCODE_TIMES_A_OVER_D: v = t.encode * (A * (1.0f / D)); break;
     case MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE: v = mx_round_to_bf16(A / D) * t.encode; break;
+    case MX_BLOCK_RECIPROCAL_OF_D_OVER_A: v = A == 0.0f ? A : 1.0f / mx_reach_over_amax(A, r); break;
+    case MX_BLOCK_LEAST_A_OVER_D_OVER_DECODE: v = mx_amax_over_reach(A, r) / t.decode; break;
   }
+  return v;
+}
+
+// Above max + ulp / 2 a format with larger exponents rounds to a value above max.
+MX_FN float mx_largest_cast(MxFloat f) { return f.max + mx_power_of_two(f.emax - f.mantissa_bits - 1); }
+
+// Cast a scale `v` to the format of scales with a mantissa; A is the block's amax.
+template <class F>
+MX_FN auto mx_cast_scale(F v, F A, MxTensorScale t, MxScheme r) {
+  using U = decltype(mx_bits(v));
   if (r.bf16_scale) v = mx_round_to_bf16(v);
   F none = mx_broadcast(v, r.zero_scale), least = mx_broadcast(v, r.min_scale);
   const auto underflows = v == 0.0f;
@@ -579,7 +625,7 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxScheme r) {
   v = v < least ? least : v;
 
   MxScale<F, U> s;
-  U zero = amax_bits & 0u, one = zero + 1u;
+  U zero = mx_bits(A) & 0u, one = zero + 1u;
   s.is_nan = zero;
   F S = v;
   if (r.scale_kind == MX_BINARY32) {
@@ -587,8 +633,7 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxScheme r) {
     s.is_lost = underflows ? one : zero;
   } else {
     auto code = mx_encode_nearest_even(v, r.scale.mantissa_bits, r.scale.emin, r.scale.max);
-    // Above max + ulp / 2 a format with larger exponents rounds to a value above max.
-    float limit = r.scale.max + mx_power_of_two(r.scale.emax - r.scale.mantissa_bits - 1);
+    float limit = mx_largest_cast(r.scale);
     U substitute = zero + (mx_u32)r.zero_code;
     s.stored = code.code == 0u ? substitute : code.code;
     s.is_lost = s.stored == 0u ? one : zero;
@@ -596,9 +641,21 @@ MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxScheme r) {
     F substituted = mx_broadcast(v, mx_decode((mx_u32)r.zero_code, r.scale));
     S = code.code == 0u ? substituted : code.value;
   }
-  s.is_lost = amax_bits == 0u ? zero : s.is_lost;
+  s.is_lost = A == 0.0f ? zero : s.is_lost;
   mx_element_factor(S, t, r.element_step, &s.factor, &s.decode);
+  if (r.element_step == MX_ELEMENT_TIMES_D_OVER_A) {
+    F unit = mx_broadcast(v, 1.0f);
+    s.factor = A == 0.0f ? unit : mx_reach_over_amax(A, r);
+  }
+  if (r.element_step == MX_ELEMENT_OVER_A_OVER_D) s.factor = mx_amax_over_reach(A, r);
   return s;
+}
+
+// Scale of a finite block in a scale format with a mantissa.
+template <class U>
+MX_FN auto mx_mantissa_scale(U amax_bits, MxTensorScale t, MxScheme r) {
+  auto A = mx_float(amax_bits);
+  return mx_cast_scale(mx_wanted_scale(A, t, r), A, t, r);
 }
 
 // Choose a block's scale from its amax (bits of the largest magnitude, so NaN > infinity > finite). For rules that try
@@ -635,6 +692,7 @@ struct MxEncoder {
   mx_i32 guards_zero;    // keeps 0: the factor may be 0 or infinite, and 0 / 0 and 0 * infinity are NaN
   mx_i32 plain;          // rounds to nearest even and keeps signs of zero
   mx_i32 clear_zero_code;
+  mx_i32 flushes;  // treats binary32 subnormals as zeros
 };
 
 MX_FN MxEncoder mx_encoder(MxScheme r) {
@@ -643,19 +701,22 @@ MX_FN MxEncoder mx_encoder(MxScheme r) {
   e.element = r.element;
   e.rounding = r.rounding;
   e.clear_zero_code = r.clear_zero_code;
+  e.flushes = r.flush_subnormals;
   e.quotient_bf16 = mantissa && r.element_step == MX_ELEMENT_OVER_PRODUCT_BF16;
-  e.divides = mantissa && (r.element_step == MX_ELEMENT_OVER_PRODUCT || r.element_step == MX_ELEMENT_OVER_QUOTIENT ||
-                           r.element_step == MX_ELEMENT_OVER_PRODUCT_BF16);
+  e.divides =
+      mantissa && (r.element_step == MX_ELEMENT_OVER_PRODUCT || r.element_step == MX_ELEMENT_OVER_QUOTIENT ||
+                   r.element_step == MX_ELEMENT_OVER_PRODUCT_BF16 || r.element_step == MX_ELEMENT_OVER_A_OVER_D);
   e.guards_zero = e.divides || (mantissa && r.element_step == MX_ELEMENT_TIMES_RECIPROCAL_ZERO);
   e.plain = r.rounding.above == 0.5f && r.rounding.half_if == 1 && r.rounding.half_always == 0 &&
-            !r.rounding.is_random && !e.quotient_bf16 && !r.clear_zero_code;
+            !r.rounding.is_random && !e.quotient_bf16 && !r.clear_zero_code && !r.flush_subnormals;
   return e;
 }
 
 // Scale x: the argument of the rounding.
 template <class F>
 MX_FN F mx_argument(F x, F factor, MxEncoder e) {
-  F scaled = x;
+  F scaled = x, none = mx_broadcast(x, 0.0f);
+  if (!e.plain && e.flushes) x = mx_abs(x) < MX_FLT_MIN ? none : x;
   if (e.divides) scaled = x / factor;
   else scaled = x * factor;
   if (e.guards_zero) scaled = x == 0.0f ? x : scaled;
@@ -704,6 +765,65 @@ MX_FN mx_u32 mx_magnitude_code(mx_u32 code, MxFloat f) {
 
 // Mask of the bits that are all 0 in a zero code.
 MX_FN mx_u32 mx_magnitude_mask(MxFloat f) { return f.twos_complement ? ~0u : (1u << (f.bits - 1)) - 1u; }
+
+// ------------------------------------------------------------------------------------- candidate scales with a mantissa
+
+// Scales with a mantissa that a rule tries for a finite block that is not zero, counted from 0.
+struct MxSearch {
+  float amax, wanted;  // the block's amax; the scale before its cast
+  mx_i32 count;
+};
+
+MX_FN MxSearch mx_begin_search(mx_u32 amax_bits, MxTensorScale t, MxScheme r) {
+  MxSearch q;
+  q.amax = mx_float(amax_bits);
+  q.wanted = mx_wanted_scale(q.amax, t, r);
+  q.count = r.candidate_count;
+  if (r.tries_codes) {
+    // A scale of twice the wanted one or more has none of its values below amax to itself: half that scale has them too,
+    // except where the half is not a code (of the lowest codes) or its inverse leaves the range of binary32.
+    const mx_i32 m = r.scale.mantissa_bits, halved = (2 << m) - 1;
+    const mx_i32 last = (mx_i32)mx_encode_nearest_even(r.scale.max, m, r.scale.emin, r.scale.max).code;
+    const mx_i32 twice = (mx_i32)mx_encode_nearest_even(2.0f * q.wanted, m, r.scale.emin, r.scale.max).code + 1;
+    q.count = twice > last || q.wanted * t.decode < mx_power_of_two(-100) ? last : twice < halved ? halved : twice;
+  }
+  return q;
+}
+
+// Scale k of a search. Codes are tried from the largest to 1.
+MX_FN auto mx_tried_scale(const MxSearch& q, mx_i32 k, MxTensorScale t, MxScheme r) {
+  if (!r.tries_codes) return mx_cast_scale(q.wanted * r.multiples[k], q.amax, t, r);
+  auto s = mx_cast_scale(mx_decode((mx_u32)(q.count - k), r.scale), q.amax, t, r);
+  s.is_lost = k == 0 && q.wanted > mx_largest_cast(r.scale);
+  return s;
+}
+
+// Return whether scale k and all later ones clip the amax by more than the error of the best so far.
+MX_FN bool mx_ends_search(const MxSearch& q, const MxScale<float, mx_u32>& s, double best, MxScheme r) {
+  const double short_by = (double)q.amax - (double)(r.element.max * s.decode);
+  return r.tries_codes && short_by > 0.0 && (r.error_norm == MX_SQUARES ? short_by * short_by : short_by) > best;
+}
+
+// Errors of a block are added up in 16 parts, by the column in the block modulo 16, and the parts by halves.
+#define MX_ERROR_PARTS 16
+MX_FN double mx_add_error(double error, float value, float x, mx_i32 norm) {
+  const double difference = (double)value - (double)x, distance = difference < 0.0 ? -difference : difference;
+  if (norm == MX_SQUARES) return error + difference * difference;
+  if (norm == MX_MAGNITUDES) return error + distance;
+  return distance > error ? distance : error;
+}
+MX_FN double mx_join_errors(double a, double b, mx_i32 norm) { return norm != MX_LARGEST ? a + b : a > b ? a : b; }
+MX_FN double mx_total_error(double* parts, mx_i32 norm) {
+  MX_UNROLL
+  for (int half = MX_ERROR_PARTS / 2; half > 0; half /= 2) {
+    MX_UNROLL
+    for (int i = 0; i < half; ++i) parts[i] = mx_join_errors(parts[i], parts[i + half], norm);
+  }
+  return parts[0];
+}
+
+// Return whether a scale tried later, with this error, is taken instead of the best so far.
+MX_FN bool mx_is_better(double error, double best, MxScheme r) { return r.tries_codes ? error <= best : error < best; }
 
 // ---------------------------------------------------------------------------------------------------------- statistics
 

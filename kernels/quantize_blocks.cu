@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(MX_HELD > 0 ? 256 : 1024)
       amax = mx_block_amax(v, r, scratch_bits);
     }
     auto s = mx_choose_scale(amax, t, r);
-    if (r.candidate_count) mx_choose_candidate_shared(v, amax, r, e, scratch_sums, s);
+    if (r.candidate_count) mx_choose_candidate_shared(v, amax, t, r, e, scratch_sums, s);
     if (threadIdx.x == 0)
       mx_store_scale(scales, p.grid_row, p.grid_column, mx_ceil_div(columns, block_columns), s.stored, r);
 

@@ -32,8 +32,9 @@ MX_FN void mx_encode_line(const MxLine& line, mx_i64 row, mx_i64 column, mx_i64 
   mx_canonicalize_zeros(values, r);
   mx_draw(key, row * axis.columns + column, e, drawn);
   const mx_u32 amax = mx_amax_bits<MX_WIDTH>(values);
-  auto s = mx_choose_scale(amax, mx_read_tensor_scale(axis.tensor_amax, r), r);
-  if (r.candidate_count) mx_choose_candidate<MX_WIDTH>(values, amax, r, e, s);
+  const MxTensorScale t = mx_read_tensor_scale(axis.tensor_amax, r);
+  auto s = mx_choose_scale(amax, t, r);
+  if (r.candidate_count) mx_choose_candidate<MX_WIDTH>(values, amax, t, r, e, s);
   mx_u32 codes[MX_WIDTH];
   mx_encode_block<MX_WIDTH>(values, s, e, drawn, codes);
   mx_store_codes(axis.codes + row * mx_packed_bytes(axis.columns) + mx_packed_bytes(column), n, codes);

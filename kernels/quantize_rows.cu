@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const mx_u32 amax =
         MX_WIDTH ? mx_lanes_max<lanes>(mx_amax_bits<each>(block)) : mx_scale_amax(*tensor_amax, *whole_amax, r);
     auto s = mx_choose_scale(amax, t, r);
-    if (r.candidate_count && MX_WIDTH && lanes == 1) mx_choose_candidate<each>(block, amax, r, e, s);
+    if (r.candidate_count && MX_WIDTH && lanes == 1) mx_choose_candidate<each>(block, amax, t, r, e, s);
     mx_encode_block<each>(block, s, e, drawn + b * each, packed + b * each);
     if (MX_WIDTH) {
       if (threadIdx.x % lanes == 0 && b * each < n)

@@ -134,10 +134,66 @@ struct Loops {
     return error;
   }
 
+  // Add a span's errors under scale `s` to the parts of its block's error.
+  template <int Norm>
+  void add_errors(const float* x, int n, const MxScale<float, uint32_t>& s, double* parts) {
+    encode_block<true>(x, n, s.factor, s.decode, own_encoder(), nullptr, w.values, w.wide_codes);
+    for (int at = 0; at < n; at += MX_ERROR_PARTS)
+      for (int k = 0; k < std::min(MX_ERROR_PARTS, n - at); ++k)
+        parts[k] = mx_add_error(parts[k], w.values[at + k], x[at + k], Norm);
+  }
+
+  // Error of block rows x [column, end) under a scale with a mantissa; `held`: its elements, if it is part of a row.
+  template <int Norm>
+  double block_error(const MxScale<float, uint32_t>& s, const float* held, int64_t row, int64_t rows, int64_t column,
+                     int64_t end) {
+    double parts[MX_ERROR_PARTS] = {};
+    if (held) add_errors<Norm>(held, int(end - column), s, parts);
+    for (int64_t i = row; !held && i < row + rows; ++i)
+      for (int64_t at = column; at < end; at += kStripe) {
+        Span span{i, at, int(std::min<int64_t>(kStripe, end - at))};
+        load_span(span);
+        add_errors<Norm>(w.x, span.width, s, parts);
+      }
+    return mx_total_error(parts, Norm);
+  }
+
+  // Choose block i's scale from those with a mantissa that the rule tries.
+  template <int Norm>
+  MX_NOINLINE void search_scale(int i, const float* held, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    Blocks& b = w.blocks;
+    const MxSearch q = mx_begin_search(b.amax[i], job.tensor_scale, job.r);
+    auto chosen = mx_tried_scale(q, 0, job.tensor_scale, job.r);
+    double best = block_error<Norm>(chosen, held, row, rows, column, end);
+    for (int k = 1; k < q.count; ++k) {
+      const auto s = mx_tried_scale(q, k, job.tensor_scale, job.r);
+      if (mx_ends_search(q, s, best, job.r)) break;
+      const double error = block_error<Norm>(s, held, row, rows, column, end);
+      if (!mx_is_better(error, best, job.r)) continue;
+      best = error;
+      chosen = s;
+    }
+    b.stored[i] = chosen.stored;
+    b.factor[i] = chosen.factor;
+    b.decode[i] = chosen.decode;
+    b.is_lost[i] = chosen.is_lost;
+  }
+
+  // Choose block i's scale from those that the rule tries.
+  void choose_tried(int i, const float* held, int64_t row, int64_t rows, int64_t column, int64_t end) {
+    const Blocks& b = w.blocks;
+    if (b.is_nan[i] || b.amax[i] == 0 || b.amax[i] >= MX_INFINITY_BITS) return;
+    if (job.r.scale_kind == MX_POWER_OF_TWO) return choose_candidate(i, row, rows, column, end);
+    switch (job.r.error_norm) {
+      case MX_SQUARES: return search_scale<MX_SQUARES>(i, held, row, rows, column, end);
+      case MX_MAGNITUDES: return search_scale<MX_MAGNITUDES>(i, held, row, rows, column, end);
+      case MX_LARGEST: return search_scale<MX_LARGEST>(i, held, row, rows, column, end);
+    }
+  }
+
   // Choose block i's candidate exponent: the lowest error; ties go to the largest exponent.
   MX_NOINLINE void choose_candidate(int i, int64_t row, int64_t rows, int64_t column, int64_t end) {
     Blocks& b = w.blocks;
-    if (b.is_nan[i] || b.amax[i] == 0 || b.amax[i] >= MX_INFINITY_BITS) return;
     const int exponent = mx_floor_exponent(b.amax[i], job.r);
     double best = -1;
     int chosen = job.r.min_exponent;
@@ -300,7 +356,8 @@ struct Loops {
     }
     choose_scales(blocks);
     for (int i = 0; job.r.candidate_count && i < blocks; ++i)
-      choose_candidate(i, row, rows, column + int64_t(i) * width, std::min(end, column + int64_t(i + 1) * width));
+      choose_tried(i, rows == 1 ? w.x + i * width : nullptr, row, rows, column + int64_t(i) * width,
+                   std::min(end, column + int64_t(i + 1) * width));
     store_scales(blocks, job.block(block_row, column));
     if (Stats) {
       b.clear_totals(blocks);
@@ -319,7 +376,7 @@ struct Loops {
                               int64_t end) {
     w.blocks.amax[0] = scale_amax;
     choose_scales(1);
-    if (job.r.candidate_count) choose_candidate(0, row, rows, column, end);
+    if (job.r.candidate_count) choose_tried(0, nullptr, row, rows, column, end);
     w.blocks.amax[0] = amax;
     w.blocks.clear_totals(1);
     find_top_codes(1);

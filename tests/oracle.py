@@ -63,8 +63,8 @@ class Element:
 
 @functools.cache
 def element_format(name: str) -> Element:
-    """The format called ``name``: e4m3 and e5m2 as OCP FP8, any other eXmY all finite, int8 and int4."""
-    if integer := re.fullmatch(r"int([48])", name):
+    """The format called ``name``: e4m3 and e5m2 as OCP FP8, any other eXmY all finite, int8, int6 and int4."""
+    if integer := re.fullmatch(r"int([468])", name):
         bits = int(integer[1])
         counts = np.arange(2 ** (bits - 1))
         signed = np.concatenate([counts, counts - 2 ** (bits - 1)])
@@ -266,6 +266,12 @@ class Recipe:
     lowest: float = 0.0  # smallest scale before the cast
     zero_becomes: float = 0.0  # scale instead of zero before the cast
     zero_code_becomes: int = 0  # scale code instead of zero after the cast
+    reach: Callable[[Element], float] = lambda fmt: fmt.max  # the element that a block amax becomes: `peak`
+    top: Callable[[Element], float] = lambda scale: scale.max  # the scale of the block that has the tensor amax
+    multiples: tuple[float, ...] = ()  # scales to try, relative to `scale`
+    all_codes: bool = False  # every scale code is tried
+    norm: str = "squares"  # of the errors that decide between scales
+    divisor: Callable[[F32, np.float32], F32] | None = None  # of x, where it is not made of the rounded scale
 
 
 def _reciprocal(v: Any) -> Any:
@@ -295,7 +301,7 @@ def _tensor_ct(amax: np.float32, limit: np.float32) -> TensorScale:
 
 
 def _tensor_ct_bf16(amax: np.float32, limit: np.float32) -> TensorScale:
-    encode_scale = np.float32(_bfloat16(limit / amax))
+    encode_scale = np.float32(_bfloat16(np.float32(_bfloat16(ONE / amax)) * limit))
     return TensorScale(encode_scale if np.isfinite(encode_scale) else ONE, NAN)
 
 
@@ -319,6 +325,23 @@ CT = Recipe(
     zeros="plus-for-zero",
     zero_code_becomes=0x20,
 )
+FOUR_OVER_SIX = Recipe(
+    tensor=_tensor_te,
+    scale=lambda amax, peak, g: amax / peak * g.encode,
+    argument=lambda x, s, g: x * np.minimum(_reciprocal(s * g.decode), FLT_MAX),
+    factor=lambda s, g: s * g.decode,
+    zeros="signed",
+    top=lambda scale: 2.0**scale.emax,
+    multiples=(1.0, 1.5),
+)
+NNCF_LEAST = np.float32(2.0**-23)
+
+
+def _tensor_nncf(amax: np.float32, limit: np.float32) -> TensorScale:
+    peak = np.float32(limit / E4M3.max)
+    return TensorScale(NAN, max(max(amax / peak, NNCF_LEAST) / np.float32(E4M3.max), NNCF_LEAST))
+
+
 RECIPES = {
     "te": TE,
     "paper": replace(TE, scale=lambda amax, peak, g: amax / peak * g.encode, zeros="signed"),
@@ -347,6 +370,28 @@ RECIPES = {
         argument=lambda x, s, g: x * _reciprocal(s * g.decode),
         factor=lambda s, g: _reciprocal(_reciprocal(s * g.decode)),
         zeros="signed",
+    ),
+    "four-over-six-mse": FOUR_OVER_SIX,
+    "four-over-six-mae": replace(FOUR_OVER_SIX, norm="magnitudes"),
+    "four-over-six-max": replace(FOUR_OVER_SIX, norm="largest"),
+    "static-4": replace(FOUR_OVER_SIX, reach=lambda fmt: 4.0, top=lambda scale: scale.max, multiples=()),
+    "static-6": replace(FOUR_OVER_SIX, top=lambda scale: scale.max, multiples=()),
+    "best": replace(FOUR_OVER_SIX, multiples=(), all_codes=True),
+    "unbiased": replace(TE, reach=lambda fmt: fmt.max * (1 - 1 / (2 ** (E4M3.mantissa_bits + 1) + 1))),
+    "auto-round": replace(
+        CT,
+        argument=lambda x, s, g: np.where(x == 0, x, x / (s / g.encode)),
+        zero_code_becomes=0,
+        zeros="signed",
+    ),
+    "nncf": Recipe(
+        tensor=_tensor_nncf,
+        scale=lambda amax, peak, g: np.maximum(amax / peak, NNCF_LEAST) / g.decode,
+        argument=lambda x, s, g: x,
+        factor=lambda s, g: s * g.decode,
+        zeros="signed",
+        zero_becomes=float(NNCF_LEAST),
+        divisor=lambda amax, peak: np.maximum(amax / peak, NNCF_LEAST),
     ),
 }
 
@@ -384,6 +429,7 @@ def quantize(
     byte0: str = "exact",
     nonfinite: str = "saturate",
     flush_subnormal_blocks: bool = False,
+    flush_subnormals: bool = False,
     zeros: str | None = None,
     seed: int = 0,
     stream: int = 0,
@@ -404,6 +450,9 @@ def quantize(
     tile = (block[0] or max(matrix.shape[-2], 1), block[1] or max(matrix.shape[-1], 1))
     blocks = _split(matrix, tile)
     amax: F32 = np.abs(blocks).max((-2, -1))
+    if flush_subnormals:
+        blocks = np.where(np.abs(blocks) < MIN_NORMAL, blocks * 0, blocks)
+        amax = np.abs(blocks).max((-2, -1))
     if flush_subnormal_blocks:
         tiny = amax < MIN_NORMAL
         blocks = np.where(_spread(tiny), blocks * 0, blocks)
@@ -422,7 +471,8 @@ def quantize(
                 searching = "nearest-even" if rounding == "stochastic" else rounding
                 scaled = _scale_e8m0(blocks, amax, fmt, rule, searching, byte0)
             case "e4m3":
-                scaled = _scale_e4m3(blocks, amax, fmt, variant, np.float32(tensor_amax), tensor_scale)
+                nearest = "nearest-even" if rounding == "stochastic" else rounding
+                scaled = _scale_e4m3(blocks, amax, fmt, variant, np.float32(tensor_amax), tensor_scale, nearest)
             case "fp32":
                 scaled = _scale_fp32(blocks, amax, fmt)
             case _:
@@ -470,24 +520,78 @@ def _scale_e8m0(blocks: F32, amax: F32, fmt: Element, rule: str, rounding: str, 
 
 
 def _scale_e4m3(
-    blocks: F32, amax: F32, fmt: Element, variant: str, tensor_amax: np.float32, tensor_scale: bool
+    blocks: F32, amax: F32, fmt: Element, variant: str, tensor_amax: np.float32, tensor_scale: bool, rounding: str
 ) -> _Scaled:
-    recipe, peak = RECIPES[variant], np.float32(fmt.max)
-    g = recipe.tensor(tensor_amax, peak * np.float32(E4M3.max)) if tensor_scale else TensorScale(ONE, ONE)
+    recipe = RECIPES[variant]
+    peak, top = np.float32(recipe.reach(fmt)), np.float32(recipe.top(E4M3))
+    g = recipe.tensor(tensor_amax, peak * top) if tensor_scale else TensorScale(ONE, ONE)
     wanted = recipe.scale(_finite(amax), peak, g)
     codes = encode(np.maximum(np.where(wanted == 0, recipe.zero_becomes, wanted), recipe.lowest), E4M3)
     codes = np.where(codes == 0, recipe.zero_code_becomes, codes).astype(np.uint8)
+    if recipe.multiples or recipe.all_codes:
+        searched = (amax > 0) & np.isfinite(amax)
+        codes = np.where(searched, _searched_codes(blocks, wanted, fmt, recipe, g, rounding), codes).astype(np.uint8)
     scale = decode(codes, E4M3).astype(np.float32)
     stored = g if tensor_scale else TensorScale(NAN, NAN)
     return _Scaled(
         scales=codes,
         factor=recipe.factor(scale, g),
-        arguments=recipe.argument(blocks, _spread(scale), g),
+        arguments=(
+            recipe.argument(blocks, _spread(scale), g)
+            if recipe.divisor is None
+            else blocks / _spread(recipe.divisor(_finite(amax), peak))
+        ),
         zeros=recipe.zeros,
         scale_arguments=wanted,
         tensor_encode=None if np.isnan(stored.encode) else float(stored.encode),
         tensor_decode=None if np.isnan(stored.decode) else float(stored.decode),
     )
+
+
+def _searched_codes(blocks: F32, wanted: F32, fmt: Element, recipe: Recipe, g: TensorScale, rounding: str) -> U8:
+    """Of the scale codes that a recipe tries, the one with the least error of the block: the first of equals."""
+    wide = blocks.astype(np.float64)
+
+    def reconstruct(codes: U8) -> F64:
+        scale = decode(codes, E4M3).astype(np.float32)
+        elements = decode(encode(recipe.argument(blocks, _spread(scale), g), fmt, rounding), fmt).astype(np.float32)
+        return (elements * _spread(recipe.factor(scale, g))).astype(np.float64)
+
+    tried = [np.full(wanted.shape, code, np.uint8) for code in range(1, len(E4M3.magnitudes))]
+    if not recipe.all_codes:
+        tried = [encode(wanted * np.float32(multiple), E4M3) for multiple in recipe.multiples]
+    best, best_values = tried[0], reconstruct(tried[0])
+    for codes in tried[1:]:
+        values = reconstruct(codes)
+        error, best_error = (_block_errors(wide, y, recipe.norm) for y in (values, best_values))
+        better = error < best_error
+        close = np.abs(error - best_error) <= 1e-9 * best_error  # too close for float64 sums
+        for where in zip(*np.nonzero(close & (best_error > 0)), strict=True):
+            x, y, z = wide[where], values[where], best_values[where]
+            same = np.array_equal(np.abs(y - x), np.abs(z - x))
+            better[where] = not same and _exact_norm(x, y, recipe.norm) < _exact_norm(x, z, recipe.norm)
+        best = np.where(better, codes, best)
+        best_values = np.where(_spread(better), values, best_values)
+    return best
+
+
+def _block_errors(x: F64, y: F64, norm: str) -> F64:
+    distance = np.abs(y - x)
+    match norm:
+        case "squares":
+            return (distance**2).sum((-2, -1))
+        case "magnitudes":
+            return distance.sum((-2, -1))
+        case "largest":
+            return distance.max((-2, -1))
+    raise ValueError(f"unknown norm {norm!r}")
+
+
+def _exact_norm(x: F64, y: F64, norm: str) -> Fraction:
+    distances = [abs(Fraction(a) - Fraction(b)) for a, b in zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)]
+    if norm == "largest":
+        return max(distances)
+    return sum((each**2 if norm == "squares" else each for each in distances), Fraction(0))
 
 
 def _scale_fp32(blocks: F32, amax: F32, fmt: Element) -> _Scaled:

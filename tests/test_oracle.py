@@ -48,7 +48,8 @@ def golden(stem: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     return load_file(path), json.loads(metadata["json"])["cases"]
 
 
-QUANTIZED = sorted(path.stem for path in GOLDEN.glob("*__*.safetensors"))
+ADAPTIVE = sorted(path.stem for path in GOLDEN.glob("nvfp4_adaptive__*.safetensors"))
+QUANTIZED = sorted(path.stem for path in GOLDEN.glob("*__*.safetensors") if path.stem not in ADAPTIVE)
 CASES = [(stem, case) for stem in QUANTIZED for case in golden(stem)[1]]
 
 
@@ -93,12 +94,25 @@ def test_golden_case(stem: str, case: str) -> None:
         np.testing.assert_array_equal(np.asarray(actual[name])[compared], expected[compared], err_msg=name)
 
 
+@pytest.mark.parametrize("stem", ADAPTIVE)
+def test_golden_scales_that_are_tried(stem: str) -> None:
+    """Blocks that the reference decides; the sign of a zero code is not compared."""
+    tensors, cases = golden(stem)
+    for case in cases:
+        x, codes, scales, where = (tensors[f"{case}.{part}"] for part in ("x", "codes", "scales", "compare"))
+        result = nvfp4(x, stem.split("__")[1])
+        assert result.tensor_decode == tensors[f"{case}.tensor_scale"].item()
+        np.testing.assert_array_equal(result.scales[where], scales[where])
+        ours, theirs = (np.where(each == 8, 0, each).reshape(*where.shape, 16)[where] for each in (result.codes, codes))
+        np.testing.assert_array_equal(ours, theirs, err_msg=case)
+
+
 def test_golden_files_are_those_of_the_manifest() -> None:
     files = json.loads((GOLDEN / "MANIFEST.json").read_text())["files"]
     for path in GOLDEN.iterdir():
         if path.name != "MANIFEST.json":
             assert hashlib.sha256(path.read_bytes()).hexdigest() == files[path.name]["sha256"], path.name
-    covered = {*QUANTIZED, "elements", "layout"}
+    covered = {*QUANTIZED, *ADAPTIVE, "elements", "layout"}
     assert {path.stem for path in GOLDEN.glob("*.safetensors")} == covered
 
 
@@ -405,7 +419,7 @@ def test_nvfp4_infinity_among_zeros(variant: str) -> None:
 
 def test_ct_bf16_equals_bfloat16_tensor_arithmetic() -> None:
     weight = torch.from_numpy(RNG(5).standard_normal((8, 64)).astype(np.float32)).to(torch.bfloat16)
-    encode_scale = (torch.tensor(2688.0) / weight.abs().amax()).to(torch.bfloat16).float()
+    encode_scale = (2688.0 / weight.abs().amax()).float()  # a reciprocal times 2688, each rounded to bfloat16
     block_amax = weight.unflatten(-1, (-1, 16)).abs().amax(-1)
     scale = ((block_amax / torch.tensor(6, dtype=torch.bfloat16)).float() * encode_scale).clamp(max=448)
     scale = scale.to(torch.float8_e4m3fn)

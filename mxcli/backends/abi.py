@@ -16,7 +16,8 @@ from mxcli.errors import EnvironmentFailure
 from mxcli.numerics import stats
 from mxcli.numerics.floats import FP32, FloatFormat
 from mxcli.numerics.hadamard import Hadamard
-from mxcli.numerics.scale_rules import ElementRounding, MantissaScaleRule, PowerOfTwoScaleRule
+from mxcli.numerics.mantissa_rules import MantissaScaleRule
+from mxcli.numerics.scale_rules import ElementRounding, PowerOfTwoScaleRule
 from mxcli.numerics.scheme import Scheme
 
 _NAME = {"darwin": "libmxcli_cpu.dylib", "win32": "mxcli_cpu.dll"}.get(sys.platform, "libmxcli_cpu.so")
@@ -63,6 +64,11 @@ class KernelScheme(ctypes.Structure):
                 "element_step",
             )
         ),
+        ("element_reach", c_float),
+        ("scale_reach", c_float),
+        ("multiples", c_float * 4),
+        ("tries_codes", c_int32),
+        ("error_norm", c_int32),
         ("min_scale", c_float),
         ("zero_scale", c_float),
         *(
@@ -74,6 +80,7 @@ class KernelScheme(ctypes.Structure):
                 "clear_zero_code",
                 "set_zero_input",
                 "infinity_is_nan",
+                "flush_subnormals",
             )
         ),
     )
@@ -82,7 +89,7 @@ class KernelScheme(ctypes.Structure):
 class Rotation(ctypes.Structure):
     """`MxRotation`: a random Hadamard transform; none where `size` is 0."""
 
-    _fields_ = (("size", c_int32), ("signs", c_uint32 * 4))
+    _fields_ = (("size", c_int32), ("signs", c_uint32 * 4), ("bf16", c_int32))
 
 
 class Tensor(ctypes.Structure):
@@ -266,7 +273,8 @@ def kernel_scheme(scheme: Scheme) -> KernelScheme:
         stored_bits=row.element.stored_bits,
         min_exponent=choice.min_exponent,
         byte0_exponent=choice.byte0_exponent.get(rule.name, -127),
-        flush_subnormal_blocks=choice.flush_subnormal_blocks,
+        flush_subnormal_blocks=choice.flush_subnormal_blocks or choice.flush_subnormals,
+        flush_subnormals=choice.flush_subnormals,
         clear_zero_input=choice.clear_zero_input,
         clear_zero_code=choice.clear_zero_code,
         set_zero_input=choice.set_zero_input,
@@ -279,13 +287,14 @@ def kernel_scheme(scheme: Scheme) -> KernelScheme:
         k.candidate_count = len(rule.candidates)
         k.candidates[: len(rule.candidates)] = rule.candidates
     else:
-        _set_scale_recipe(k, rule, has_tensor_scale=row.tensor_scale is not None, binary32=row.scale is FP32)
+        k.scale_kind = _BINARY32 if row.scale is FP32 else _MINIFLOAT
+        k.tensor_step = rule.tensor_step if row.tensor_scale is not None else 0
+        k.element_reach, k.scale_reach = rule.reach(row.element, row.scale)
+        _set_steps(k, rule)
     return k
 
 
-def _set_scale_recipe(k: KernelScheme, rule: MantissaScaleRule, *, has_tensor_scale: bool, binary32: bool) -> None:
-    k.scale_kind = _BINARY32 if binary32 else _MINIFLOAT
-    k.tensor_step = rule.tensor_step if has_tensor_scale else 0
+def _set_steps(k: KernelScheme, rule: MantissaScaleRule) -> None:
     k.block_step = rule.block_step
     k.element_step = rule.element_step
     k.min_scale = rule.min_scale
@@ -293,6 +302,10 @@ def _set_scale_recipe(k: KernelScheme, rule: MantissaScaleRule, *, has_tensor_sc
     k.zero_code = rule.zero_code
     k.bf16_scale = rule.bf16_scale
     k.clear_zero_input |= rule.clear_zero_input
+    k.candidate_count = 1 if rule.tries_codes else len(rule.multiples)
+    k.multiples[: len(rule.multiples)] = rule.multiples
+    k.tries_codes = rule.tries_codes
+    k.error_norm = rule.error
 
 
 def rotation(hadamard: Hadamard | None) -> Rotation:
@@ -302,7 +315,7 @@ def rotation(hadamard: Hadamard | None) -> Rotation:
     words = (c_uint32 * 4)()
     for place, sign in enumerate(hadamard.signs):
         words[place // 32] |= (sign < 0) << place % 32
-    return Rotation(hadamard.size, words)
+    return Rotation(hadamard.size, words, hadamard.bf16)
 
 
 def literal(value: ctypes.Structure) -> str:

@@ -337,7 +337,7 @@ def rotation_definitions(hadamard: Hadamard | None) -> tuple[tuple[str, str], ..
     if hadamard is None:
         return ()
     signs = ",".join(f"{word}u" for word in rotation(hadamard).signs)
-    return (("MX_ROTATED", str(hadamard.size)), ("MX_SIGNS", signs))
+    return (("MX_ROTATED", str(hadamard.size)), ("MX_SIGNS", signs), ("MX_ROTATED_BF16", str(int(hadamard.bf16))))
 
 
 def _defined(choices: dict[str, int]) -> tuple[tuple[str, str], ...]:

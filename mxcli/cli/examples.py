@@ -9,15 +9,10 @@ from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.floats import E8M0
 from mxcli.numerics.formats import FORMATS, BlockFormat
 from mxcli.numerics.hadamard import Transform, find_hadamard
+from mxcli.numerics.mantissa_rules import MANTISSA_SCALE_RULES, MantissaScaleRule
 from mxcli.numerics.metric_formulas import Measurement
 from mxcli.numerics.metrics import Metric
-from mxcli.numerics.scale_rules import (
-    ELEMENT_ROUNDINGS,
-    MANTISSA_SCALE_RULES,
-    ElementRounding,
-    MantissaScaleRule,
-    PowerOfTwoScaleRule,
-)
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, ElementRounding, PowerOfTwoScaleRule
 from mxcli.numerics.scheme import Rules, resolve, scale_rules
 from mxcli.output.explanation import Row
 from mxcli.output.numbers import decimal, power_of_two

@@ -12,7 +12,7 @@ import typer
 FORMAT_NAMES = "mxcli.numerics.formats:FORMATS"
 SCALE_RULE_NAMES = (
     "mxcli.numerics.scale_rules:POWER_OF_TWO_SCALE_RULES",
-    "mxcli.numerics.scale_rules:MANTISSA_SCALE_RULES",
+    "mxcli.numerics.mantissa_rules:MANTISSA_SCALE_RULES",
 )
 ROUNDING_NAMES = "mxcli.numerics.scale_rules:ELEMENT_ROUNDINGS"
 DIALECT_NAMES = "mxcli.numerics.dialects:DIALECTS"

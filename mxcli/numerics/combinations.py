@@ -11,8 +11,8 @@ from mxcli.errors import UsageError, did_you_mean, printable, together
 from mxcli.numerics.dialects import find_dialect
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
 from mxcli.numerics.hadamard import SIZES, Hadamard, find_hadamard
-from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, MANTISSA_SCALE_RULES
-from mxcli.numerics.scheme import Rules, Scheme, find_rounding, find_scale_rule, resolve, scale_kind, scale_rules
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS
+from mxcli.numerics.scheme import Rules, Scheme, find_rounding, find_scale_rule, mantissa_rules, resolve, scale_rules
 
 NO_TRANSFORM = "none"
 COMMON_RULES = ("floor", "ceil", "rceil", "even")
@@ -109,7 +109,7 @@ def _usual(row: BlockFormat) -> list[str]:
     """Return the rules that a format is compared under by itself."""
     if row.has_power_of_two_scales:
         return list(COMMON_RULES)
-    return [scheme.name for scheme in MANTISSA_SCALE_RULES.values() if scheme.scale == scale_kind(row)]
+    return mantissa_rules(row)
 
 
 def _one(name: str | None) -> list[str]:
@@ -140,7 +140,7 @@ def _distinct(option: str, things: Iterable[T], called: Callable[[T], str], note
 def _rule_name(name: str, rows: Sequence[BlockFormat]) -> str:
     rule = find_scale_rule(name)
     if rule is not None:
-        return rule.name
+        return rule
     known = list(dict.fromkeys(rule for row in rows or FORMATS.values() for rule in scale_rules(row)))
     raise UsageError(
         f"unknown scale rounding '{printable(name)}': known are {', '.join(known)}.{did_you_mean(name, known)}"

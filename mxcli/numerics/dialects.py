@@ -19,7 +19,9 @@ class ProducerChoice:
 
     `byte0_exponent` maps a rule to the power of two that elements are divided by when the scale byte is 0 (2^-127).
     `clear_zero_input`: -0.0 in the input counts as +0.0; `set_zero_input`: the other way round; `clear_zero_code`: no
-    zero code has a sign. `infinity_is_nan`: an infinity makes its block NaN.
+    zero code has a sign. `flush_subnormal_blocks`: blocks of binary32 subnormals become zero; `flush_subnormals`: every
+    such element does. `bf16_transform`: values under a Hadamard transform are rounded to bfloat16. `infinity_is_nan`:
+    an infinity makes its block NaN.
     """
 
     rule: str
@@ -30,12 +32,15 @@ class ProducerChoice:
     clear_zero_code: bool = False
     set_zero_input: bool = False
     flush_subnormal_blocks: bool = False
+    flush_subnormals: bool = False
+    bf16_transform: bool = False
     infinity_is_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A producer's choices: `choices[kind][element or ANY]`."""
+    """A producer's choices: `choices[kind][element or ANY]`, or `choices[kind with block]` where the kind of scale has
+    other choices for some block, as in `fp32 1x128`."""
 
     name: str
     meaning: str
@@ -43,14 +48,16 @@ class Dialect:
     choices: Mapping[str, Mapping[str, ProducerChoice]] = field(hash=False)
     aliases: tuple[str, ...] = ()
 
-    def choice(self, scale_kind: str, element: str) -> ProducerChoice | None:
-        """Return the choice for a kind of scale and an element; None where the producer has no such format."""
-        rows = self.choices.get(scale_kind, {})
+    def choice(self, scale_kind: str, element: str, block: str = "") -> ProducerChoice | None:
+        """Return the choice for a kind of scale, an element and a block as formats spell it; None where the producer
+        has no such format."""
+        rows = self.choices.get(f"{scale_kind} {block}") or self.choices.get(scale_kind, {})
         return rows.get(element) or rows.get(ANY)
 
 
 _TE_BYTE0 = {"floor": -126, "ceil": -126, "even": -126, "rceil": 0}
 _AMAX = {ANY: ProducerChoice("amax")}
+_RCEIL = {ANY: ProducerChoice("rceil")}
 _MODELOPT_MX = {
     ANY: ProducerChoice("rceil"),
     "e2m1": ProducerChoice("rceil", rounding="half-toward-zero", set_zero_input=True),
@@ -81,12 +88,15 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "te",
-            "NVIDIA Transformer Engine: rceil; elements of a block whose scale byte is 0 are divided by 1, not 2^-127.",
-            "Transformer Engine 2.20 (read); its MXFP8 and NVFP4 casts",
+            "NVIDIA Transformer Engine: rceil; elements of a block whose scale byte is 0 are divided by 1, not 2^-127. "
+            "FP8 multiplies by the encode scale; its block scaling (1x128, 128x128) has powers of two.",
+            "Transformer Engine 2.20 (read); its MXFP8, NVFP4 and FP8 casts",
             {
                 "e8m0": {ANY: ProducerChoice("rceil", byte0_exponent=_TE_BYTE0)},
-                "narrow": {ANY: ProducerChoice("te")},
-                "fp32": _AMAX,
+                "narrow": {ANY: ProducerChoice("te", bf16_transform=True)},
+                "fp32": {ANY: ProducerChoice("encode")},
+                "fp32 1x128": _RCEIL,
+                "fp32 128x128": _RCEIL,
             },
             aliases=("nvidia",),
         ),
@@ -98,9 +108,19 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "torchao",
-            "torchao's low-level casts: floor by default (its inference configuration uses rceil), byte 0 divides by "
-            "2^-126 (rceil: by 1), NVFP4 block scales are never subnormal.",
-            "torchao 0.18, prototype.mx_formats (run)",
+            "torchao's configurations on bfloat16 weights: rceil, where byte 0 divides by 1; NVFP4 block scales are "
+            "never subnormal; FP8 scales are rounded to bfloat16 (of binary32 weights they are `amax`).",
+            "torchao 0.18, quantize_ with its weight-only and dynamic configurations (run)",
+            {
+                "e8m0": {ANY: ProducerChoice("rceil", byte0_exponent=_TE_BYTE0)},
+                "narrow": {ANY: ProducerChoice("torchao")},
+                "fp32": {ANY: ProducerChoice("amax-bf16-scale")},
+            },
+        ),
+        Dialect(
+            "torchao-casts",
+            "torchao's low-level casts by their defaults: floor, where byte 0 divides by 2^-126; binary32 FP8 scales.",
+            "torchao 0.18, prototype.mx_formats and quant_primitives (run)",
             {
                 "e8m0": {ANY: ProducerChoice("floor", byte0_exponent=_TE_BYTE0)},
                 "narrow": {ANY: ProducerChoice("torchao")},
@@ -168,6 +188,47 @@ DIALECTS: dict[str, Dialect] = {
             "makes the whole block NaN.",
             "microxcaling 1.1 with round='even' (run); Microscaling Data Formats for Deep Learning, algorithm 1",
             {"e8m0": {ANY: ProducerChoice("floor", flush_subnormal_blocks=True, infinity_is_nan=True)}},
+        ),
+        Dialect(
+            "mx-paper",
+            "Algorithm 1 of the MX paper, literally: floor; every binary32 subnormal of the input counts as zero.",
+            "Microscaling Data Formats for Deep Learning, algorithm 1, line 4",
+            {"e8m0": {ANY: ProducerChoice("floor", flush_subnormals=True)}},
+        ),
+        Dialect(
+            "transformers",
+            "transformers' FineGrainedFP8 with float scales: multiplies by the encode scale, stores its reciprocal.",
+            "transformers 5.20, FineGrainedFP8 (run)",
+            {"fp32": {"e4m3": ProducerChoice("encode")}},
+        ),
+        Dialect(
+            "auto-round",
+            "auto-round without tuning: floor for MX formats, NVFP4 in vLLM's order of operations.",
+            "auto-round 0.16 (MX formats read; nv_fp4 and its packing run)",
+            {
+                "e8m0": {ANY: ProducerChoice("floor", infinity_is_nan=True)},
+                "narrow": {"e2m1": ProducerChoice("vllm")},
+            },
+        ),
+        Dialect(
+            "auto-round-ct",
+            "auto-round's NVFP4 in compressed-tensors' order on binary32 input: a scale code of 0 is kept, and no code "
+            "is a negative zero.",
+            "auto-round 0.14, NVFP4 (read)",
+            {"narrow": {"e2m1": ProducerChoice("auto-round", clear_zero_code=True)}},
+        ),
+        Dialect(
+            "nncf",
+            "NNCF: rceil for MX formats with scales of at least 2^-23; NVFP4 codes of the block scale before its "
+            "rounding, and no negative zero.",
+            "NNCF 3.4, weight compression with its own tensors (run)",
+            {
+                "e8m0": {
+                    "e2m1": ProducerChoice("rceil", min_exponent=-23, clear_zero_code=True),
+                    "e4m3": ProducerChoice("rceil", min_exponent=-23),
+                },
+                "narrow": {"e2m1": ProducerChoice("nncf", clear_zero_code=True)},
+            },
         ),
         Dialect(
             "mlx",

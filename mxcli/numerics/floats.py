@@ -97,12 +97,13 @@ E2M3 = FloatFormat("e2m3", 2, 3, bias=1, max_code=0b11_111)
 E3M2 = FloatFormat("e3m2", 3, 2, bias=3, max_code=0b111_11)
 E2M1 = FloatFormat("e2m1", 2, 1, bias=1, max_code=0b11_1)
 INT8 = FloatFormat("int8", 1, 6, bias=1, max_code=0b1_111111, twos_complement=True)
+INT6 = FloatFormat("int6", 1, 4, bias=1, max_code=0b1_1111, twos_complement=True)
 INT4 = FloatFormat("int4", 1, 2, bias=1, max_code=0b1_11, twos_complement=True)
 
 E8M0 = FloatFormat("e8m0", 8, 0, bias=127, max_code=0xFE, nan_code=0xFF, signed=False, has_zero=False)
 FP32 = FloatFormat("fp32", 8, 23, bias=127, max_code=0x7F7FFFFF, nan_code=0x7FC00000)
 
-ELEMENTS: dict[str, FloatFormat] = {row.name: row for row in (E4M3, E5M2, E2M3, E3M2, E2M1, INT8, INT4)}
+ELEMENTS: dict[str, FloatFormat] = {row.name: row for row in (E4M3, E5M2, E2M3, E3M2, E2M1, INT8, INT6, INT4)}
 SCALES: dict[str, FloatFormat] = {row.name: row for row in (E8M0, E4M3, E5M2, FP32)}
 
 

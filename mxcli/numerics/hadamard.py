@@ -47,11 +47,13 @@ TRANSFORMS: dict[str, Transform] = {
 
 @dataclass(frozen=True, slots=True)
 class Hadamard:
-    """A transform of groups of `size` elements with a sign (1 or -1) each; `seed` None: not drawn by one."""
+    """A transform of groups of `size` elements with a sign (1 or -1) each; `seed` None: not drawn by one. `bf16`: its
+    values are rounded to bfloat16."""
 
     size: int
     signs: tuple[int, ...]
     seed: int | None = None
+    bf16: bool = False
 
     @property
     def name(self) -> str:

@@ -11,23 +11,16 @@ from mxcli.numerics.dialects import Dialect, ProducerChoice, find_dialect
 from mxcli.numerics.floats import FP32
 from mxcli.numerics.formats import BlockFormat, find_format
 from mxcli.numerics.hadamard import Hadamard, stated_hadamard
-from mxcli.numerics.scale_rules import (
-    ELEMENT_ROUNDINGS,
-    MANTISSA_SCALE_RULES,
-    POWER_OF_TWO_SCALE_RULES,
-    ElementRounding,
-    MantissaScaleRule,
-    PowerOfTwoScaleRule,
-)
+from mxcli.numerics.mantissa_rules import MANTISSA_SCALE_RULES, MantissaScaleRule
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES, ElementRounding, PowerOfTwoScaleRule
 from mxcli.numerics.streams import check_draws
 
 NONFINITE_POLICIES = ("error", "saturate", "nan-block")
 
-_BOTH: list[PowerOfTwoScaleRule | MantissaScaleRule] = [
-    *POWER_OF_TWO_SCALE_RULES.values(),
-    *MANTISSA_SCALE_RULES.values(),
-]
-_RULES = {known: rule for rule in _BOTH for known in (rule.name, *rule.aliases)}
+ScaleRule = PowerOfTwoScaleRule | MantissaScaleRule
+
+_BOTH: list[ScaleRule] = [*POWER_OF_TWO_SCALE_RULES.values(), *MANTISSA_SCALE_RULES.values()]
+_NAMES = {known: rule.name for rule in _BOTH for known in (rule.name, *rule.aliases)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +116,7 @@ def resolve(format: str | BlockFormat, rules: Rules = Rules()) -> Scheme:
     check_nonfinite(rules.nonfinite)
     if rules.rounding is not None:
         find_rounding(rules.rounding)
-    choice = bundle.choice(scale_kind(row), row.element.name)
+    choice = bundle.choice(scale_kind(row), row.element.name, row.block_name)
     if choice is None:
         if rules.scale_rounding is None:
             raise UsageError(
@@ -135,9 +128,8 @@ def resolve(format: str | BlockFormat, rules: Rules = Rules()) -> Scheme:
     seed = 0 if rules.seed is None else rules.seed
     check_draws(seed)
     rounding = ELEMENT_ROUNDINGS[rules.rounding or choice.rounding]
-    return Scheme(
-        row, rule, rounding, bundle, choice, rules.nonfinite, seed if rounding.is_random else 0, rules.hadamard
-    )
+    hadamard = rules.hadamard and replace(rules.hadamard, bf16=choice.bf16_transform)
+    return Scheme(row, rule, rounding, bundle, choice, rules.nonfinite, seed if rounding.is_random else 0, hadamard)
 
 
 def check_nonfinite(policy: str) -> None:
@@ -149,7 +141,7 @@ def check_nonfinite(policy: str) -> None:
 def check_scale_rule(name: str) -> None:
     """Raise UsageError unless a scale rule of that name exists for some format."""
     if find_scale_rule(name) is None:
-        known = (*POWER_OF_TWO_SCALE_RULES, *MANTISSA_SCALE_RULES)
+        known = tuple(dict.fromkeys(rule.name for rule in _BOTH))
         raise UsageError(
             f"unknown scale rounding '{printable(name)}': known are {', '.join(known)}.{did_you_mean(name, known)}"
         )
@@ -166,9 +158,19 @@ RULE_CHECKS: Mapping[str, Callable[[str], object]] = {
 
 def scale_rules(row: BlockFormat) -> list[str]:
     """Name of the scale rules that serve a format, in the tables' order."""
+    return list(_serving(row))
+
+
+def mantissa_rules(row: BlockFormat) -> list[str]:
+    """Name of the rules of the format's own kind of scale, if that has a mantissa."""
+    return [name for name, rule in _serving(row).items() if isinstance(rule, MantissaScaleRule)]
+
+
+def _serving(row: BlockFormat) -> dict[str, ScaleRule]:
     kind = scale_kind(row)
-    names = [rule.name for rule in POWER_OF_TWO_SCALE_RULES.values() if kind != "narrow" and rule.serves(row.element)]
-    return names + [scheme.name for scheme in MANTISSA_SCALE_RULES.values() if scheme.scale == kind]
+    found: list[ScaleRule] = [rule for rule in POWER_OF_TWO_SCALE_RULES.values() if kind != "narrow"]
+    found += [rule for rule in MANTISSA_SCALE_RULES.values() if rule.scale == kind]
+    return {rule.name: rule for rule in found if rule.serves(row.element)}
 
 
 def resolve_all(formats: Iterable[str], rules: Rules = Rules()) -> list[Scheme]:
@@ -195,21 +197,21 @@ def find_rounding(name: str) -> ElementRounding:
     return rounding
 
 
-def find_scale_rule(name: str) -> PowerOfTwoScaleRule | MantissaScaleRule | None:
-    """Return the scale rule of that name, for any format, or None."""
-    return _RULES.get(name.strip().lower())
+def find_scale_rule(name: str) -> str | None:
+    """Return the name of the scale rules, for any kind of scale, that are called so; None for none."""
+    return _NAMES.get(name.strip().lower())
 
 
-def _rule(row: BlockFormat, name: str) -> PowerOfTwoScaleRule | MantissaScaleRule:
-    rule = find_scale_rule(name)
-    if rule is None:
+def _rule(row: BlockFormat, name: str) -> ScaleRule:
+    known, serving = find_scale_rule(name), _serving(row)
+    if known is None:
         raise UsageError(
             f"unknown scale rounding '{printable(name)}': {row.name} takes {', '.join(scale_rules(row))}."
-            f"{did_you_mean(name.strip(), _RULES)}"
+            f"{did_you_mean(name.strip(), _NAMES)}"
         )
-    if rule.name not in scale_rules(row):
+    if known not in serving:
         raise UsageError(
-            f"scale rounding {rule.name} does not serve {row.name} ({row.element.name} elements, {row.scale.name} "
-            f"scales): it takes {', '.join(scale_rules(row))}"
+            f"scale rounding {known} does not serve {row.name} ({row.element.name} elements, {row.scale.name} "
+            f"scales): it takes {', '.join(serving)}"
         )
-    return rule
+    return serving[known]

@@ -11,6 +11,7 @@ from mxcli.errors import printable
 from mxcli.numerics.formats import find_format
 from mxcli.numerics.hadamard import Hadamard, signs_text
 from mxcli.output.conclusion import bold_lines
+from mxcli.output.difference_rules import rule_sentences
 from mxcli.output.export import csv_text, json_text
 from mxcli.output.fields import (
     AMOUNT,
@@ -45,7 +46,6 @@ SHOWN = 20
 MOST_STEPS = 3
 """Distances of scales that are listed; the others are counted."""
 _WORDS = {1: "one", 2: "two", 3: "three"}
-_IDENTIFY = "`mxcli verify --against SOURCE` identifies the rule of each."
 
 
 def _percent(part: int, whole: int) -> float:
@@ -229,7 +229,7 @@ def conclusion(result: Diff) -> list[str]:
         *_code_sentences(blocks),
         *_scale_sentences(result),
         *_tensor_scale_sentences(result, blocks),
-        *(sentence for name, explained in result.explanations.items() for sentence in _rule_sentences(name, explained)),
+        *rule_sentences(result),
         *_layout_sentences(result),
         *_name_sentences(result),
         *_record_sentences(result),
@@ -342,31 +342,6 @@ def _tensor_scale_sentences(result: Diff, parts: Sequence[BlockDifference]) -> I
             one, other = "AB"[at], "BA"[at]
             sets = "a fused set shares its" if count == 1 else f"{count:,} fused sets (q, k, v; gate, up) share their"
             yield f"Tensor scales: in {one} {sets} tensor scale, in {other} not."
-
-
-def _rule_sentences(name: str, explained: Explanation) -> Iterator[str]:
-    """Yield the rules that explain the scales of a format, or the pair that explains most of them."""
-    from mxcli.flows.verify.diff_blocks import rules_of
-
-    pairs, best = explained.pairs, explained.best
-    if pairs:
-        one, other = (_either(rules_of(pairs, at)) for at in (0, 1))
-        unsure = "" if len(pairs) == 1 else f" The scales do not distinguish these rules; {_IDENTIFY}"
-        yield f"Rules ({name}): {one} in A and {other} in B explain all {explained.blocks:,} scales tried.{unsure}"
-    elif best is not None:
-        (first, second), count = best
-        blocks = explained.contradictory
-        yield (
-            f"Rules ({name}): undecided, since no two rules explain all scales tried. {first} in A and {second} in B "
-            f"explain {count:,} of {explained.blocks:,}; the rest may come from a rule that searches (best), from "
-            "another element rounding, or from other weights"
-            + (f"; {blocks:,} blocks cannot both be the same weights rounded to nearest" if blocks else "")
-            + f". {_IDENTIFY}"
-        )
-
-
-def _either(rules: Sequence[str]) -> str:
-    return rules[0] if len(rules) == 1 else f"{', '.join(rules[:-1])} or {rules[-1]}"
 
 
 def _layout_sentences(result: Diff) -> Iterator[str]:

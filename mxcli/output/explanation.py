@@ -12,15 +12,9 @@ from mxcli.numerics.dialects import ANY, DIALECTS, Dialect, ProducerChoice
 from mxcli.numerics.floats import ELEMENTS, SCALES, FloatFormat
 from mxcli.numerics.formats import FORMATS, BlockFormat, find_format
 from mxcli.numerics.hadamard import TRANSFORMS, Transform
+from mxcli.numerics.mantissa_rules import MANTISSA_SCALE_RULES, MantissaScaleRule
 from mxcli.numerics.metrics import ESTIMATED, KNOWN, METRICS, OBJECTIVES, OF_SAMPLE, Metric, Objective
-from mxcli.numerics.scale_rules import (
-    ELEMENT_ROUNDINGS,
-    MANTISSA_SCALE_RULES,
-    POWER_OF_TWO_SCALE_RULES,
-    ElementRounding,
-    MantissaScaleRule,
-    PowerOfTwoScaleRule,
-)
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES, ElementRounding, PowerOfTwoScaleRule
 from mxcli.numerics.scheme import scale_rules
 from mxcli.numerics.training import TRAINING_RECIPES, TrainingRecipe
 from mxcli.output.formats import TEXT_WIDTH, facts_lines, format_page, scalar_facts

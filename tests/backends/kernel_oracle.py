@@ -14,7 +14,7 @@ import oracle
 from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import FORMATS, find_format
-from mxcli.numerics.scale_rules import ElementScaleFormula, MantissaScaleRule
+from mxcli.numerics.mantissa_rules import ElementScaleFormula, MantissaScaleRule
 from mxcli.numerics.scheme import Rules, Scheme, resolve, scale_kind, scale_rules
 from mxcli.numerics.stats import Stats
 
@@ -125,6 +125,7 @@ def _expected(x: Array, scheme: Scheme, tensor_amax: float | None) -> oracle.Ora
             seed=scheme.seed,
             nonfinite="nan-block" if scheme.infinity_is_nan else "saturate",
             flush_subnormal_blocks=choice.flush_subnormal_blocks,
+            flush_subnormals=choice.flush_subnormals,
             zeros=next((name for flag, name in _ZEROS.items() if getattr(choice, flag)), None),
             **options,
         )
@@ -168,10 +169,14 @@ def _with_binary32_scales(x: Array, scheme: Scheme, rule: MantissaScaleRule) -> 
         amax = np.where(np.isinf(amax), oracle.NAN, amax)
     with np.errstate(all="ignore"):
         wanted = oracle._finite(amax) / np.float32(fmt.max)
+        times = rule.element_step is ElementScaleFormula.TIMES_D_OVER_A
+        encode = np.minimum(np.float32(fmt.max) / oracle._finite(amax), oracle.FLT_MAX)
+        if times:
+            wanted = np.where(amax == 0, np.float32(0), 1 / encode)
         scale = oracle._bfloat16(wanted) if rule.bf16_scale else wanted
         scale = np.maximum(np.where(scale == 0, np.float32(rule.zero_scale), scale), np.float32(rule.min_scale))
         factor = oracle._spread(scale)
-        quotient = blocks / factor
+        quotient = blocks * oracle._spread(np.where(amax == 0, np.float32(1), encode)) if times else blocks / factor
         if rule.element_step is ElementScaleFormula.OVER_PRODUCT_BF16:
             quotient = oracle._bfloat16(quotient)
         infinite = np.isinf(blocks) & ~np.isnan(factor)

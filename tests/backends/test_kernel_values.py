@@ -69,6 +69,13 @@ THRESHOLDS: dict[str, dict[str, tuple[int, int, int]]] = {
         "nearest": (0x3E8000, 126, 127),
         "ct-even1": (0x600000, 127, 128),
     },
+    "int6": {
+        "floor": (NEVER, 127, 128),
+        "ceil": (1, 127, 128),
+        "rceil": (0x780001, 127, 128),
+        "nearest": (0x3A0000, 126, 127),
+        "ct-even1": (0x600000, 127, 128),
+    },
     "int4": {
         "floor": (NEVER, 127, 128),
         "ceil": (1, 127, 128),
@@ -240,6 +247,7 @@ def test_codes_round_trip(name: str) -> None:
             [7, 7, 7, 15, 1, 0, 1, 2, 2, 4, 6, 6],
         ),
         ("int8", [127 / 64, 1.999, -1.999, 1 / 64, 1 / 128, -3 / 128], [0x7F, 0x7F, 0x81, 1, 0, 0xFE]),
+        ("int6", [31 / 16, 1.999, -1.999, 1 / 16, 1 / 32, -3 / 32], [0x1F, 0x1F, 0x21, 1, 0, 0x3E]),
         ("int4", [1.75, 1.99, -1.99, 0.25, 0.125, -0.375], [7, 7, 9, 1, 0, 0xE]),
     ],
 )
@@ -299,7 +307,12 @@ def test_a_zero_tensor_has_finite_scales_and_no_error(name: str, rule: str) -> N
     assert (metrics["sqnr_db"], metrics["relative_error"], metrics["mse"]) == (None, None, 0)
 
 
-ZERO_BLOCK = {"te": 0, "paper": 0, "vllm": 0, "torchao": 0x08, "modelopt": 0x38, "ct": 0x20, "ct-bf16": 0x20}
+ZERO_BLOCK = dict.fromkeys(scale_rules(FORMATS["nvfp4"]), 0) | {
+    "torchao": 0x08,
+    "modelopt": 0x38,
+    "ct": 0x20,
+    "ct-bf16": 0x20,
+}
 
 
 @pytest.mark.parametrize("rule", scale_rules(FORMATS["nvfp4"]))

@@ -12,8 +12,9 @@ from mxcli.files.layouts import LAYOUTS
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.floats import ELEMENTS, SCALES
 from mxcli.numerics.formats import FORMATS
+from mxcli.numerics.mantissa_rules import MANTISSA_SCALE_RULES
 from mxcli.numerics.metrics import METRICS
-from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, MANTISSA_SCALE_RULES, POWER_OF_TWO_SCALE_RULES
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES
 
 TABLE = """\
 mxfp8_e4m3 e4m3 e8m0 1x32 - 8.25 448 2^-6 2^-9 17.8 mxfp8

@@ -22,7 +22,7 @@ GUARD = 256
 
 
 FLAGS = {"MX_CODES": 508, "MX_HISTOGRAM": 509, "MX_SWIZZLED": 510}
-SIGNS = 480
+SIGNS, ROUNDED = 480, 507
 """Definitions that are run-time values here, with their offsets in the library's constant, so that one build serves all
 their values; the scheme is another, at offset 0."""
 
@@ -31,7 +31,8 @@ their values; the scheme is another, at offset 0."""
 def program(file: str, definitions: frozenset[tuple[str, str]]) -> cuda_on_cpu.Program:
     """Build a kernel file with these definitions and those that are run-time values."""
     words = [f"reinterpret_cast<const unsigned*>(cuda_on_cpu_constant)[{SIGNS // 4 + i}]" for i in range(4)]
-    choices = {**dict(sorted(definitions)), "MX_SIGNS": ", ".join(words)}
+    rounded = f"(cuda_on_cpu_constant[{ROUNDED}])"
+    choices = {**dict(sorted(definitions)), "MX_SIGNS": ", ".join(words), "MX_ROTATED_BF16": rounded}
     if file != "reduce.cu":
         choices["MX_SCHEME"] = "(*reinterpret_cast<const MxScheme*>(cuda_on_cpu_constant))"
         choices |= {name: f"(cuda_on_cpu_constant[{at}])" for name, at in FLAGS.items()}
@@ -43,6 +44,7 @@ def program_of(kernel: Kernel) -> cuda_on_cpu.Program:
     given = dict(kernel.definitions)
     signs = [int(word.removesuffix("u")) for word in given.pop("MX_SIGNS", "0u").split(",")]
     flags = {at: int(given.pop(name, "0")) for name, at in FLAGS.items()}
+    flags[ROUNDED] = int(given.pop("MX_ROTATED_BF16", "0"))
     built = program(kernel.file, frozenset(given.items()))
     assert len(kernel.scheme) <= SIGNS
     built.set_constant(kernel.scheme)

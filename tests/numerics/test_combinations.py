@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mxcli.errors import UsageError
 from mxcli.numerics.combinations import combine
+from mxcli.numerics.formats import FORMATS
 from mxcli.numerics.hadamard import find_hadamard
-from mxcli.numerics.scheme import Rules, resolve
+from mxcli.numerics.scheme import Rules, resolve, scale_rules
 
 
 @pytest.mark.parametrize(
@@ -19,7 +22,7 @@ from mxcli.numerics.scheme import Rules, resolve
             "nvfp4",
             "",
             "",
-            ", ".join(f"nvfp4 {r}" for r in ("te", "paper", "torchao", "modelopt", "ct", "ct-bf16", "vllm")),
+            ", ".join(f"nvfp4 {r}" for r in scale_rules(FORMATS["nvfp4"])),
         ),
         ("mxfp8,mxfp4,nvfp4,fp8_e4m3", "", "", "mxfp8_e4m3 rceil, mxfp4_e2m1 rceil, nvfp4 te, fp8_e4m3 amax"),
         ("mxfp4", "rceil,floor", "", "mxfp4_e2m1 rceil, mxfp4_e2m1 floor"),
@@ -57,7 +60,7 @@ def test_what_no_list_names_is_that_of_the_rules() -> None:
     assert found.schemes == (resolve("nvfp4", rules),) * 2
     found = combine(["nvfp4"], ["te"], ["nearest-even"], ["none", "32"], rules=rules)
     assert [(each.scale_rule.name, each.rounding.name) for each in found.schemes] == [("te", "nearest-even")] * 2
-    assert [each.hadamard for each in found.schemes] == [None, find_hadamard(32)]
+    assert [each.hadamard for each in found.schemes] == [None, replace(find_hadamard(32), bf16=True)]
     assert {(each.dialect.name, each.nonfinite) for each in found.schemes} == {("te", "nan-block")}
 
 

@@ -9,14 +9,16 @@ import pytest
 from mxcli.errors import UsageError
 from mxcli.numerics.dialects import ANY, DEFAULT, DIALECTS, ProducerChoice, find_dialect
 from mxcli.numerics.floats import ELEMENTS
-from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, MANTISSA_SCALE_RULES, POWER_OF_TWO_SCALE_RULES
+from mxcli.numerics.mantissa_rules import MANTISSA_SCALE_RULES
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES
 
 RULES = {
     "mxcli": ("rceil", "te", "amax"),
     "ocp": ("floor", "te", "amax"),
-    "te": ("rceil", "te", "amax"),
+    "te": ("rceil", "te", "encode"),
     "paper": ("rceil", "paper", "amax"),
-    "torchao": ("floor", "torchao", "amax"),
+    "torchao": ("rceil", "torchao", "amax-bf16-scale"),
+    "torchao-casts": ("floor", "torchao", "amax"),
     "modelopt": ("rceil", "modelopt", "amax"),
     "modelopt-bf16": ("rceil", "modelopt", "amax-bf16-quotient"),
     "compressed-tensors": ("ct-even1", "ct", "amax"),
@@ -24,6 +26,11 @@ RULES = {
     "vllm": (None, "vllm", "vllm-min"),
     "quark": ("even", None, None),
     "microxcaling": ("floor", None, None),
+    "mx-paper": ("floor", None, None),
+    "transformers": (None, None, "encode"),
+    "auto-round": ("floor", "vllm", None),
+    "auto-round-ct": (None, "auto-round", None),
+    "nncf": ("rceil", "nncf", None),
     "mlx": ("rceil", "paper", None),
     "mlx-cpu": ("rceil", "modelopt", None),
     "gguf": (None, None, None),
@@ -37,13 +44,16 @@ MXFP4 = {
     "microxcaling": ProducerChoice("floor", flush_subnormal_blocks=True, infinity_is_nan=True),
     "mlx": ProducerChoice("rceil"),
     "mlx-cpu": ProducerChoice("rceil", rounding="half-toward-zero", clear_zero_code=True),
+    "mx-paper": ProducerChoice("floor", flush_subnormals=True),
+    "auto-round": ProducerChoice("floor", infinity_is_nan=True),
+    "nncf": ProducerChoice("rceil", min_exponent=-23, clear_zero_code=True),
     "gguf": ProducerChoice("floor", rounding="half-toward-zero", clear_zero_code=True),
     "ocp": ProducerChoice("floor"),
 }
 
 
-def rule(dialect: str, kind: str, element: str) -> str | None:
-    choice = DIALECTS[dialect].choice(kind, element)
+def rule(dialect: str, kind: str, element: str, block: str = "") -> str | None:
+    choice = DIALECTS[dialect].choice(kind, element, block)
     return choice.rule if choice else None
 
 
@@ -54,7 +64,7 @@ def test_the_rules_of_every_dialect() -> None:
 
 @pytest.mark.parametrize("dialect", MXFP4)
 def test_what_a_producer_does_for_mxfp4(dialect: str) -> None:
-    assert DIALECTS[dialect].choice("e8m0", "e2m1") == MXFP4[dialect]
+    assert DIALECTS[dialect].choice("e8m0", "e2m1", "1x32") == MXFP4[dialect]
 
 
 def test_compressed_tensors_has_a_rule_for_each_element_it_knows() -> None:
@@ -66,21 +76,26 @@ def test_compressed_tensors_has_a_rule_for_each_element_it_knows() -> None:
     }
 
 
-@pytest.mark.parametrize("dialect", ["te", "torchao"])
+def test_transformer_engine_scales_blocks_by_powers_of_two() -> None:
+    blocks = ("tensor", "channel", "1x128", "128x128")
+    assert [rule("te", "fp32", "e4m3", block) for block in blocks] == ["encode", "encode", "rceil", "rceil"]
+
+
+@pytest.mark.parametrize("dialect", ["te", "torchao", "torchao-casts"])
 def test_byte_0_does_not_divide_by_its_own_value(dialect: str) -> None:
-    choice = DIALECTS[dialect].choice("e8m0", "e4m3")
+    choice = DIALECTS[dialect].choice("e8m0", "e4m3", "1x32")
     assert choice is not None
     assert dict(choice.byte0_exponent) == {"floor": -126, "ceil": -126, "even": -126, "rceil": 0}
 
 
 def test_every_choice_names_rows_that_exist() -> None:
     for row in DIALECTS.values():
-        assert row.choices.keys() <= {"e8m0", "narrow", "fp32"}
+        assert row.choices.keys() <= {"e8m0", "narrow", "fp32", "fp32 1x128", "fp32 128x128"}
         for kind, elements in row.choices.items():
             assert elements.keys() <= {ANY, *ELEMENTS}
             for choice in elements.values():
                 assert choice.rounding in ELEMENT_ROUNDINGS
-                known = POWER_OF_TWO_SCALE_RULES if kind == "e8m0" else MANTISSA_SCALE_RULES
+                known = MANTISSA_SCALE_RULES if kind in ("narrow", "fp32") else POWER_OF_TWO_SCALE_RULES
                 assert choice.rule in known
                 assert choice.byte0_exponent.keys() <= POWER_OF_TWO_SCALE_RULES.keys()
 
@@ -116,5 +131,7 @@ def test_a_choice_is_the_default_unless_it_says_otherwise() -> None:
         "clear_zero_code": False,
         "set_zero_input": False,
         "flush_subnormal_blocks": False,
+        "flush_subnormals": False,
+        "bf16_transform": False,
         "infinity_is_nan": False,
     }

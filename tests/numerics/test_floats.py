@@ -19,6 +19,7 @@ ROWS = {
     "e3m2": (6, 4, 28.0, 0.25, 0.0625),
     "e2m1": (4, 2, 6.0, 1.0, 0.5),
     "int8": (8, 0, 127 / 64, 1.0, 1 / 64),
+    "int6": (6, 0, 31 / 16, 1.0, 1 / 16),
     "int4": (4, 0, 1.75, 1.0, 0.25),
 }
 # "Recipes for Pre-training LLMs with MXFP8", table 1
@@ -43,7 +44,7 @@ def test_binades_are_those_of_table_1() -> None:
 
 
 def test_stored_widths_hold_a_code() -> None:
-    widths = {"e1m0": 4, "e2m1": 4, "int4": 4, "e3m1": 6, "e2m3": 6, "e5m1": 8, "e4m3": 8, "int8": 8}
+    widths = {"e1m0": 4, "e2m1": 4, "int4": 4, "int6": 6, "e3m1": 6, "e2m3": 6, "e5m1": 8, "e4m3": 8, "int8": 8}
     for name, width in widths.items():
         element = element_format(name)
         assert element is not None

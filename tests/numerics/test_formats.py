@@ -79,7 +79,7 @@ def test_equal_formats_have_one_name(spelling: str) -> None:
         ("a:b:c:d:e", "has 5 parts"),
         (
             "e9m9:e8m0:1x32",
-            "element 'e9m9' is none of e4m3, e5m2, e2m3, e3m2, e2m1, int8, int4 nor eXmY of 2 to 8 bits",
+            "element 'e9m9' is none of e4m3, e5m2, e2m3, e3m2, e2m1, int8, int6, int4 nor eXmY of 2 to 8 bits",
         ),
         ("e4m3:e3m4:1x32", "scale 'e3m4' is none of e8m0, e4m3, e5m2, fp32"),
         ("e4m3:e8m0:0x32", "block '0x32' is not ROWSxCOLUMNS"),

@@ -11,15 +11,15 @@ import pytest
 from mxcli.backends import abi as recipes
 from mxcli.backends import cpu
 from mxcli.numerics import stats
-from mxcli.numerics.floats import ELEMENTS
-from mxcli.numerics.scale_rules import (
-    ELEMENT_ROUNDINGS,
+from mxcli.numerics.floats import E2M1, E4M3, E5M2, ELEMENTS
+from mxcli.numerics.mantissa_rules import (
     MANTISSA_SCALE_RULES,
-    POWER_OF_TWO_SCALE_RULES,
     BlockScaleFormula,
     ElementScaleFormula,
+    ErrorNorm,
     TensorScaleFormula,
 )
+from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 EVEN = {"e4m3": 0x77FFFF, "e5m2": 0x6FFFFF, "e2m3": 0x77FFFF, "e3m2": 0x6FFFFF, "e2m1": 0x5FFFFF}
@@ -56,6 +56,7 @@ def test_rules_of_the_ratio_and_rules_that_search() -> None:
 def test_recipes_serve_narrow_or_binary32_scales() -> None:
     kinds = {row.name: row.scale for row in MANTISSA_SCALE_RULES.values()}
     assert set(kinds.values()) == {"narrow", "fp32"}
+    assert kinds["best"] == kinds["nncf"] == kinds["static-4"] == "narrow"
     assert kinds["te"] == kinds["ct-bf16"] == kinds["vllm"] == "narrow"
     assert kinds["amax"] == kinds["amax-bf16"] == kinds["vllm-min"] == "fp32"
     for row in MANTISSA_SCALE_RULES.values():
@@ -68,7 +69,33 @@ def test_scales_instead_of_none_and_of_zero() -> None:
     assert lowest == {"torchao": 2.0**-6, "modelopt": 2.0**-9, "vllm-min": 1 / 229376}
     codes = {row.name: row.zero_code for row in MANTISSA_SCALE_RULES.values() if row.zero_code}
     assert codes == {"ct": 0b0_0100_000, "ct-bf16": 0b0_0100_000}
+    zero = {row.name: row.zero_scale for row in MANTISSA_SCALE_RULES.values() if row.zero_scale}
+    assert zero["nncf"] == 2.0**-23
     assert MANTISSA_SCALE_RULES["modelopt"].zero_scale == MANTISSA_SCALE_RULES["amax"].zero_scale == 1
+
+
+def test_rules_that_try_scales_with_a_mantissa() -> None:
+    tried = {row.name: (row.multiples, row.error.name) for row in MANTISSA_SCALE_RULES.values() if row.multiples}
+    assert tried == {
+        "four-over-six-mse": ((1.0, 1.5), "SQUARES"),
+        "four-over-six-mae": ((1.0, 1.5), "MAGNITUDES"),
+        "four-over-six-max": ((1.0, 1.5), "LARGEST"),
+    }
+    assert [row.name for row in MANTISSA_SCALE_RULES.values() if row.tries_codes] == ["best"]
+
+
+def test_what_an_amax_is_scaled_to() -> None:
+    reaches = {row.name: row.reach(E2M1, E4M3) for row in MANTISSA_SCALE_RULES.values() if row.scale == "narrow"}
+    assert {name: reach for name, reach in reaches.items() if reach != (6.0, 448.0)} == {
+        "four-over-six-mse": (6.0, 256.0),
+        "four-over-six-mae": (6.0, 256.0),
+        "four-over-six-max": (6.0, 256.0),
+        "static-4": (4.0, 448.0),
+        "best": (6.0, 256.0),
+        "unbiased": (6 * 16 / 17, 448.0),
+    }
+    assert MANTISSA_SCALE_RULES["unbiased"].reach(E2M1, E5M2) == (6 * 8 / 9, 57344.0)
+    assert MANTISSA_SCALE_RULES["best"].reach(E4M3, E5M2) == (448.0, 32768.0)
 
 
 @pytest.mark.parametrize("table", [ELEMENT_ROUNDINGS, POWER_OF_TWO_SCALE_RULES, MANTISSA_SCALE_RULES])
@@ -97,6 +124,7 @@ def enumerators(file: str, name: str) -> dict[str, int]:
         ("MxTensorStep", "MX_TENSOR_", TensorScaleFormula),
         ("MxBlockStep", "MX_BLOCK_", BlockScaleFormula),
         ("MxElementStep", "MX_ELEMENT_", ElementScaleFormula),
+        ("MxErrorNorm", "MX_", ErrorNorm),
     ],
 )
 def test_steps_have_the_numbers_of_the_header(name: str, prefix: str, steps: type[IntEnum]) -> None:
@@ -109,6 +137,7 @@ def test_every_step_is_a_recipes() -> None:
     assert {row.tensor_step for row in recipes} == set(TensorScaleFormula)
     assert {row.block_step for row in recipes} == set(BlockScaleFormula)
     assert {row.element_step for row in recipes} == set(ElementScaleFormula)
+    assert {row.error for row in recipes} == set(ErrorNorm)
 
 
 def test_scale_kinds_and_source_types_have_the_numbers_of_the_headers() -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mxcli.errors import UsageError
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.formats import FORMATS, find_format
-from mxcli.numerics.scale_rules import MANTISSA_SCALE_RULES, POWER_OF_TWO_SCALE_RULES
+from mxcli.numerics.hadamard import find_hadamard
+from mxcli.numerics.mantissa_rules import MANTISSA_SCALE_RULES
+from mxcli.numerics.scale_rules import POWER_OF_TWO_SCALE_RULES
 from mxcli.numerics.scheme import NONFINITE_POLICIES, Rules, resolve, resolve_all, scale_kind, scale_rules
 
 POWER_OF_TWO = ["floor", "ceil", "rceil", "even", "nearest", "ct-even1", "best"]
-NARROW = ["te", "paper", "torchao", "modelopt", "ct", "ct-bf16", "vllm"]
-BINARY32 = ["amax", "amax-bf16", "amax-bf16-scale", "amax-bf16-quotient", "vllm-min"]
+ANY_NARROW = ["te", "paper", "torchao", "modelopt", "ct", "ct-bf16", "vllm", "best", "unbiased", "auto-round", "nncf"]
+FOUR_AND_SIX = ["four-over-six-mse", "four-over-six-mae", "four-over-six-max", "static-6", "static-4"]
+NARROW = [*ANY_NARROW[:7], *FOUR_AND_SIX, *ANY_NARROW[7:]]
+BINARY32 = ["amax", "amax-bf16", "amax-bf16-scale", "amax-bf16-quotient", "encode", "vllm-min"]
 WITHOUT_EVEN = [rule for rule in POWER_OF_TWO if rule != "even"]
 
 
@@ -26,6 +32,8 @@ WITHOUT_EVEN = [rule for rule in POWER_OF_TWO if rule != "even"]
         ("nvfp4", "narrow", NARROW),
         ("nvfp4_2d", "narrow", NARROW),
         ("e2m1:e5m2:1x16", "narrow", NARROW),
+        ("int4:e4m3:1x16:fp32", "narrow", ANY_NARROW),
+        ("e2m3:e4m3:1x16:fp32", "narrow", ANY_NARROW),
         ("fp8_e4m3", "fp32", POWER_OF_TWO + BINARY32),
         ("int8:fp32:channel", "fp32", WITHOUT_EVEN + BINARY32),
     ],
@@ -66,6 +74,20 @@ def test_what_is_named_wins_over_the_dialect() -> None:
 def test_rules_have_aliases_and_any_case() -> None:
     assert resolve("fp8_e4m3_128x128", Rules(scale_rounding=" UE8M0 ")).scale_rule is POWER_OF_TWO_SCALE_RULES["rceil"]
     assert resolve("nvfp4", Rules(scale_rounding="compressed-tensors")).scale_rule is MANTISSA_SCALE_RULES["ct"]
+    assert resolve("nvfp4", Rules(scale_rounding="four-over-six")).scale_rule.name == "four-over-six-mse"
+
+
+def test_a_name_of_rules_for_both_kinds_of_scale() -> None:
+    assert resolve("nvfp4", Rules(scale_rounding="best")).scale_rule is MANTISSA_SCALE_RULES["best"]
+    assert resolve("mxfp4", Rules(scale_rounding="best")).scale_rule is POWER_OF_TWO_SCALE_RULES["best"]
+    assert resolve("fp8_e4m3", Rules(scale_rounding="best")).scale_rule is POWER_OF_TWO_SCALE_RULES["best"]
+
+
+def test_a_transform_is_rounded_to_bfloat16_where_the_producer_does_that() -> None:
+    hadamard = find_hadamard(16)
+    found = {name: resolve("nvfp4", Rules(dialect=name, hadamard=hadamard)).hadamard for name in ("te", "mxcli")}
+    assert found == {"te": replace(hadamard, bf16=True), "mxcli": hadamard}
+    assert resolve("nvfp4", Rules(dialect="te")).hadamard is None
 
 
 def test_policies_for_nan_and_infinity() -> None:
@@ -116,7 +138,7 @@ def test_a_dialect_gives_every_format_a_rule_that_serves_it_or_a_refusal(name: s
     try:
         recipe = resolve(row, Rules(dialect=dialect))
     except UsageError:
-        choice = DIALECTS[dialect].choice(scale_kind(row), row.element.name)
+        choice = DIALECTS[dialect].choice(scale_kind(row), row.element.name, row.block_name)
         assert choice is None or choice.rule not in scale_rules(row)
     else:
         assert recipe.scale_rule.name in scale_rules(row)

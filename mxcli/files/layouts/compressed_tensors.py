@@ -39,7 +39,7 @@ from mxcli.files.layouts.parts import CODES, ENCODE, SCALES, constant
 from mxcli.files.layouts.targets import is_expert, read_targets, targets_of
 from mxcli.numerics.blocks import packed_columns
 from mxcli.numerics.formats import FORMATS
-from mxcli.numerics.scale_rules import MantissaScaleRule
+from mxcli.numerics.mantissa_rules import MantissaScaleRule
 from mxcli.numerics.scheme import Rules, Scheme, resolve
 
 VERSION = "0.20.0"

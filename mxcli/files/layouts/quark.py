@@ -34,7 +34,7 @@ from mxcli.files.layouts.loaders import Ignored, by_glob_or_regex, listed
 from mxcli.files.layouts.parts import CODES, SCALES
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.formats import FORMATS, BlockFormat
-from mxcli.numerics.scale_rules import MantissaScaleRule
+from mxcli.numerics.mantissa_rules import MantissaScaleRule
 from mxcli.numerics.scheme import Rules, resolve
 
 VERSION = "0.13"

@@ -201,7 +201,7 @@ def recipes_to_time(formats: Sequence[str], scale_rounding: str | None, dialect:
     rows = [find_format(name) for name in formats] or list(FORMATS.values())
     if scale_rounding is not None and not formats:
         rule = find_scale_rule(scale_rounding)
-        rows = [row for row in rows if rule is None or rule.name in scale_rules(row)]
+        rows = [row for row in rows if rule is None or rule in scale_rules(row)]
     return [
         resolve(row, Rules(scale_rounding=rule, dialect=dialect))
         for row in rows

@@ -329,7 +329,7 @@ class _Measured:
 def _serves(name: str, format: str) -> bool:
     """Return whether a scale rule serves a format; an unknown one serves none."""
     rule = find_scale_rule(name)
-    return rule is not None and rule.name in scale_rules(find_format(format))
+    return rule is not None and rule in scale_rules(find_format(format))
 
 
 def _by_name(plans: Sequence[Plan]) -> list[dict[str, TensorPlan]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mxcli.backends.backend import Backend
@@ -22,6 +22,7 @@ from mxcli.flows.verify.diff_blocks import (
     explanation,
     no_difference,
 )
+from mxcli.flows.verify.diff_rules import NO_STEPS, CodeSteps, code_steps
 from mxcli.flows.verify.errors import Distance, distance, same_bytes
 from mxcli.flows.verify.sides import Side
 from mxcli.flows.write.pipeline import Progress
@@ -83,12 +84,14 @@ class SideSummary:
 @dataclass(frozen=True, slots=True)
 class Diff:
     """The tensors of both, in the order of A, then of B; `explanations` by format, for those with power-of-two scales
-    of which some differ. `fused` counts the fused sets that share a tensor scale in A only, and in B only."""
+    of which some differ; `code_steps` by format, of the weights whose codes differ. `fused` counts the fused sets that
+    share a tensor scale in A only, and in B only."""
 
     sides: tuple[SideSummary, SideSummary]
     tensors: tuple[Difference, ...]
     explanations: Mapping[str, Explanation]
     fused: tuple[int, int]
+    code_steps: Mapping[str, CodeSteps] = field(default_factory=dict)
 
     @property
     def differing(self) -> tuple[Difference, ...]:
@@ -122,6 +125,7 @@ def diff_sides(
     sizes = {name: _size(a, name) + _size(b, name) for name in names}
     found, scales = list[Difference](), _Scales(a)
     explained: dict[str, Explanation] = {}
+    steps: dict[str, CodeSteps] = {}
     total, done = sum(sizes.values()), 0
     for name in names:
         difference, pair = _difference(a, b, name, backend)
@@ -131,6 +135,9 @@ def diff_sides(
             if difference.blocks is not None and difference.blocks.scales:
                 fmt = pair[0].format.name
                 explained[fmt] = explained.get(fmt, NOTHING) + explanation(*pair)
+            if CODES in difference.differs and TENSOR_SCALE not in difference.differs:
+                fmt = pair[0].format.name
+                steps[fmt] = steps.get(fmt, NO_STEPS) + code_steps(*pair)
         elif difference.by_record and (stored := a.stored(name)) is not None:
             parts = _only_tensor_scales(a.checkpoint, stored)
             scales.add(name, parts, parts, differs=False)
@@ -138,7 +145,7 @@ def diff_sides(
         if on_progress is not None:
             on_progress(done, total, name)
     known = {fmt: each for fmt, each in explained.items() if each.blocks}
-    return Diff((_side_summary(a), _side_summary(b)), tuple(found), known, scales.fused_in_one)
+    return Diff((_side_summary(a), _side_summary(b)), tuple(found), known, scales.fused_in_one, steps)
 
 
 _TensorScales = tuple[float, float | None]

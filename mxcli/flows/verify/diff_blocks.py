@@ -59,7 +59,7 @@ class BlockDifference:
 
 def block_difference(a: Quantized, b: Quantized) -> BlockDifference:
     """Return the differences of two weights of the same format and shape."""
-    ranks = _signed_ranks(a)
+    ranks = signed_ranks(a)
     codes = zero_signs = one_step = 0
     blocks_in_codes = 0
     whole = a.format.block == (None, None)
@@ -97,7 +97,7 @@ def no_difference(fmt: BlockFormat, shape: tuple[int, ...]) -> BlockDifference:
     return BlockDifference(elements, blocks, 0, 0, 0, 0, 0, {}, None)
 
 
-def _signed_ranks(q: Quantized) -> Array:
+def signed_ranks(q: Quantized) -> Array:
     """Return the rank of each code's value among those of its sign, negative below zero; both zeros are 0."""
     element = q.format.element
     ranks = magnitude_ranks(element).astype(np.int64)

@@ -26,6 +26,7 @@ from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.dialects import DIALECTS
 from mxcli.numerics.formats import BlockFormat
+from mxcli.numerics.hadamard import Hadamard
 from mxcli.numerics.scale_rules import ELEMENT_ROUNDINGS
 from mxcli.numerics.scheme import Rules, Scheme, resolve, scale_kind, scale_rules
 from mxcli.numerics.streams import stream_of
@@ -145,7 +146,7 @@ class Tracer:
         known = [scheme for scheme in self.found if scheme.format == q.format and scheme.hadamard == hadamard]
         if self.only_found:
             return known
-        others = (replace(scheme, hadamard=hadamard) for scheme in candidates(q.format, self.first))
+        others = (_transformed(scheme, hadamard) for scheme in candidates(q.format, self.first))
         return list(dict.fromkeys((*stated, *known, *others)))
 
     def _whole(self, q: Quantized, x: Array, dtype: str, scheme: Scheme, amax: float | None) -> bool:
@@ -276,12 +277,19 @@ class Amaxes:
         return largest(self._backend, [(original.info.dtype, original.read())], key)
 
 
+def _transformed(scheme: Scheme, hadamard: Hadamard | None) -> Scheme:
+    rounded = hadamard and replace(hadamard, bf16=scheme.choice.bf16_transform)
+    return replace(scheme, hadamard=rounded)
+
+
 @cache
 def candidates(fmt: BlockFormat, first: str) -> tuple[Scheme, ...]:
     """Return the schemes of a format that can give different bytes: the default of each dialect, `first` in front, then
     each with every other scale rule, then `first` with every other rounding that is not random."""
     rules = scale_rules(fmt)
-    choices = {name: DIALECTS[name].choice(scale_kind(fmt), fmt.element.name) for name in (first, *DIALECTS)}
+    choices = {
+        name: DIALECTS[name].choice(scale_kind(fmt), fmt.element.name, fmt.block_name) for name in (first, *DIALECTS)
+    }
     known = [name for name, choice in choices.items() if choice is not None]
     # A dialect's default rule may not serve every element format.
     plain = [name for name, choice in choices.items() if choice is not None and choice.rule in rules]
