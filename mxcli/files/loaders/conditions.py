@@ -151,7 +151,11 @@ def both(one: Condition, other: Condition) -> Condition:
 def _renamed(loading: Loading, weights: Sequence[Weight]) -> Places:
     if loading.config.get("model_type") not in RENAMED_ON_LOAD:
         return []
-    return [Place(weight.name, "has another name in memory") for weight in weights if not _OWN_NAME.match(weight.name)]
+    return [
+        Place(weight.name, "has another name in memory")
+        for weight in weights
+        if not _OWN_NAME.match(weight.name) and not weight.variant.endswith(", described as in memory")
+    ]
 
 
 def _split_stacks(loading: Loading, weights: Sequence[Weight]) -> Places:

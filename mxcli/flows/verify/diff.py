@@ -262,7 +262,7 @@ def _incomparable(ours: StoredWeight, theirs: StoredWeight) -> tuple[str, ...]:
     properties = {
         FORMAT: ours.weight.format != theirs.weight.format,
         AXIS: one.axis != other.axis,
-        TRANSFORM: one.hadamard != other.hadamard,
+        TRANSFORM: one.hadamard != other.hadamard or bool(ours.weight.adjusting or theirs.weight.adjusting),
     }
     return tuple(word for word, differs in properties.items() if differs)
 

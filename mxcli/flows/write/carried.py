@@ -27,7 +27,7 @@ from mxcli.flows.write.converted_record import recorded_scheme, rounded_before
 from mxcli.flows.write.restore import PlainView, StoredWeight
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import BlockFormat, find_format
-from mxcli.numerics.scale_rules import MantissaScaleRule
+from mxcli.numerics.mantissa_rules import MantissaScaleRule
 from mxcli.numerics.scheme import Scheme
 
 NVFP4, NVFP4_ALONE = find_format("nvfp4"), find_format("e2m1:e4m3:1x16")

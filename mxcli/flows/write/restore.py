@@ -380,16 +380,28 @@ def omission_notes(view: PlainView) -> Sequence[str]:
     note = view.layout.transforms(on_disk(view.source)).note
     notes = [] if note is None else [note]
     for what, names in kinds_omitted(view.unused).items():
-        notes.append(f"{len(names):,} {what} ('{printable(names[0])}', …) are omitted.")
+        many = len(names) > 1
+        notes.append(
+            f"{len(names):,} {what if many else _KINDS[what]} ('{printable(names[0])}'{', …' if many else ''}) "
+            f"{'are' if many else 'is'} omitted."
+        )
     stale = _stale_note(view.source)
     return notes if stale is None else [*notes, stale]
 
 
+_KINDS = {
+    "activation scales": "activation scale",
+    "markers of the source's codes": "marker of the source's codes",
+    "tables that loaders compute": "table that loaders compute",
+}
+"""Tensors of a quantized source that have no plain equivalent: what several are called, and one."""
+
+
 def kinds_omitted(names: Iterable[str]) -> dict[str, list[str]]:
     """Return tensors that have no plain equivalent by what they are."""
-    scales, computed = "activation scales", "tables that loaders compute"
-    kinds: dict[str, list[str]] = {scales: [], "markers of the source's codes": [], computed: []}
+    scales, markers, computed = _KINDS
+    kinds: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for name in names:
-        other = computed if name == ROPE_FACTORS else "markers of the source's codes"
+        other = computed if name == ROPE_FACTORS else markers
         kinds[scales if name.endswith(ACTIVATION_SCALES) else other].append(name)
     return {what: alike for what, alike in kinds.items() if alike}

@@ -108,7 +108,7 @@ def test_the_older_form_is_read_exactly(tmp_path: Path, prefix: str, elements: i
     assert values.keys() == {f"{prefix}f.weight"}
     assert np.array_equal(values[f"{prefix}f.weight"], F_VALUES)
     noted = [f"1 activation scales ('{prefix}f.scale_input', …) are omitted."]
-    noted += [f"1 markers of the source's codes ('{prefix}scaled_fp8', …) are omitted."]
+    noted += [f"1 marker of the source's codes ('{prefix}scaled_fp8') is omitted."]
     assert list(result.notes[-2:]) == noted
     assert len(result.notes) == (3 if elements else 2)
     assert verified(folder).is_sound

@@ -70,7 +70,7 @@ def _experts(model: Model) -> Iterator[Finding]:
             missing, below = _first_missing(numbers, stated), min(stated, max(numbers) + 2)
             more = below - len([number for number in numbers if number < below]) - len(missing)
             others = f" and {more:,} more" if more else ""
-            listed = f": {', '.join(map(str, missing))}{others} missing" if missing else ""
+            listed = f", without {', '.join(map(str, missing))}{others}" if missing else ""
             yield Finding(stack, f"{len(numbers):,} experts{listed}", f"{stated:,}, as {CONFIG} states", _RESTORE)
 
 

@@ -43,7 +43,7 @@ def _changes(
         one, other = ours[key], theirs[key]
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _changes(one, other, f"{within}{key}.")
-        elif one != other:
+        elif one != other and (one == one or other == other):  # NaN is not itself
             yield f"{within}{key}", (one, other)
 
 
