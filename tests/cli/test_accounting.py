@@ -78,7 +78,7 @@ def test_a_pipeline_is_refused_with_the_way(mxcli: Callable[..., Any], source: P
 def test_what_is_not_read_is_refused_by_every_verb(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     assert mxcli("quantize", SAMPLE, "--format", "nvfp4", "--layout", "modelopt", "-o", tmp_path / "q").code == 0
     config = json.loads((tmp_path / "q" / "config.json").read_text())
-    config["quantization_config"]["quant_algo"] = "NVFP4_AWQ"
+    config["quantization_config"]["quant_algo"] = "W4A8_AWQ"
     (tmp_path / "q" / "config.json").write_text(json.dumps(config))
     for words in (
         ("dequantize", tmp_path / "q", "-o", tmp_path / "d"),
@@ -87,6 +87,6 @@ def test_what_is_not_read_is_refused_by_every_verb(mxcli: Callable[..., Any], tm
     ):
         code, _, err = mxcli(*words)
         assert code == 4
-        assert "the quant_algo is NVFP4_AWQ, which mxcli does not read" in err
+        assert "the quant_algo is W4A8_AWQ, which mxcli does not read" in err
     assert not (tmp_path / "d").exists()
     assert mxcli("verify", tmp_path / "q").code == 5

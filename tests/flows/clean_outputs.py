@@ -10,7 +10,8 @@ from tiny_models import read_header
 
 from mxcli.files.checkpoint import open_checkpoint
 from mxcli.files.dialect import MARKER, QUANTIZATION_METADATA
-from mxcli.flows.write.restore import ACTIVATION_SCALES, plain_view, quantized_settings
+from mxcli.flows.write.omitted import ACTIVATION_SCALES
+from mxcli.flows.write.restore import plain_view, quantized_settings
 
 INPUT_SCALES = {
     "compressed-tensors": (".input_global_scale", ".input_scale"),

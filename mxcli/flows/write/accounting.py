@@ -14,7 +14,8 @@ from mxcli.files.model_files import CONFIG, PRODUCER_CONFIG, RECORD
 from mxcli.files.model_folder import folder_entries
 from mxcli.files.tensors import LeftOut
 from mxcli.flows.write.names import place_of
-from mxcli.flows.write.restore import OMITTED_ENDINGS, PlainView, kinds_omitted, plain_view
+from mxcli.flows.write.omitted import OMITTED_ENDINGS, kinds_omitted
+from mxcli.flows.write.restore import PlainView, plain_view
 
 QUANTIZED, DEQUANTIZED, KEPT, TIED, OMITTED = "quantized", "dequantized", "kept", "tied", "left_out"
 CONVERTED = "converted"

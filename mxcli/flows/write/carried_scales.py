@@ -15,7 +15,8 @@ from mxcli.files.layouts.layout import WEIGHT
 from mxcli.files.layouts.parts import DECODE, ENCODE, SCALES
 from mxcli.files.reading import as_floats
 from mxcli.files.tensors import Array
-from mxcli.flows.write.restore import ACTIVATION_SCALES, StoredWeight
+from mxcli.flows.write.omitted import ACTIVATION_SCALES
+from mxcli.flows.write.restore import StoredWeight
 
 ENCODES = (".input_global_scale",)
 """Endings of scales of inputs that values are multiplied by; all others scale back."""

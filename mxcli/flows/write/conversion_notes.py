@@ -8,7 +8,8 @@ from mxcli.errors import printable
 from mxcli.files.layouts import Layout
 from mxcli.files.layouts.parts import DECODE, ENCODE
 from mxcli.flows.write.carried import Carried, rounded_scales
-from mxcli.flows.write.restore import ACTIVATION_SCALES, PlainView, on_disk
+from mxcli.flows.write.omitted import ACTIVATION_SCALES
+from mxcli.flows.write.restore import PlainView, on_disk
 
 STATED_INPUTS = ("input_activations", "input_tensors", "activation_dtype")
 """Keys of quantization settings that state the format of a layer's inputs, unless they are null."""

@@ -12,8 +12,7 @@ from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read, with_roles
-from mxcli.files.dialect import MARKER, QUANTIZATION_KEYS, UNSCALED
-from mxcli.files.gguf_model import ROPE_FACTORS
+from mxcli.files.dialect import QUANTIZATION_KEYS, UNSCALED
 from mxcli.files.layouts import (
     COLUMN,
     LAYOUTS,
@@ -32,16 +31,10 @@ from mxcli.files.record import read_record
 from mxcli.files.roles import role_of
 from mxcli.files.safetensors import STALE_METADATA
 from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
+from mxcli.flows.write.omitted import OMITTED_ENDINGS, kinds_omitted, omitted_note
 from mxcli.flows.write.restack import recorded_of
 from mxcli.flows.write.unread import refuse_unread_parts, refuse_unread_settings, small_bytes
 from mxcli.numerics.blocks import Quantized
-
-ACTIVATION_SCALES = (
-    *(".input_scale", ".input_global_scale", ".activation_scale", ".scale_input"),
-    "._weight_act_per_tensor_scale",
-)
-OMITTED_ENDINGS = (*ACTIVATION_SCALES, MARKER)
-"""Endings of tensors of a quantized layer that have no plain equivalent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,28 +373,6 @@ def omission_notes(view: PlainView) -> Sequence[str]:
     note = view.layout.transforms(on_disk(view.source)).note
     notes = [] if note is None else [note]
     for what, names in kinds_omitted(view.unused).items():
-        many = len(names) > 1
-        notes.append(
-            f"{len(names):,} {what if many else _KINDS[what]} ('{printable(names[0])}'{', …' if many else ''}) "
-            f"{'are' if many else 'is'} omitted."
-        )
+        notes.append(omitted_note(what, names))
     stale = _stale_note(view.source)
     return notes if stale is None else [*notes, stale]
-
-
-_KINDS = {
-    "activation scales": "activation scale",
-    "markers of the source's codes": "marker of the source's codes",
-    "tables that loaders compute": "table that loaders compute",
-}
-"""Tensors of a quantized source that have no plain equivalent: what several are called, and one."""
-
-
-def kinds_omitted(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return tensors that have no plain equivalent by what they are."""
-    scales, markers, computed = _KINDS
-    kinds: dict[str, list[str]] = {kind: [] for kind in _KINDS}
-    for name in names:
-        other = computed if name == ROPE_FACTORS else markers
-        kinds[scales if name.endswith(ACTIVATION_SCALES) else other].append(name)
-    return {what: alike for what, alike in kinds.items() if alike}

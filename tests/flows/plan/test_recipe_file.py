@@ -212,7 +212,7 @@ def test_an_override_starts_from_the_options_of_all_tensors(checkpoint: Checkpoi
         "self_attn.k_proj": "mxfp4_e2m1 floor nearest-even",
         "self_attn.v_proj": "mxfp4_e2m1 floor nearest-even",
         "self_attn.o_proj": "mxfp4_e2m1 floor half-away",
-        "mlp.gate_proj": "mxfp8_e4m3 floor nearest-even",
+        "mlp.gate_proj": "mxfp8_e4m3 rceil nearest-even",
         "mlp.up_proj": "nvfp4 paper nearest-even",
         "mlp.down_proj": "mxfp6_e2m3 floor nearest-even",
     }

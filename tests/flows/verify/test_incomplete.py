@@ -46,7 +46,7 @@ def test_layers_that_the_configuration_counts(tmp_path: Path) -> None:
 
 
 def test_experts_that_the_configuration_counts(tmp_path: Path) -> None:
-    assert "model.layers.1.block_sparse_moe.experts: 3 experts: 2 missing; needed: 4, as config.json states" in (
+    assert "model.layers.1.block_sparse_moe.experts: 3 experts, without 2; needed: 4, as config.json states" in (
         refusal(tmp_path, {**llama(2), **experts(0, 1, 3)}, EXPERTS)
     )
 

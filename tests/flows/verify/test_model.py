@@ -166,15 +166,15 @@ def test_experts_are_counted(tmp_path: Path) -> None:
     assert found(verified(folder)).keys() == {"some_loader"}  # transformers drops the tensor scales of experts
     result = verified(changed(folder, tmp_path / "lost", without("model.layers.0.mlp.experts.2.")))
     assert found(result)["experts"] == ["model.layers.0.mlp.experts"]
-    assert values(result, "experts") == ["3 experts: 2 missing"]
+    assert values(result, "experts") == ["3 experts, without 2"]
 
 
 @pytest.mark.parametrize(
     ("stated", "value"),
     [
-        (6, "4 experts: 4 missing"),
-        (10**12, "4 experts: 4 missing"),
-        (10**400, "4 experts: 4 missing"),
+        (6, "4 experts, without 4"),
+        (10**12, "4 experts, without 4"),
+        (10**400, "4 experts, without 4"),
         (3, "4 experts"),
     ],
 )

@@ -79,7 +79,7 @@ MADE_BY = {
     "modelopt-mxfp4": ("rceil", "modelopt"),
     "modelopt-mxfp8": ("rceil", "modelopt"),
     "modelopt-nvfp4": ("modelopt", "modelopt"),
-    "torchao-mxfp4-plain-floor": ("floor", "torchao"),
+    "torchao-mxfp4-plain-floor": ("floor", "ocp"),
     "torchao-nvfp4-plain": ("torchao", "torchao"),
     "torchao-nvfp4-weightonly": ("torchao", "torchao"),
 }

@@ -107,7 +107,7 @@ def test_the_older_form_is_read_exactly(tmp_path: Path, prefix: str, elements: i
     result, values = restored(folder, tmp_path / "d")
     assert values.keys() == {f"{prefix}f.weight"}
     assert np.array_equal(values[f"{prefix}f.weight"], F_VALUES)
-    noted = [f"1 activation scales ('{prefix}f.scale_input', …) are omitted."]
+    noted = [f"1 activation scale ('{prefix}f.scale_input') is omitted."]
     noted += [f"1 marker of the source's codes ('{prefix}scaled_fp8') is omitted."]
     assert list(result.notes[-2:]) == noted
     assert len(result.notes) == (3 if elements else 2)

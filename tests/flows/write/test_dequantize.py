@@ -59,7 +59,7 @@ SPELLED = ("e3m2:e8m0:1x16", "int4:fp32:channel", "e3m4:e5m2:1x16", "e2m1:e4m3:8
 def test_our_own_layout_brings_every_format_back_bit_for_bit(tmp_path: Path, format: str) -> None:
     tensors = {
         "a.weight": noise(128, 256),
-        "f": ("F32", np.random.default_rng(1).standard_normal((16, 128)).astype(np.float32)),
+        "f.weight": ("F32", np.random.default_rng(1).standard_normal((16, 128)).astype(np.float32)),
         "experts.w": noise(3, 16, 128, seed=2),
         "norm.weight": noise(256, seed=3),
     }

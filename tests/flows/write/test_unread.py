@@ -182,7 +182,7 @@ def test_markers_of_fp8_are_read_and_dropped(tmp_path: Path) -> None:
     assert restored.notes == (
         "1 layers ('blocks.0.attn.qkv', …) state full_precision_matrix_mult: ComfyUI multiplies their dequantized "
         "weights by inputs that are not quantized.",
-        "1 activation scales ('blocks.0.attn.qkv.input_scale', …) are omitted.",
+        "1 activation scale ('blocks.0.attn.qkv.input_scale') is omitted.",
         "1 marker of the source's codes ('blocks.0.attn.qkv.comfy_quant') is omitted.",
         "Settings of the source's codes, which an output does not keep: _quantization_metadata of __metadata__.",
     )

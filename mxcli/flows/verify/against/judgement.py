@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from mxcli.flows.verify.subject import Subject
 from mxcli.flows.verify.weight_summary import decode_scale
 from mxcli.flows.write.restore import StoredWeight
 from mxcli.numerics.blocks import Quantized
-from mxcli.numerics.scheme import Scheme
+from mxcli.numerics.scheme import Scheme, resolve
 
 SWAPPED, OTHER_BYTES, FAR = "swapped_codes", "other_bytes", "far_from_source"
 RESCALED, OTHER_CHOICE = "rescaled", "other_choice"
@@ -148,9 +149,15 @@ def _examine(checkpoint: Checkpoint, each: Traced, known: _Siblings, amaxes: Ama
         scheme = known.scheme
     x = oriented(np.ascontiguousarray(each.original.read()), stored.weight.axis)
     q = stored_form(checkpoint, stored)
-    rule, same = requantize(backend, stored, q, x, dtype, scheme, amaxes.near(stored))
-    rule_values = backend.dequantize(rule, "F32")
-    noise = distance(x, dtype, rule_values).noise
+
+    def by_rule(scheme: Scheme) -> tuple[float, Scheme, Quantized, bool]:
+        rule, same = requantize(backend, stored, q, x, dtype, scheme, amaxes.near(stored))
+        return distance(x, dtype, backend.dequantize(rule, "F32")).noise, scheme, rule, same
+
+    noise, scheme, rule, same = by_rule(scheme)
+    if known.scheme is None and not each.provenance.named and scheme.hadamard is None:
+        # The rule nearest to damaged bytes may be one with a large error of its own.
+        noise, scheme, rule, same = min((noise, scheme, rule, same), by_rule(resolve(scheme.format)), key=itemgetter(0))
     far = each.distance.noise > _DOUBTFUL * noise
     swapped = None
     if far and stored.weight.format.element.stored_bits == 4:
