@@ -198,7 +198,7 @@ DIALECTS: dict[str, Dialect] = {
         Dialect(
             "transformers",
             "transformers' FineGrainedFP8 with float scales: multiplies by the encode scale, stores its reciprocal.",
-            "transformers 5.20, FineGrainedFP8 (run)",
+            "transformers 5.20, FineGrainedFP8 (read)",
             {"fp32": {"e4m3": ProducerChoice("encode")}},
         ),
         Dialect(
