@@ -10,11 +10,12 @@ MX_FN int mx_offset(int i, int lane) {
 }
 
 // Return whether sums in units of the block's scale have the same bits as in units of the amax's power of two: no
-// product or difference may leave the range of normal numbers. Elements reach 2^emax in units of the scale, and their
-// squares are added.
+// product or difference may leave the range of normal numbers. Elements reach 2^emax in units of the scale, or less
+// where the scale is the smallest that a rule allows, and their squares are added.
 MX_FN bool mx_stays_normal(const MxBlock& b, mx_u32 least, mx_i32 emax) {
   if (emax < 0 || emax > 40) return false;
   const mx_u32 scale = mx_bits(b.scale.decode) >> 23, smallest = 0u - least;
+  if ((smallest >> 23) + 36u < scale) return false;
   return least != 0u && (b.amax >> 23) - (smallest >> 23) <= 35u && scale >= 27u && scale <= 227u;
 }
 
