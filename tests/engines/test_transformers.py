@@ -18,14 +18,11 @@ sweep: Any = Lazy("engines.sweep")
 pytestmark = [pytest.mark.slow, needs("accelerate", "compressed_tensors", "torch", "transformers")]
 
 LOADS = ("loads", "loads at a loss")
-OPEN: dict[str, str] = {}
-"""Architectures that are not right yet, with the reason."""
 
 
-def marked(row: Architecture, *more: object) -> Any:
-    """A parameter, expected to fail if its architecture is open."""
-    marks = [pytest.mark.xfail(reason=OPEN[row.name])] if row.name in OPEN else []
-    return pytest.param(row, *more, marks=marks, id="-".join([str(row), *map(str, more)]))
+def identified(row: Architecture, *more: object) -> Any:
+    """A parameter with a readable name."""
+    return pytest.param(row, *more, id="-".join([str(row), *map(str, more)]))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +34,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
-@pytest.mark.parametrize("model", list(map(marked, ARCHITECTURES)), indirect=True, scope="module")
+@pytest.mark.parametrize("model", list(map(identified, ARCHITECTURES)), indirect=True, scope="module")
 def test_transformers_loads(model: Any, format: str, tmp_path: Path) -> None:
     row: Architecture = model.row
     outcome = sweep.judge(model, format, tmp_path, "--for", "transformers")
@@ -67,7 +64,7 @@ def assert_condemned(outcome: Any, verdict: str | None = None) -> None:
     assert any("transformers 5.24.0 " in sentence for sentence in outcome.sentences), outcome.sentences
 
 
-REFUSED = [marked(row, format) for row in ARCHITECTURES for format in row.refused]
+REFUSED = [identified(row, format) for row in ARCHITECTURES for format in row.refused]
 
 
 @pytest.mark.parametrize(("model", "format"), REFUSED, indirect=["model"], scope="module")
@@ -80,7 +77,7 @@ def test_verify_condemns_what_is_refused(model: Any, format: str, tmp_path: Path
     assert_condemned(outcome)
 
 
-DENSE = [marked(row, format) for row in ARCHITECTURES for format in row.dense]
+DENSE = [identified(row, format) for row in ARCHITECTURES for format in row.dense]
 
 
 @pytest.mark.parametrize(("model", "format"), DENSE, indirect=["model"], scope="module")
