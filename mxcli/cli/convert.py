@@ -11,12 +11,11 @@ import typer
 from mxcli.cli.arguments import repeatable
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine
-from mxcli.cli.options import DryRun, Engines, LayoutName, Source, TensorParallel
+from mxcli.cli.options import LayoutName, Source
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.terminal import INTERRUPTED, Messages
-from mxcli.cli.writing import Writing, check_output, outcome_notes, report_unfinished, write_options
+from mxcli.cli.writing import WritingFor, check_output, outcome_notes, report_unfinished, write_options
 from mxcli.errors import UsageError
-from mxcli.files.loaders.engine import engines_of
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -33,15 +32,12 @@ RoundScales = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertOptions(Writing):
+class ConvertOptions(WritingFor):
     """The output to write, its layout, and the engines that must load it."""
 
     heading: ClassVar[str] = "Writing"
     layout: LayoutName = None
     round_tensor_scales: RoundScales = False
-    dry_run: DryRun = False
-    engines: Engines = None
-    tensor_parallel: TensorParallel = None
 
 
 @verb
@@ -71,7 +67,7 @@ def convert(
         raise UsageError("missing option '--layout LAYOUT': name the layout to write.")
     if writing.output is None and not writing.dry_run:
         raise UsageError("missing option '-o/--output DIR': name the directory to write, or use --dry-run.")
-    engines = engines_of(writing.engines)
+    engines = writing.named
     from mxcli.files.checkpoint import open_checkpoint
     from mxcli.files.layouts import find_layout
     from mxcli.flows.write.convert import plan_conversion

@@ -14,20 +14,16 @@ from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine, found_device, open_backend
 from mxcli.cli.options import (
     Captures,
-    DryRun,
-    Engines,
     SaveRecipe,
     SchemeOptions,
     Selection,
     Source,
-    TensorParallel,
 )
 from mxcli.cli.outputs import Results, deliver_forms, deliver_report
 from mxcli.cli.recipes import requested_options, save_recipe
 from mxcli.cli.terminal import INTERRUPTED, Messages
-from mxcli.cli.writing import Writing, check_output, outcome_notes, report_unfinished, write_options
+from mxcli.cli.writing import WritingFor, check_output, outcome_notes, report_unfinished, write_options
 from mxcli.errors import UsageError, printable
-from mxcli.files.loaders.engine import engines_of
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
@@ -39,20 +35,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeOptions(Writing):
+class QuantizeOptions(WritingFor):
     """The output to write, the inputs that its scales are for, and the recipe to save."""
 
     heading: ClassVar[str] = "Writing"
-    dry_run: DryRun = False
     save_recipe: SaveRecipe = None
     captures: Captures = None
-    engines: Engines = None
-    tensor_parallel: TensorParallel = None
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        """The names of the engines that must load the output. Raises UsageError for an unknown one."""
-        return engines_of(self.engines)
 
 
 _CAPTURES_HELP = {

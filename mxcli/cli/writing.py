@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from mxcli.cli.machine import memory_size
+from mxcli.cli.options import DryRun, Engines, TensorParallel
 from mxcli.cli.progress import progress
 from mxcli.cli.terminal import INTERRUPTED, say
 from mxcli.errors import UsageError, printable
+from mxcli.files.loaders.engine import engines_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +108,20 @@ class Writing:
         if self.output is None:
             raise UsageError("missing option '-o/--output DIR': name the directory to write.")
         return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class WritingFor(Writing):
+    """The directory to write, and the engines and devices that must load it."""
+
+    dry_run: DryRun = False
+    engines: Engines = None
+    tensor_parallel: TensorParallel = None
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names of the engines that must load the output. Raises UsageError for an unknown one."""
+        return engines_of(self.engines)
 
 
 def share_of(text: str) -> Share:
