@@ -25,6 +25,16 @@ def as_floats(x: Array, dtype: str) -> Array:
     return (x.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else x
 
 
+def from_floats(values: Array, dtype: str) -> Array:
+    """Round floats to F64, F32, F16 or, by way of binary32, the bits of BF16: to the nearest, ties to even."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype != "BF16":
+            return values.astype({"F64": np.float64, "F32": np.float32, "F16": np.float16}[dtype])
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+        return np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
 def read_in_place(info: TensorInfo, known: FileIdentity) -> Array:
     """Read the tensor as a read-only C-contiguous array of its dtype's storage type.
 

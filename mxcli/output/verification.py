@@ -231,7 +231,8 @@ def conclusion(result: Verification) -> list[str]:
 
 def _outcome(result: Verification) -> str:
     if result.is_sound:
-        return "is sound"
+        unread = result.coverage.unchecked
+        return f"is sound but for {counted(unread, 'weight')} not checked" if unread else "is sound"
     return "is not sound" if result.counts.get(PROBLEM) else "could not be checked"
 
 

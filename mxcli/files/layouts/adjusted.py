@@ -13,7 +13,7 @@ import numpy as np
 
 from mxcli.files.layouts.layout import Content, Entry
 from mxcli.files.layouts.parts import Part
-from mxcli.files.reading import as_floats
+from mxcli.files.reading import as_floats, from_floats
 from mxcli.files.tensors import Array
 
 
@@ -62,21 +62,12 @@ _FLOATS = ("BF16", "F16", "F32")
 
 
 def adjusted(values: Array, dtype: str, stored: Iterable[tuple[Content, Array]]) -> Array:
-    """Return binary32 values of codes with what the contents that change them do, rounded once to a dtype."""
+    """Return binary32 values of codes with what the contents that change them do, computed in binary64, in a
+    dtype."""
     given = {content.holds: as_floats(array, content.entry.dtype) for content, array in stored if content.holds.adjusts}
     wide = np.asarray(values, np.float64)
     if DOWN in given and UP in given:
         wide = wide + np.asarray(given[UP], np.float64) @ np.asarray(given[DOWN], np.float64)
     if INPUTS in given:
         wide = wide * np.asarray(given[INPUTS], np.float64)
-    return _rounded(wide, dtype)
-
-
-def _rounded(wide: Array, dtype: str) -> Array:
-    """Return binary64 values as a dtype; BF16 as bits."""
-    with np.errstate(over="ignore"):
-        if dtype != "BF16":
-            return wide.astype({"F64": np.float64, "F32": np.float32, "F16": np.float16}[dtype])
-        bits = np.ascontiguousarray(wide, np.float32).view(np.uint32)
-        rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
-    return np.where(np.isnan(wide), 0x7FC0, rounded).astype(np.uint16)
+    return from_floats(wide, dtype)

@@ -9,7 +9,6 @@ in memory. Its own files of models that it renames on load use those names there
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,6 +34,7 @@ from mxcli.files.layouts.layout import (
 from mxcli.files.layouts.loaders import Ignored, by_path, is_usual_layer, listed
 from mxcli.files.layouts.parts import CODES, DECODE, SCALES, SPREAD_SIXES, SWIZZLED_SCALES, Part
 from mxcli.files.layouts.torchao_tensors import KINDS, MX, OTHER_TENSORS, PLAIN, SWIZZLED, TENSOR_SCALE, Kind
+from mxcli.files.models.names import is_expert
 from mxcli.files.packing import TILE_COLUMNS, TILE_ROWS
 from mxcli.numerics.blocks import grid_shape, packed_columns
 from mxcli.numerics.scheme import Rules, resolve
@@ -45,7 +45,6 @@ LEFT_ALONE = "modules_to_not_convert"
 MX_DTYPES = ("BF16", "F32")
 AS_IN_MEMORY = ", described as in memory"
 """The ending of the variant of a weight whose description has the name that transformers gives it in memory."""
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 _CODES = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2"}
 _SCALES = {"e8m0": "F8_E8M0", "e4m3": "F8_E4M3", "fp32": "F32"}
 
@@ -55,7 +54,7 @@ def _refusal(weight: Weight) -> str | None:
         return f"it has no {weight.format.name}"
     if KINDS[weight.format.name].tensor == MX and weight.dtype not in MX_DTYPES:
         return f"torchao quantizes the inputs of MX layers too, but no {weight.dtype} ones"
-    if _EXPERT.search(weight.name):
+    if is_expert(weight.name):
         return "transformers stacks experts, and cannot stack them when torchao has quantized each"
     return matrix_refusal(weight)
 
@@ -266,7 +265,7 @@ def _ignored(disk: OnDisk) -> Ignored:
 def _is_targeted(module: str, disk: OnDisk) -> bool:
     """Return whether loaders look for the codes of a plain linear layer: experts and tied layers are left as they
     are."""
-    return is_usual_layer(module) and module + WEIGHT in disk.tensors and not _EXPERT.search(f"{module}.")
+    return is_usual_layer(module) and module + WEIGHT in disk.tensors and not is_expert(f"{module}.")
 
 
 def _layout(name: str, order: str, meaning: str, dialects: tuple[str, ...]) -> Layout:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mxcli.files.loaders.model_types import RENAMED_ON_LOAD, STACKS
 from mxcli.files.loaders.rule import Condition, Loading, Place
 from mxcli.files.loaders.tensor_parallel import uncut
-from mxcli.files.models.names import names_of_model, title_of_model
+from mxcli.files.models.names import is_expert, names_of_model, title_of_model
 from mxcli.files.models.served import SERVED
 from mxcli.numerics.blocks import grid_shape
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _CONFIG, CLASS_NAME = "config.json", "_class_name"
 GROUP = 128
 """Values of an input that engines quantize together for FP8 by blocks."""
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 _OWN_NAME = re.compile(r"model\.(language_model|vision_tower|visual|audio_tower|multi_modal_projector)\.")
 """The beginnings of names that transformers itself gives."""
 _MLP = re.compile(r"\.(ffn_|mlp\.)")
@@ -33,11 +32,6 @@ def _each(describe: Callable[[Weight], str | None]) -> Callable[[Loading, Sequen
         return [Place(weight.name, value) for weight in weights if (value := describe(weight)) is not None]
 
     return places
-
-
-def is_expert(name: str) -> bool:
-    """Return whether a weight is of one expert of several."""
-    return _EXPERT.search(name) is not None
 
 
 def _partial_inputs(weight: Weight) -> str | None:

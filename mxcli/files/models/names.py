@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 Config = Mapping[str, object]
 DEEPEST = 4
 """Levels of a configuration that are read, such as thinker_config.text_config."""
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def is_expert(name: str) -> bool:
+    """Return whether a tensor is of one expert of several."""
+    return _EXPERT.search(name) is not None
 
 
 def parts_of(config: Config | None, depth: int = DEEPEST) -> Iterator[Config]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mxcli.files.reading import as_floats
+from mxcli.files.reading import as_floats, from_floats
 from mxcli.files.tensors import Array
 from mxcli.numerics.metric_formulas import decibels, relative
 
@@ -72,15 +72,7 @@ def widened(x: Array, dtype: str) -> Array:
 def converted(x: Array, dtype: str, to: str) -> Array:
     """Return values of a safetensors type as another one, each rounded to the nearest, ties to even; of the same type
     unchanged."""
-    if dtype == to:
-        return x
-    with np.errstate(over="ignore", invalid="ignore"):
-        wide = np.asarray(as_floats(x, dtype))
-        if to != "BF16":
-            return wide.astype({"F64": np.float64, "F32": np.float32, "F16": np.float16}[to])
-        bits = np.ascontiguousarray(wide, np.float32).view(np.uint32)
-        rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
-        return np.where(np.isnan(wide), bits >> 16 | 0x40, rounded).astype(np.uint16)
+    return x if dtype == to else from_floats(np.asarray(as_floats(x, dtype)), to)
 
 
 def distance(original: Array, original_dtype: str, decoded: Array, decoded_dtype: str = "F32") -> Distance:

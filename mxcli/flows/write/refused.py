@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from mxcli.errors import printable
 from mxcli.files.layouts import Weight
-from mxcli.files.loaders.conditions import is_expert
 from mxcli.files.loaders.rule import FAULTS, WRONGLY, Loading, Place
 from mxcli.files.loaders.verdict import Applied, Verdict, verdicts
+from mxcli.files.models.names import is_expert
 
 
 def refused_weights(loading: Loading, engines: Sequence[str], together: Iterable[Collection[str]]) -> dict[str, str]:
