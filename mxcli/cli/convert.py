@@ -60,7 +60,7 @@ def convert(
       mxcli quantize samples/tiny-llama --format mxfp8 -o tiny-llama-ct
       mxcli convert tiny-llama-ct --layout mlx -o tiny-llama-mlx --dry-run
       mxcli convert tiny-llama-ct --layout mlx -o tiny-llama-mlx
-      mxcli convert tiny-llama-mlx --layout modelopt -o tiny-llama-modelopt --for vllm
+      mxcli convert tiny-llama-mlx --layout modelopt -o tiny-llama-carried --for vllm
     """
     results.check([source])
     if writing.layout is None:

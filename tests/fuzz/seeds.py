@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # makes its cache folder now, and not in the first case that builds a model
 
 from mxcli.cli.app import run
 
