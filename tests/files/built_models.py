@@ -115,6 +115,8 @@ def exceptions(models: list[Built]) -> dict[str, str]:
                 different.setdefault(template(name), role)
     found = {}
     for name, role in different.items():
+        if role == "weight":  # what one class of a type has as its head stays plain in the others
+            role = min(roles[name] - {role}, default=role)
         words = name.split(".")
         for count in range(2, len(words) + 1):
             ending = ".".join(words[-count:])

@@ -94,7 +94,7 @@ class Model:
             return stack.role, stack.reason
         words = template.split(".")
         ends = (".".join(words[-count:]) for count in range(min(len(words), 4), 0, -1))
-        role = next((self.roles[end] for end in (*ends, f"^{template}") if end in self.roles), None)
+        role = next((self.roles[end] for end in (f"^{template}", *ends) if end in self.roles), None)
         if role is not None:
             return role, f"{REASONS.get(role, role)} in {self.source}"
         if info.role == WEIGHT and len(words) == 1 and has_modules:

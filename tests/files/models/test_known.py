@@ -273,6 +273,28 @@ def test_a_type_that_the_table_lacks_is_built_by_the_installed_transformers() ->
     assert model.roles["^model.layers.0.mlp.gate.weight"] == "router"
 
 
+# Parameters, as base models name them, whose role is not that of the class of their module, and the role.
+OVERRULED = {
+    # Two classes of a type differ: what is a head in one of them stays plain.
+    ("csm", "depth_decoder.codebooks_head.weight"): "lm_head",
+    ("rf_detr", "class_embed.weight"): "lm_head",
+    ("rf_detr", "bbox_embed.layers.0.weight"): "lm_head",
+    # Stacks of matrices: of experts, and of gates that are no linear layers.
+    ("jetmoe", "layers.0.mlp.input_linear.weight"): "weight",
+    ("jetmoe", "layers.0.mlp.output_linear.weight"): "weight",
+    ("recurrent_gemma", "layers.0.temporal_block.rg_lru.input_gate_weight"): "other",
+    ("recurrent_gemma", "layers.0.temporal_block.rg_lru.recurrent_gate_weight"): "other",
+    # Shared by several layers.
+    **{
+        ("zamba", f"layers.0.shared_transf.{name}_proj.weight"): "sensitive"
+        for name in (
+            *(f"self_attn.{each}" for each in "qkvo"),
+            *("feed_forward.gate", "feed_forward.up", "feed_forward.down"),
+        )
+    },
+}
+
+
 @pytest.mark.slow
 def test_the_table_is_what_the_installed_transformers_builds() -> None:
     from built_models import everything, exceptions, template
@@ -284,4 +306,5 @@ def test_the_table_is_what_the_installed_transformers_builds() -> None:
             for name, (role, shape) in built.roles.items():
                 info = TensorInfo(name, "BF16", shape, role_of(name, shape, "BF16"), Path("x"), 0, 0)
                 found = known_model({"model_type": model_type})._role(template(name), info, has_modules=True)[0]
-                assert len(shape) < 2 or found == role, (model_type, built.model, template(name), found, role)
+                wanted = OVERRULED.get((model_type, template(name).removeprefix("model.")), role)
+                assert len(shape) < 2 or found == wanted, (model_type, built.model, template(name), found, role)
