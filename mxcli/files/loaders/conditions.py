@@ -215,6 +215,10 @@ DENSE = Condition(
     of_shapes=False,
     of_weights=True,
 )
+ADJUSTED = Condition(
+    "tensors next to the codes change the values (NVFP4_AWQ, NVFP4_SVD)",
+    _each(lambda weight: weight.adjusting[0].name if weight.adjusting else None),
+)
 WEIGHT_ONLY = Condition(
     "the inputs have no stored scale (without --captures)",
     _each(lambda weight: "no scale of its inputs" if weight.input_scale is None else None),

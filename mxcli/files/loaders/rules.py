@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mxcli.files.loaders.conditions import (
+    ADJUSTED,
     ANY_PARTIAL,
     ANY_PARTIAL_ROWS,
     BIASED_MLP,
@@ -76,6 +77,7 @@ _VLLM_RUN = Evidence(RUN, "0.32.0", "2026-11")
 _MLX_RUN = Evidence(RUN, "0.32.2", "2026-11")
 _MLP_AS_MXFP4 = "Use --format mxfp4, or a recipe with mxfp4 for '*.mlp.*'."
 _AS_CT, _AS_TORCHAO = "Use --layout compressed-tensors.", "Use --layout torchao."
+_VIA_VALUES = "Use mxcli dequantize, and quantize its output."
 _REGROUP = f"Use --format {CHANNEL} or mxfp8, or --exclude those layers."
 
 
@@ -208,6 +210,7 @@ _MODELOPT = (
         _AS_CT, when=EXPERTS, evidence=_VLLM_RUN,
     ),
     _row("vllm", MODELOPT, [MXFP4], REFUSES, "it does not know the quant_algo mxfp4", _AS_CT),
+    _row("vllm", MODELOPT, [], REFUSES, "it does not know the quant_algo", _VIA_VALUES, when=ADJUSTED),
     _row("sglang", MODELOPT, [NVFP4, TENSOR], LOADS),
     _row(
         "sglang", MODELOPT, [MXFP8, CHANNEL, BLOCK, MXFP4], REFUSES,
@@ -257,10 +260,7 @@ _FP8 = (
         _AS_CT, evidence=_VLLM_RUN,
     ),
     _row("sglang", FP8, [BLOCK, E8M0_BLOCK, MXFP8], LOADS),
-    _row(
-        "sglang", FP8, [TENSOR], REFUSES, "it looks for weight_scale where there is one scale per tensor",
-        _AS_CT,
-    ),
+    _row("sglang", FP8, [TENSOR], REFUSES, "it looks for weight_scale where there is one scale per tensor", _AS_CT),
 )  # fmt: skip
 _OTHERS = (
     _row("transformers", GPT_OSS, [MXFP4], LOADS),

@@ -46,6 +46,14 @@ def adjusted(folder: Path, output: Path, parts: dict[str, Any], algorithm: str =
     return changed(folder, output, add, quant_algo=algorithm)
 
 
+def test_vllm_refuses_weights_that_other_tensors_change(made: Path, tmp_path: Path) -> None:
+    """The quant_algo NVFP4_AWQ is not among those that vLLM 0.32 knows."""
+    folder = adjusted(made, tmp_path / "q", {"pre_quant_scale": bf16(FACTORS)})
+    said = {verdict.engine.name: verdict.outcome for verdict in verified(folder).loaders}
+    assert said["vllm"] == "refuses"
+    assert {verdict.engine.name: verdict.outcome for verdict in verified(made).loaders}["vllm"] == "loads"
+
+
 def values(folder: Path, output: Path, dtype: str = "F32") -> np.ndarray:
     dequantize_checkpoint(open_checkpoint(folder), output, dtype=dtype, backend=Cpu())
     stored, shape, data = read_raw(output / SHARD)[f"{DOWN}.weight"]
@@ -66,7 +74,10 @@ def test_a_scale_of_the_inputs_is_in_the_values(tmp_path: Path, made: Path, scal
     as_bf16 = values(folder, tmp_path / "c", "BF16")
     bits = (plain * FACTORS.astype(np.float32)).view(np.uint32)
     np.testing.assert_array_equal(as_bf16, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
-    assert found(verified(folder)) == {"possible_misreading": [f"{DOWN}.pre_quant_scale"]}
+    assert found(verified(folder)) == {
+        "possible_misreading": [f"{DOWN}.pre_quant_scale"],
+        "some_loader": [f"{DOWN}.weight"],
+    }
     notes = json.loads((tmp_path / "b" / "mxcli.json").read_text())["notes"]
     assert any("multiplied by pre_quant_scale" in note for note in notes)
     assert f"{DOWN}.pre_quant_scale" not in read_raw(tmp_path / "b" / SHARD)
@@ -80,7 +91,7 @@ def test_a_product_of_thin_matrices_is_added_before_the_scale(tmp_path: Path, ma
     low_rank = wide(parts["svdquant_lora_b"]).astype(np.float64) @ wide(parts["svdquant_lora_a"])
     expected = (values(made, tmp_path / "a") + low_rank) * (FACTORS if with_scale else 1)
     np.testing.assert_array_equal(values(folder, tmp_path / "b"), expected.astype(np.float32))
-    assert list(found(verified(folder))) == ["possible_misreading"]
+    assert list(found(verified(folder))) == ["possible_misreading", "some_loader"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +158,8 @@ def test_the_source_proves_the_values(tmp_path: Path, change: Callable[[Tensors]
         folder = changed(folder, tmp_path / "c", change)
     result = found(verified(folder, source(tmp_path / "m", tensors)))
     assert {name: places for name, places in result.items() if name != "possible_misreading"} == {
-        check: [f"{DOWN}.weight"]
+        check: [f"{DOWN}.weight"],
+        "some_loader": [f"{DOWN}.weight"],
     }
 
 
