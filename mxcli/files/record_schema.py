@@ -18,6 +18,7 @@ EARLIER_QUANTIZED, EARLIER_DEQUANTIZED = "mxcli.quantized/1", "mxcli.dequantized
 ALL_QUANTIZED = (QUANTIZED, UNACCOUNTED_QUANTIZED, EARLIER_QUANTIZED)
 CONVERTED = "mxcli.converted/1"
 SCHEMA, TENSORS = "schema", "tensors"
+REQUANTIZED_FROM, CONVERTED_FROM, ORIGIN = "requantized_from", "converted_from", "origin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,14 @@ _COMMON = (
 _OF_QUANTIZED = (
     *_COMMON,
     RecordKey("options", "the options of the run", _are_options),
-    RecordKey("requantized_from", "the name of a layout or null", lambda value: value is None or _is_text(value)),
+    RecordKey(REQUANTIZED_FROM, "the name of a layout or null", lambda value: value is None or _is_text(value)),
     RecordKey(TENSORS, "the decision on every tensor", _is_full_object),
 )
 _OF_DEQUANTIZED = (*_COMMON, RecordKey("dtypes", "the dtypes of the tensors", _are_dtypes))
 _OF_CONVERTED = (
     *_COMMON,
-    RecordKey("converted_from", "the name of a layout", _is_text),
-    RecordKey("origin", "how the codes were made or null", lambda value: value is None or isinstance(value, dict)),
+    RecordKey(CONVERTED_FROM, "the name of a layout", _is_text),
+    RecordKey(ORIGIN, "how the codes were made or null", lambda value: value is None or isinstance(value, dict)),
     RecordKey(TENSORS, "what is known of every tensor", _is_full_object),
 )
 _OF_HASHES = (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.progress import Share
+from mxcli.files.record_schema import CONVERTED_FROM
 from mxcli.flows.write.convert import Conversion, Converted
 from mxcli.output.export import json_text
 from mxcli.output.loaders import LOADER, loader_lines
@@ -29,7 +30,7 @@ def _fields(source: str, checkpoint: Checkpoint, conversion: Conversion, notes: 
     arrangement = conversion.arrangement
     return {
         "source": source,
-        "converted_from": conversion.view.layout.name,
+        CONVERTED_FROM: conversion.view.layout.name,
         "layout": arrangement.layout.name,
         "weights": len(conversion.carried),
         "formats": conversion.formats,

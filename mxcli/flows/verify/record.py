@@ -10,6 +10,7 @@ from mxcli.errors import InputError, UsageError, printable
 from mxcli.files.hashes import ContentHash
 from mxcli.files.model_files import RECORD
 from mxcli.files.record import SOURCE_HASHES, OutputRecord, is_hashes, record_content, stated_record
+from mxcli.files.record_schema import CONVERTED_FROM, ORIGIN, REQUANTIZED_FROM
 from mxcli.numerics.formats import find_format
 
 _RULES = ("format", "scale_rounding", "rounding", "dialect")
@@ -61,14 +62,14 @@ def read_record(root: Path) -> Record:
         headers=stated.headers,
         stored=stated.stored,
         source_hashes=stated.source_hashes,
-        is_converted="converted_from" in stated.content,
+        is_converted=CONVERTED_FROM in stated.content,
         origin_hashes=_origin_hashes(stated),
         faults=stated.faults or dict(_contradictions(stated)),
     )
 
 
 def _origin_hashes(record: OutputRecord) -> Mapping[str, str]:
-    origin = record.content.get("origin")
+    origin = record.content.get(ORIGIN)
     hashes = origin.get(SOURCE_HASHES, {}) if isinstance(origin, Mapping) else {}
     return hashes if is_hashes(hashes) else {}
 
@@ -79,7 +80,7 @@ def _contradictions(record: OutputRecord) -> Iterator[tuple[str, str]]:
         differing = sorted(record.sha256.keys() ^ set(record.files))
         yield "files", f"and 'sha256' do not list the same files: {printable(differing[0])} is in one of them"
     # Of a quantized source, codes and scales were read, which have names of their own.
-    plain = record.tensors and not any(record.content.get(key) for key in ("requantized_from", "converted_from"))
+    plain = record.tensors and not any(record.content.get(key) for key in (REQUANTIZED_FROM, CONVERTED_FROM))
     if plain and (alone := sorted(record.source_hashes.keys() - record.tensors.keys())):
         yield "tensors", f"lacks {printable(alone[0])}, whose hash is in 'source_hashes'"
     options = record.content.get("options")

@@ -27,7 +27,7 @@ from mxcli.files.output_folder import stays_inside
 from mxcli.files.partials import json_bytes
 from mxcli.files.progress import header_hash
 from mxcli.files.record import OutputRecord, as_written, read_record
-from mxcli.files.record_schema import ALL_QUANTIZED, QUANTIZED
+from mxcli.files.record_schema import ALL_QUANTIZED, QUANTIZED, REQUANTIZED_FROM
 from mxcli.files.selection import Rule
 from mxcli.files.shard_file import Shard
 from mxcli.files.tensors import Array
@@ -74,7 +74,7 @@ def repair(folder: Path, against: str | Path, backend: Backend) -> tuple[Repair,
     names = [name for name in record.sha256 if _sha256(folder / name) != record.sha256[name]]
     if not names:
         return ()
-    restored = record.content.get("requantized_from") is not None
+    restored = record.content.get(REQUANTIZED_FROM) is not None
     source = open_floats(against, requantize=restored)
     arrangement = _arrangement(source, record)
     shards, problems = _shards(arrangement, record)

@@ -14,7 +14,7 @@ from mxcli.files.directory import GGUF
 from mxcli.files.layouts import Layout
 from mxcli.files.outline import OutputOutline
 from mxcli.files.record import OutputRecord
-from mxcli.files.record_schema import CONVERTED
+from mxcli.files.record_schema import CONVERTED, CONVERTED_FROM, ORIGIN
 from mxcli.files.tensors import Array
 from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.memory import Need, need_of
@@ -153,8 +153,8 @@ def conversion_record(checkpoint: Checkpoint, conversion: Conversion, command: S
         "version": own_version(),
         "command": list(command),
         "input": fingerprint(checkpoint),
-        "converted_from": view.layout.name,
-        "origin": origin_of(conversion.known),
+        CONVERTED_FROM: view.layout.name,
+        ORIGIN: origin_of(conversion.known),
         "layout": arrangement.layout.name,
         ROUNDED: _rounded(conversion),
         "engines": list(arrangement.engines),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mxcli.errors import UsageError
 from mxcli.files.record import SOURCE_HASHES, OutputRecord, read_record
+from mxcli.files.record_schema import CONVERTED_FROM, ORIGIN, REQUANTIZED_FROM
 from mxcli.flows.write.accounting import KEPT, QUANTIZED
 from mxcli.flows.write.arrange import Task
 from mxcli.flows.write.restack import recorded_of
@@ -13,8 +14,8 @@ from mxcli.flows.write.restore import PlainView
 from mxcli.numerics.formats import find_format
 from mxcli.numerics.scheme import TENSOR_RULES, Rules, Scheme, overlaid, resolve
 
-ORIGIN, CONVERTED_FROM, ROUNDED = "origin", "converted_from", "rounded_tensor_scales"
-_OF_ORIGIN = ("version", "command", "options", "requantized_from", "layout", SOURCE_HASHES)
+ROUNDED = "rounded_tensor_scales"
+_OF_ORIGIN = ("version", "command", "options", REQUANTIZED_FROM, "layout", SOURCE_HASHES)
 _STATISTICS = "statistics"
 
 

@@ -16,7 +16,7 @@ from mxcli.files.layouts import COLUMN
 from mxcli.files.merge import Merging
 from mxcli.files.output_dir import Check
 from mxcli.files.record import as_written
-from mxcli.files.record_schema import ALL_QUANTIZED, QUANTIZED
+from mxcli.files.record_schema import ALL_QUANTIZED, QUANTIZED, REQUANTIZED_FROM
 from mxcli.files.source_watch import fingerprint_of
 from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.overrides import Override
@@ -53,7 +53,7 @@ def planned_record(
         "command": list(command),
         "options": options_record(plan.options),
         "input": fingerprint(checkpoint),
-        "requantized_from": checkpoint.restored_from,
+        REQUANTIZED_FROM: checkpoint.restored_from,
         "layout": arrangement.layout.name,
         "engines": list(arrangement.engines),
         "tensor_parallel": arrangement.devices,

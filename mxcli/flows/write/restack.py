@@ -16,6 +16,7 @@ from mxcli.files.layouts import COLUMN
 from mxcli.files.models.names import names_of_model, parts_of, title_of_model
 from mxcli.files.models.stacks import BEFORE_LAST, stack_row
 from mxcli.files.record import read_record
+from mxcli.files.record_schema import CONVERTED_FROM, REQUANTIZED_FROM
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
 
@@ -157,7 +158,7 @@ def stacks_of(view: PlainView) -> Stacks:
         return Stacks(view)
     record = read_record(view.source.root)
     recorded = {} if record is None else record.tensors
-    by_model = record is None or any(record.content.get(key) for key in ("requantized_from", "converted_from"))
+    by_model = record is None or any(record.content.get(key) for key in (REQUANTIZED_FROM, CONVERTED_FROM))
     found: dict[str, list[Stack]] = {"record": [], "model": []}
     problems: dict[str, str] = {}
     for module, parts in modules.items():
