@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,7 +49,7 @@ def whole_file(path: Path, *, replace: bool, mode: int = 0o666) -> Iterator[Bina
 def create_unique(folder: Path, mode: int = 0o666) -> tuple[BinaryIO, Path]:
     """Create a file in a folder under a name that nothing has; return it, open for writing, and its path."""
     for _ in range(_ATTEMPTS):
-        path = folder / f".mxcli-{secrets.token_hex(8)}{UNFINISHED}"
+        path = folder / f".mxcli-{os.urandom(8).hex()}{UNFINISHED}"
         with suppress(FileExistsError):
             return create_new(path, mode), path
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
