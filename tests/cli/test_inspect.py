@@ -148,4 +148,5 @@ def test_fifty_thousand_tensors(mxcli: Callable[..., Any], tmp_path: Path) -> No
     source = many_tensors(tmp_path, 50_000)
     began = time.process_time()
     assert mxcli("inspect", source).code == 0
-    assert time.process_time() - began < 3.0
+    # It takes 2 s, and what is not linear takes minutes; the rest is for what earlier tests left in memory.
+    assert time.process_time() - began < 20

@@ -45,7 +45,8 @@ STORED_BITS = {"e4m3": 8, "e5m2": 8, "e2m3": 6, "e3m2": 6, "e2m1": 4, "int8": 8}
 SCALE_BITS = {"e8m0": 8, "e4m3": 8, "fp32": 32}
 PRECISION = 1e-6
 """Relative: block sums and single errors are binary32."""
-SQNR_BIN_DB, RANGE_BIN_BINADES = 0.13, 0.17
+SQNR_BIN_DB, RANGE_BIN_BINADES = 0.1337, 0.17
+"""Half of the widest bin, at the start of an octave: 10 log10(1 + 1/32) dB and log2(1 + 1/8) binades."""
 MOST = 100
 SHARES = {"p1": 0.01, "p50": 0.5, "p99": 0.99}
 
