@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mxcli.atomic import create_new, name_new, sync_folder
 from mxcli.errors import EnvironmentFailure, InputError, MxcliError, RefusedError, printable, together
@@ -28,24 +28,43 @@ FILE_BYTES = 1 << 12
 BLOCK_BYTES = 512
 """The unit of st_blocks on every file system."""
 JSON_PART = 1 << 20
+DOCUMENT_LEVELS, RECORD_LEVELS = 99, 2
+"""How deep JSON text is indented: all of a configuration; a record has a line for each tensor, since it can have tens
+of thousands of them."""
+_ON_ONE_LINE = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-def json_bytes(content: object) -> bytes:
-    """Return JSON text as all files of mxcli have it: sorted keys, two spaces, a final newline."""
-    return b"".join(json_parts(content))
+def json_bytes(content: object, levels: int = DOCUMENT_LEVELS) -> bytes:
+    """Return JSON text as all files of mxcli have it: sorted keys, two spaces, a final newline; what is nested deeper
+    than `levels` stands on one line."""
+    return b"".join(json_parts(content, levels))
 
 
-def json_parts(content: object) -> Iterator[bytes]:
+def json_parts(content: object, levels: int = DOCUMENT_LEVELS) -> Iterator[bytes]:
     """Yield the same in parts of about `JSON_PART` bytes."""
     waiting, size = list[str](), 0
-    for text in json.JSONEncoder(indent=2, sort_keys=True, ensure_ascii=False).iterencode(content):
+    for text in _json_texts(content, levels, "\n"):
         waiting.append(text)
         size += len(text)
         if size >= JSON_PART:
             yield "".join(waiting).encode()
             waiting, size = [], 0
     yield f"{''.join(waiting)}\n".encode()
+
+
+def _json_texts(value: Any, levels: int, line: str) -> Iterator[str]:
+    """Yield the text of a value that begins on a line with the indentation of `line`."""
+    if not (levels and value and isinstance(value, dict | list | tuple)):
+        yield _ON_ONE_LINE(value)
+        return
+    keyed = isinstance(value, dict)
+    before, after = "{}" if keyed else "[]"
+    for at in sorted(value) if keyed else range(len(value)):
+        yield f"{before}{line}  {_ON_ONE_LINE(at)}: " if keyed else f"{before}{line}  "
+        yield from _json_texts(value[at], levels - 1, line + "  ")
+        before = ","
+    yield line + after
 
 
 class Partials:
@@ -155,7 +174,7 @@ class Partials:
 
     def write_json(self, name: str, content: object) -> str:
         """Write a JSON file and return its SHA-256."""
-        return self._write_whole(name, json_parts(content))
+        return self._write_whole(name, json_parts(content, RECORD_LEVELS if name == RECORD else DOCUMENT_LEVELS))
 
     def copy(self, source: CarriedFile, name: str) -> str:
         """Copy content and permissions of a file, and return its SHA-256; a link is followed, not copied as a link.
@@ -188,7 +207,7 @@ class Partials:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).symlink_to(partial_path(self.folder / name).absolute())
             with (folder / RECORD).open("xb") as file:
-                file.writelines(json_parts(record))
+                file.writelines(json_parts(record, RECORD_LEVELS))
             yield folder
 
     def publish(

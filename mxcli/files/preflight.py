@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,12 +15,14 @@ from mxcli.files.directory import PARTIAL_SUFFIX
 from mxcli.files.hashes import CHUNK_BYTES
 from mxcli.files.model_files import RECORD
 from mxcli.files.output_folder import existing_parent, folders_of, free_inodes
-from mxcli.files.partials import BLOCK_BYTES, FILE_BYTES, json_bytes
+from mxcli.files.partials import BLOCK_BYTES, FILE_BYTES, RECORD_LEVELS, json_bytes
 from mxcli.files.progress import Draft, progress_path
 from mxcli.files.shard_file import partial_path
 
-RECORDED_BYTES, LOGGED_BYTES = 3600, 2450
-"""Bytes of the statistics of a quantized tensor, at most about: in the record, and in the progress log."""
+RECORDED_BYTES, LOGGED_BYTES = 2150, 2450
+"""Bytes of the statistics of a quantized tensor, at most about: in the record of a small one, and in the progress log."""
+HISTOGRAM_BYTES, SMALL_ELEMENTS = 500, 1 << 15
+"""Bytes more in the record of a tensor with at least so many elements: its histograms have more bins in use."""
 HASHED_BYTES, CHUNK_HASHED_BYTES = 170, 32
 """Bytes of the hashes of a tensor besides its name, and of each of its chunks, in either of them, about."""
 _OTHER_INODES = 2
@@ -63,8 +66,10 @@ def needed_bytes(draft: Draft) -> int:
     copied = sum(each.identity.size for each in draft.copied.values())
     written = sum(shard.nbytes for shard in draft.written) + copied + log_bytes(draft)
     if draft.share is None:
-        documents = sum(len(json_bytes(content)) for content in (*draft.documents.values(), draft.record))
-        written += documents + _hashed_bytes(draft) + _quantized(draft) * RECORDED_BYTES
+        documents = sum(len(json_bytes(each)) for each in draft.documents.values()) + len(
+            json_bytes(draft.record, RECORD_LEVELS)
+        )
+        written += documents + _hashed_bytes(draft) + _recorded_bytes(draft)
     return written + FILE_BYTES * (len(draft.written) + len(draft.documents) + len(draft.copied) + 2)
 
 
@@ -72,7 +77,7 @@ def log_bytes(draft: Draft) -> int:
     """Return about what the progress log of a draft takes."""
     whole = max(1, sum(shard.nbytes for shard in draft.shards))
     part = sum(shard.nbytes for shard in draft.written) / whole
-    return len(json.dumps(draft.header)) + _hashed_bytes(draft) + int(_quantized(draft) * LOGGED_BYTES * part)
+    return len(json.dumps(draft.header)) + _hashed_bytes(draft) + int(len(_quantized(draft)) * LOGGED_BYTES * part)
 
 
 def _hashed_bytes(draft: Draft) -> int:
@@ -81,11 +86,18 @@ def _hashed_bytes(draft: Draft) -> int:
     return sum(HASHED_BYTES + len(each.name) + each.nbytes // CHUNK_BYTES * CHUNK_HASHED_BYTES for each in entries)
 
 
-def _quantized(draft: Draft) -> int:
-    """Return the number of tensors that get statistics."""
+def _recorded_bytes(draft: Draft) -> int:
+    """Return about what the statistics take in the record."""
+    return sum(RECORDED_BYTES + HISTOGRAM_BYTES * (size >= SMALL_ELEMENTS) for size in _quantized(draft))
+
+
+def _quantized(draft: Draft) -> list[int]:
+    """Return the numbers of elements of the tensors that get statistics."""
     tensors = draft.record.get("tensors")
     known = tensors.values() if isinstance(tensors, Mapping) else ()
-    return sum(isinstance(each, Mapping) and each.get("decision") == "quantized" for each in known)
+    return [
+        math.prod(each["shape"]) for each in known if isinstance(each, Mapping) and each.get("decision") == "quantized"
+    ]
 
 
 def _unreadable(draft: Draft) -> Iterator[MxcliError]:
