@@ -1,4 +1,4 @@
-// Dequantization. MX_SOURCE is the output type; device.h lists the other macros.
+// Dequantization. MX_SOURCE is the type of values; device.h lists the other macros.
 #include "device.h"
 
 #if MX_ROTATED
@@ -6,16 +6,6 @@
 #else
 #define MX_VALUES 8
 #endif
-
-MX_FN void mx_store_value(MxSource* to, float y) {
-#if MX_SOURCE == 1
-  *to = (mx_u16)(mx_bits(mx_round_to_bf16(y)) >> 16);
-#elif MX_SOURCE == 2
-  *to = mx_round_to_f16(y);
-#else
-  *to = y;
-#endif
-}
 
 MX_FN float mx_block_factor(const void* scales, mx_i64 at, MxTensorScale t, MxScheme r) {
   return mx_decode_factor(
@@ -74,5 +64,5 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
 #pragma unroll
   for (int i = 0; i < MX_VALUES; ++i)
-    if (column + i < columns) mx_store_value(to + i, made[i]);
+    if (column + i < columns) to[i] = mx_narrow(made[i]);
 }

@@ -2,6 +2,7 @@
 // values is in numerics.h. Macros that kernels are compiled with:
 //   MX_SCHEME    an MxScheme of constants
 //   MX_SOURCE    element type: 0 binary32, 1 bfloat16, 2 binary16, 3 binary64
+//   MX_TARGET    element type of values, where they are written; for kernels that quantize: instead of codes and scales
 //   MX_BITS      packed width of a code: 4, 6 or 8
 //   MX_SWIZZLED  1: scales in the 128x4 layout of block-scaled matrix products, 0: row-major
 //   MX_HARDWARE  conversion instructions: 0 none, 1 to FP8 (from sm_89), 2 also to FP6 and FP4 (sm_100a, sm_120a)
@@ -24,6 +25,26 @@ MX_FN float mx_widen(MxSource x) { return mx_from_f16(x); }
 #else
 typedef double MxSource;
 MX_FN float mx_widen(MxSource x) { return (float)x; }
+#endif
+
+#ifdef MX_TARGET
+#define MX_PASSES 1
+#else
+#define MX_PASSES 0
+#define MX_TARGET MX_SOURCE
+#endif
+#if MX_TARGET == 0
+typedef float MxTarget;
+MX_FN MxTarget mx_narrow(float y) { return y; }
+#elif MX_TARGET == 1
+typedef mx_u16 MxTarget;
+MX_FN MxTarget mx_narrow(float y) { return (mx_u16)(mx_bits(mx_round_to_bf16(y)) >> 16); }
+#elif MX_TARGET == 2
+typedef mx_u16 MxTarget;
+MX_FN MxTarget mx_narrow(float y) { return mx_round_to_f16(y); }
+#else
+typedef double MxTarget;
+MX_FN MxTarget mx_narrow(float y) { return y; }
 #endif
 
 #ifndef MX_ROTATED
@@ -229,6 +250,36 @@ MX_FN void mx_store_codes(mx_u8* to, mx_i64 n, const mx_u32 (&codes)[N]) {
   }
 }
 
+// Store the first n of N values at `to`; N is a multiple of 8.
+template <int N>
+MX_FN void mx_store_values(MxTarget* to, mx_i64 n, const float (&y)[N]) {
+  constexpr int each = 16 / (int)sizeof(MxTarget);
+  if (n >= N && ((mx_u64)to & 15u) == 0) {
+#pragma unroll
+    for (int first = 0; first < N; first += each) {
+      mx_u32 w[4] = {};
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        const MxTarget one = mx_narrow(y[first + i]);
+        if constexpr (sizeof(MxTarget) == 2) {
+          w[i / 2] |= (mx_u32)one << 16 * (i & 1);
+        } else if constexpr (sizeof(MxTarget) == 4) {
+          w[i] = mx_bits(one);
+        } else {
+          const mx_u64 bits = (mx_u64)__double_as_longlong(one);
+          w[2 * i] = (mx_u32)bits;
+          w[2 * i + 1] = (mx_u32)(bits >> 32);
+        }
+      }
+      *reinterpret_cast<uint4*>(to + first) = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (i < n) to[i] = mx_narrow(y[i]);
+  }
+}
+
 // Pack the first n (which may be <= 0) of N codes and store them at column `at` of a row; N is a multiple of 4, or the
 // whole row's codes.
 template <int N>
@@ -340,6 +391,16 @@ MX_FN void mx_encode_block(const float* x, const MxScale<float, mx_u32>& s, MxEn
     for (int i = 0; i < N; ++i) codes[i] = (mx_u32)e.element.nan_code;
   } else {
     mx_encode_all<N>(x, s.factor, e, drawn, codes);
+  }
+}
+
+// Replace N elements that share a scale by their dequantized values.
+template <int N>
+MX_FN void mx_pass_block(float* x, const MxScale<float, mx_u32>& s, MxEncoder e, const float* drawn) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float value = mx_signed_value(mx_encode_one(x[i], s.factor, e, drawn[i]), x[i], e) * s.decode;
+    x[i] = s.is_nan ? s.decode : value;
   }
 }
 

@@ -84,6 +84,11 @@ MXCLI_EXPORT void mx_dequantize(const MxScheme* scheme, const uint8_t* codes, co
   choice().kernel->dequantize(scheme, codes, scales, encode, decode, out, threads);
 }
 
+MXCLI_EXPORT void mx_quantize_dequantize(const MxScheme* scheme, const MxTensor* x, float amax, uint32_t seed,
+                                         uint32_t stream, const MxTensor* out, int threads) {
+  choice().kernel->quantize_dequantize(scheme, x, amax, MxKey{seed, stream}, out, threads);
+}
+
 MXCLI_EXPORT void mx_unpack(const uint8_t* packed, int64_t rows, int64_t columns, int bits, uint8_t* codes) {
   choice().kernel->unpack(packed, rows, columns, bits, codes);
 }

@@ -49,6 +49,27 @@ inline __attribute__((always_inline)) void encode_block(const float* x, int n, f
   }
 }
 
+// Encode n elements and dequantize them, without their codes; `drawn` as above.
+inline __attribute__((always_inline)) void pass_block(const float* x, int n, float factor, float decode,
+                                                      const MxEncoder& encoder, const float* drawn, float* values) {
+  const MxLanes factors = mx_broadcast(MxLanes{}, factor), decodes = mx_broadcast(MxLanes{}, decode);
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    MxLanes lanes, above;
+    std::memcpy(&lanes, x + i, sizeof lanes);
+    if (drawn) std::memcpy(&above, drawn + i, sizeof above);
+    const auto element =
+        drawn ? mx_encode_element(lanes, factors, encoder, above) : mx_encode_element(lanes, factors, encoder);
+    const MxLanes value = mx_signed_value(element, lanes, encoder) * decodes;
+    std::memcpy(values + i, &value, sizeof value);
+  }
+  for (; i < n; ++i) {
+    const auto element =
+        drawn ? mx_encode_element(x[i], factor, encoder, drawn[i]) : mx_encode_element(x[i], factor, encoder);
+    values[i] = mx_signed_value(element, x[i], encoder) * decode;
+  }
+}
+
 }  // namespace
 }  // namespace MXCLI_ISA
 

@@ -149,6 +149,7 @@ enum MxBlockStep {
   MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE = 5,  // bfloat16(A / D) * encode
   MX_BLOCK_RECIPROCAL_OF_D_OVER_A = 6,      // 1 / min(D / A, FLT_MAX), 0 if A = 0
   MX_BLOCK_LEAST_A_OVER_D_OVER_DECODE = 7,  // max(A / D, e) / decode, e = zero_scale
+  MX_BLOCK_RECIPROCAL_OF_D_BY_A = 8,        // as 6, D / A being D * (1 / A)
 };
 // Scaled element (the argument of the rounding) and dequantization factor; S = the block scale as stored.
 enum MxElementStep {
@@ -590,7 +591,8 @@ MX_FN F mx_amax_over_reach(F A, MxScheme r) {
 }
 template <class F>
 MX_FN F mx_reach_over_amax(F A, MxScheme r) {
-  return mx_at_most(r.element_reach / A, MX_FLT_MAX);
+  F quotient = r.block_step == MX_BLOCK_RECIPROCAL_OF_D_BY_A ? r.element_reach * (1.0f / A) : r.element_reach / A;
+  return mx_at_most(quotient, MX_FLT_MAX);
 }
 
 // Scale of a finite block, before the cast to a scale format with a mantissa.
@@ -605,7 +607,8 @@ MX_FN F mx_wanted_scale(F A, MxTensorScale t, MxScheme r) {
     case MX_BLOCK_A_OVER_D_TIMES_DECODE: v = A / (D * t.decode); break;
     case MX_BLOCK_ENCODE_TIMES_A_OVER_D: v = t.encode * (A * (1.0f / D)); break;
     case MX_BLOCK_BF16_A_OVER_D_TIMES_ENCODE: v = mx_round_to_bf16(A / D) * t.encode; break;
-    case MX_BLOCK_RECIPROCAL_OF_D_OVER_A: v = A == 0.0f ? A : 1.0f / mx_reach_over_amax(A, r); break;
+    case MX_BLOCK_RECIPROCAL_OF_D_OVER_A:
+    case MX_BLOCK_RECIPROCAL_OF_D_BY_A: v = A == 0.0f ? A : 1.0f / mx_reach_over_amax(A, r); break;
     case MX_BLOCK_LEAST_A_OVER_D_OVER_DECODE: v = mx_amax_over_reach(A, r) / t.decode; break;
   }
   return v;
@@ -748,6 +751,15 @@ MX_FN auto mx_encode_element(F x, F factor, MxEncoder e, F drawn) {
   const MxFloat f = e.element;
   F magnitude = mx_abs(mx_argument(x, factor, e));
   return mx_with_sign(mx_encode_stochastic(magnitude, f.mantissa_bits, f.emin, f.max, drawn), x, e);
+}
+
+// The element value of the code of x, before the dequantization factor. Codes in two's complement have one zero, and so
+// have those that are cleared of its sign.
+template <class F, class U>
+MX_FN F mx_signed_value(MxRounded<F, U> r, F x, MxEncoder e) {
+  F value = mx_float(mx_bits(r.value) | (mx_bits(x) & 0x80000000u));
+  // -0 + 0 is 0; adding -0 changes no value.
+  return value + (e.element.twos_complement || (!e.plain && e.clear_zero_code) ? 0.0f : -0.0f);
 }
 
 // Return whether x exceeds the element format's maximum.

@@ -109,9 +109,10 @@ struct WholeShare {
   int64_t saturated = 0, underflowed = 0;
 };
 
-template <int N, bool Divides, bool Plain, bool Stats>
+template <int N, bool Divides, bool Plain, Output Wanted>
 void quantize_blocks(const Job& job, int threads) {
-  using L = Loops<N, Divides, Plain, Stats>;
+  using L = Loops<N, Divides, Plain, Wanted>;
+  constexpr bool Stats = L::Stats;
   const MxTensor& x = job.x;
   const Cut cut(job);
   const int64_t rows = x.batch * x.rows;
@@ -120,7 +121,7 @@ void quantize_blocks(const Job& job, int threads) {
   std::unique_ptr<Worker> whole(job.whole ? new Worker : nullptr);
   if (job.whole) {
     int64_t nonfinite, first;
-    L loops{job, *whole};
+    L loops(job, *whole);
     const uint32_t amax = largest_magnitude(x, threads, false, &nonfinite, &first);
     // A tensor with non-finite elements ignores the given amax.
     const uint32_t scale_amax =
@@ -130,7 +131,7 @@ void quantize_blocks(const Job& job, int threads) {
   }
 
   auto workers = run_chunks<Worker>(cut.chunks, threads, [&](Worker& w, int64_t chunk) {
-    L loops{job, w};
+    L loops(job, w);
     const int64_t first = cut.parts > 1 ? chunk / cut.parts : chunk * cut.per_chunk;
     const int64_t last = std::min(cut.units, first + cut.per_chunk);
     const int64_t column = cut.parts > 1 ? chunk % cut.parts * cut.part : 0,
@@ -174,7 +175,7 @@ void quantize_blocks(const Job& job, int threads) {
       b.saturated[0] += int32_t(share.saturated);
       b.underflowed[0] += int32_t(share.underflowed);
     }
-    L{job, *whole}.finish_blocks(1, 0);
+    L(job, *whole).finish_blocks(1, 0);
     chunk_sums[0] = whole->sums.total();
     workers.push_back(std::move(whole));
   }
@@ -201,14 +202,14 @@ void quantize_blocks(const Job& job, int threads) {
 }
 
 // Instantiate the common block widths 16 and 32; other widths and rare schemes share loops for any width.
-template <bool Stats>
+template <Output Wanted>
 void quantize_mode(const Job& job, int threads) {
   const MxEncoder& e = job.encoder;
-  if (!e.plain) quantize_blocks<0, false, false, Stats>(job, threads);
-  else if (e.divides) quantize_blocks<0, true, true, Stats>(job, threads);
-  else if (job.block_columns == 16) quantize_blocks<16, false, true, Stats>(job, threads);
-  else if (job.block_columns == 32) quantize_blocks<32, false, true, Stats>(job, threads);
-  else quantize_blocks<0, false, true, Stats>(job, threads);
+  if (!e.plain) quantize_blocks<0, false, false, Wanted>(job, threads);
+  else if (e.divides) quantize_blocks<0, true, true, Wanted>(job, threads);
+  else if (job.block_columns == 16) quantize_blocks<16, false, true, Wanted>(job, threads);
+  else if (job.block_columns == 32) quantize_blocks<32, false, true, Wanted>(job, threads);
+  else quantize_blocks<0, false, true, Wanted>(job, threads);
 }
 
 // -------------------------------------------------------------------------------------------------------- entry points
@@ -219,8 +220,8 @@ void quantize(const MxScheme* scheme, const MxTensor* x, float amax, MxKey key, 
   const Job job(*scheme, *x, amax, key, *result);
   result->encode = job.tensor_scale.encode;
   result->decode = job.tensor_scale.decode;
-  if (result->stats) quantize_mode<true>(job, threads);
-  else quantize_mode<false>(job, threads);
+  if (result->stats) quantize_mode<Output::statistics>(job, threads);
+  else quantize_mode<Output::codes>(job, threads);
 }
 
 void cut(const MxScheme* scheme, const MxTensor* x, MxCut* out) {
@@ -238,7 +239,7 @@ struct Row {
   std::vector<float> values;
 
   void store(const MxTensor& out, int64_t row) {
-    for (int64_t at = 0; at < out.columns; at += out.rotation.size) mx_rotate_back(values.data() + at, out.rotation);
+    rotate_groups_back(values.data(), out.columns, out.rotation);
     for (int64_t i = 0; i < out.columns; ++i) store_value(out, row * out.columns + i, values[size_t(i)]);
   }
 };
@@ -279,6 +280,35 @@ void dequantize(const MxScheme* scheme, const uint8_t* codes, const void* scales
   });
 }
 
+// Set `out`, of the shape of x and possibly x itself, to what dequantizing the quantized tensor would give; `amax` as in
+// quantize.
+void quantize_dequantize(const MxScheme* scheme, const MxTensor* x, float amax, MxKey key, const MxTensor* out,
+                         int threads) {
+  MxResult none{};
+  Job job(*scheme, *x, amax, key, none);
+  const Cut cut(job);
+  const int64_t rows = x->batch * x->rows, step = cut.stripe ? cut.stripe : job.block_columns;
+  MxTensor to = *out;
+  to.rotation = x->rotation;
+  job.values = &to;
+  if (to.rotation.size == 0 || job.whole || step % to.rotation.size == 0)
+    return quantize_mode<Output::values>(job, threads);
+  // Groups are cut by the spans that are processed at once: hold all values, and rotate them back afterwards.
+  std::vector<float> held(size_t(rows * x->columns));
+  MxTensor plain = to;
+  plain.data = held.data();
+  plain.type = MX_F32;
+  plain.rotation = MxRotation{};
+  job.values = &plain;
+  quantize_mode<Output::values>(job, threads);
+  run_chunks<int>(rows, threads, [&](int&, int64_t row) {
+    float* const values = held.data() + row * x->columns;
+    rotate_groups_back(values, x->columns, to.rotation);
+    for (int64_t at = 0; at < x->columns; at += kStripe)
+      store_values(to, row * x->columns + at, int(std::min<int64_t>(kStripe, x->columns - at)), values + at);
+  });
+}
+
 void unpack(const uint8_t* packed, int64_t rows, int64_t columns, int bits, uint8_t* codes) {
   for (int64_t row = 0; row < rows; ++row)
     unpack_row(packed + row * packed_bytes(columns, bits), 0, columns, bits, codes + row * columns);
@@ -287,6 +317,6 @@ void unpack(const uint8_t* packed, int64_t rows, int64_t columns, int bits, uint
 }  // namespace
 
 extern const MxKernel kernel;
-const MxKernel kernel = {quantize, amax, dequantize, unpack, cut};
+const MxKernel kernel = {quantize, amax, dequantize, quantize_dequantize, unpack, cut};
 
 }  // namespace MXCLI_ISA

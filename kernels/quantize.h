@@ -74,6 +74,7 @@ struct MxKernel {
   float (*amax)(const MxTensor*, int threads, int64_t* nonfinite, int64_t* first_nonfinite);
   void (*dequantize)(const MxScheme*, const uint8_t* codes, const void* scales, float encode, float decode,
                      const MxTensor* out, int threads);
+  void (*quantize_dequantize)(const MxScheme*, const MxTensor*, float amax, MxKey, const MxTensor* out, int threads);
   void (*unpack)(const uint8_t* packed, int64_t rows, int64_t columns, int bits, uint8_t* codes);
   void (*cut)(const MxScheme*, const MxTensor*, MxCut*);
 };

@@ -88,6 +88,22 @@ MX_NOINLINE void canonicalize_zeros(float* x, int n, const MxScheme& r) {
   for (int i = 0; i < n; ++i) x[i] = mx_zero_input(x[i], clear, set);
 }
 
+template <int Size>
+inline void rotate_back(float* x, MxRotation rotation) {
+  rotation.size = Size;
+  mx_rotate_back(x, rotation);
+}
+
+// Rotate n elements back, which are whole groups.
+MX_NOINLINE void rotate_groups_back(float* x, int64_t n, const MxRotation& rotation) {
+  for (int64_t at = 0; at < n; at += rotation.size) switch (rotation.size) {
+      case 16: rotate_back<16>(x + at, rotation); break;
+      case 32: rotate_back<32>(x + at, rotation); break;
+      case 64: rotate_back<64>(x + at, rotation); break;
+      case 128: rotate_back<128>(x + at, rotation); break;
+    }
+}
+
 inline void store_value(const MxTensor& t, int64_t at, float y) {
   void* data = const_cast<void*>(t.data);
   switch (t.type) {
@@ -95,6 +111,25 @@ inline void store_value(const MxTensor& t, int64_t at, float y) {
     case MX_BF16: static_cast<uint16_t*>(data)[at] = uint16_t(mx_bits(mx_round_to_bf16(y)) >> 16); break;
     case MX_F16: static_cast<uint16_t*>(data)[at] = mx_round_to_f16(y); break;
     case MX_F64: static_cast<double*>(data)[at] = y; break;
+  }
+}
+
+inline void store_bf16(const float* __restrict y, int n, uint16_t* __restrict to) {
+  for (int i = 0; i < n; ++i) to[i] = uint16_t(mx_bits(mx_round_to_bf16(y[i])) >> 16);
+}
+
+inline void store_f16(const float* __restrict y, int n, uint16_t* __restrict to) {
+  for (int i = 0; i < n; ++i) to[i] = mx_round_to_f16(y[i]);
+}
+
+// Store elements at..at+n: exact, or rounded to nearest even.
+MX_NOINLINE void store_values(const MxTensor& t, int64_t at, int n, const float* y) {
+  void* data = const_cast<void*>(t.data);
+  switch (t.type) {
+    case MX_F32: std::memcpy(static_cast<float*>(data) + at, y, size_t(n) * 4); break;
+    case MX_BF16: store_bf16(y, n, static_cast<uint16_t*>(data) + at); break;
+    case MX_F16: store_f16(y, n, static_cast<uint16_t*>(data) + at); break;
+    case MX_F64: std::copy_n(y, n, static_cast<double*>(data) + at); break;
   }
 }
 

@@ -9,11 +9,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mxcli.api import QuantizedTensor, capture, measure, quantize, quantize_both, swizzle
+    from mxcli.api import (
+        QuantizedTensor,
+        capture,
+        emulate,
+        evaluate,
+        measure,
+        quantize,
+        quantize_both,
+        quantize_dequantize,
+        swizzle,
+    )
     from mxcli.numerics.formats import FORMATS as formats  # noqa: N811 - the public name is lower case
 
 __version__ = "0.1.0"
-__all__ = ["QuantizedTensor", "__version__", "capture", "formats", "measure", "quantize", "quantize_both", "swizzle"]
+__all__ = [
+    "QuantizedTensor",
+    "__version__",
+    "capture",
+    "emulate",
+    "evaluate",
+    "formats",
+    "measure",
+    "quantize",
+    "quantize_both",
+    "quantize_dequantize",
+    "swizzle",
+]
 
 
 def __getattr__(name: str) -> Any:

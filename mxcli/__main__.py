@@ -6,7 +6,7 @@ import gc
 from typing import NoReturn
 
 INTERRUPTED = 130
-OBJECTS_TO_SEARCH = 100_000
+OBJECTS_TO_SEARCH = 250_000
 """New objects after which Python looks for garbage: the default of 700 takes a tenth of the time of a command, since
 modules and headers of checkpoints make many objects, of which none is garbage."""
 
@@ -19,7 +19,11 @@ def main() -> NoReturn:
         from mxcli.cli.app import main as run
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
-    run()
+    try:
+        run()
+    finally:
+        # Python would look at all objects once more for garbage; their memory goes back as a whole.
+        gc.freeze()
 
 
 if __name__ == "__main__":

@@ -13,11 +13,21 @@ import numpy as np
 
 from mxcli.backends import AUTO, CPU, CUDA, choose_backend, open_resident, unpacked
 from mxcli.backends.backend import Backend
-from mxcli.backends.given import beyond_binary32, check_plain, dtype_name, elements_of, plain_array, torch_tensor
+from mxcli.backends.given import (
+    beyond_binary32,
+    check_plain,
+    dtype_name,
+    elements_of,
+    plain_array,
+    result_for,
+    torch_tensor,
+)
 from mxcli.backends.reencode import reencode
 from mxcli.errors import RefusedError, UsageError, printable
 from mxcli.files import packing
 from mxcli.flows.capture.capture import capture as capture
+from mxcli.flows.emulate.emulate import emulate as emulate
+from mxcli.flows.evaluate.any_model import evaluate as evaluate
 from mxcli.flows.measure.nonfinite import nonfinite_values
 from mxcli.numerics.blocks import BOTH, COLUMN, ROW, Quantized, axes_of, divides
 from mxcli.numerics.formats import BlockFormat
@@ -184,6 +194,34 @@ def quantize_both(
         for axis, quantized in zip((ROW, COLUMN), backend.quantize_both(array, dtype, scheme), strict=True)
     )
     return row, column
+
+
+def quantize_dequantize(
+    x: Tensor,
+    format: str | BlockFormat,
+    *,
+    axis: str = ROW,
+    on_indivisible: str = "pad",
+    device: str | None = None,
+    threads: int | None = None,
+    out: Tensor | None = None,
+    **rules: Unpack[RuleOptions],
+) -> Tensor:
+    """Return the values that a tensor has in a format, in its kind and type: bit for bit those of `dequantize` after
+    quantize, rounded to the type, in one pass that makes no codes. `out` takes them instead, in any of the types; it
+    may be x. Other arguments as in quantize.
+
+    `import mxcli.torch_operator` makes it `torch.ops.mxcli.quantize_dequantize`, which torch.compile keeps in its graph
+    and which can pass gradients straight through.
+    """
+    scheme = _scheme(format, rules)
+    backend = _backend_for(x, device, threads)
+    if _axes(axis) == _axes(BOTH):
+        raise UsageError("axis 'both' makes two tensors: call mxcli.quantize_dequantize for each")
+    array, dtype = _checked(x, scheme, on_indivisible, backend, axis)
+    made, elements = result_for(x, out)
+    backend.quantize_dequantize(array, dtype, scheme, out=_along(elements, axis))
+    return cast("Tensor", made)
 
 
 def measure(

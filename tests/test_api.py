@@ -213,6 +213,7 @@ def test_the_names_are_the_documented_ones() -> None:
         "measure",
         "quantize",
         "quantize_both",
+        "quantize_dequantize",
         "swizzle",
     ]
     assert [name for name in mxcli.formats if name.startswith("nv")] == ["nvfp4", "nvfp4_2d"]

@@ -32,14 +32,17 @@ MAY_IMPORT = {
     "flows/verify": BELOW_FLOWS | {"flows/plan", "flows/measure", "flows/write"},
     "flows/recommend": BELOW_FLOWS | {"flows/plan", "flows/measure", "flows/products", "flows/write"},
     "flows/capture": BELOW_FLOWS | {"flows/write", "flows/doctor"},
+    "flows/emulate": BELOW_FLOWS | {"flows/plan", "flows/measure", "flows/products", "flows/write"},
+    "flows/evaluate": BELOW_FLOWS | {"flows/plan", "flows/write", "flows/capture", "flows/emulate", "flows/doctor"},
     "output": {"", "atomic", "errors", "numerics", "backends", "files", "flows"},
     "cli": {"", "atomic", "errors", "numerics", "backends", "files", "flows", "output"},
     "api": {"atomic", "errors", "numerics", "backends", "files", "flows"},
+    "torch_operator": {"api"},
     "": {"errors", "numerics", "api"},
     "__main__": {"cli"},
 }
 SLOW = {"accelerate", "compressed_tensors", "cupy", "gguf", "matplotlib", "torch", "torchao", "transformers", "triton"}
-IMPORTED_LATE = {"backends/cupy_device.py"}
+IMPORTED_LATE = {"backends/cupy_device.py", "torch_operator.py"}
 """The home of a slow package: nothing imports it before it is needed."""
 LINES = 400
 

@@ -221,7 +221,7 @@ def load() -> ctypes.CDLL:
     sizes = (c_int64 * len(_MIRRORED))()
     library.mx_sizes(sizes)
     expected = [ctypes.sizeof(structure) for structure in _MIRRORED]
-    if list(sizes) != expected:
+    if list(sizes) != expected or not hasattr(library, "mx_quantize_dequantize"):
         raise EnvironmentFailure(
             f"the CPU kernel {_NAME} was built for another version of mxcli (structures of {list(sizes)} bytes, not "
             f"{expected}): install mxcli again"
@@ -237,6 +237,10 @@ def load() -> ctypes.CDLL:
     library.mx_dequantize.restype = None
     library.mx_dequantize.argtypes = (
         pointer(KernelScheme), c_void_p, c_void_p, c_float, c_float, pointer(Tensor), ctypes.c_int,
+    )  # fmt: skip
+    library.mx_quantize_dequantize.restype = None
+    library.mx_quantize_dequantize.argtypes = (
+        pointer(KernelScheme), pointer(Tensor), c_float, c_uint32, c_uint32, pointer(Tensor), ctypes.c_int,
     )  # fmt: skip
     library.mx_cut.restype = None
     library.mx_cut.argtypes = (pointer(KernelScheme), pointer(Tensor), pointer(Cut))

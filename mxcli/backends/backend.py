@@ -53,3 +53,16 @@ class Backend(Protocol):
 
     def dequantize(self, q: Quantized, dtype: str = "F32") -> Any:
         """Return the values of `q` as F32 or F64, or rounded to nearest even as BF16 (uint16 bits) or F16."""
+
+    def quantize_dequantize(
+        self,
+        x: Any,
+        dtype: str,
+        scheme: Scheme,
+        *,
+        tensor_amax: float | None = None,
+        stream: int = 0,
+        out: Any = None,
+    ) -> Any:
+        """Return the values of `x` under a scheme, bit for bit those of `dequantize` after `quantize`: in the type of
+        x, of F64 as F32, or in `out`, an array of the shape of x in any of the types (uint16 is BF16); it may be x."""

@@ -88,6 +88,21 @@ class Cpu:
         """Implement `Backend.dequantize`."""
         return dequantize(q, dtype, self.threads)
 
+    def quantize_dequantize(
+        self,
+        x: Array,
+        dtype: str,
+        scheme: Scheme,
+        *,
+        tensor_amax: float | None = None,
+        stream: int = 0,
+        out: Array | None = None,
+    ) -> Array:
+        """Implement `Backend.quantize_dequantize`."""
+        return quantize_dequantize(
+            x, dtype, scheme, tensor_amax=tensor_amax, stream=stream, out=out, threads=self.threads
+        )
+
 
 def thread_count(threads: int | None = None) -> int:
     """Return the requested number, or one per processor this process may use."""
@@ -200,6 +215,50 @@ def dequantize(q: Quantized, dtype: str = "F32", threads: int | None = None) -> 
         thread_count(threads),
     )
     return out
+
+
+def quantize_dequantize(
+    x: Array,
+    dtype: str,
+    scheme: Scheme,
+    *,
+    tensor_amax: float | None = None,
+    stream: int = 0,
+    out: Array | None = None,
+    threads: int | None = None,
+) -> Array:
+    """Return the values of `x` under a scheme without its codes, in one pass (two as in `quantize`, and where one block
+    is the whole tensor); `out` as in `Backend.quantize_dequantize`."""
+    tensor, source = _tensor(x, dtype, scheme.hadamard)
+    if scheme.format.tensor_scale is not None and tensor_amax is None:
+        tensor_amax = amax(source, dtype, threads, scheme.hadamard).value
+    made, target, kind = values_for(source.reshape(x.shape), dtype, out)
+    values, _ = _tensor(target, kind)
+    given = -1.0 if tensor_amax is None else tensor_amax
+    load().mx_quantize_dequantize(
+        kernel_scheme(scheme), tensor, given, scheme.seed, stream, values, thread_count(threads)
+    )
+    if target is not made:
+        made[...] = target
+    return made
+
+
+def values_for(x: Array, dtype: str, out: Array | None) -> tuple[Array, Array, str]:
+    """Return the array for the values of a contiguous tensor (`out`, or a new one in its type, of F64 in F32), the
+    array that a kernel may write while it reads x, and their type."""
+    if out is None:
+        out = np.empty(x.shape, TYPES["F32" if dtype == "F64" else dtype][1])
+    known = next((name for name, (_, kind) in TYPES.items() if out.dtype == kind), None)
+    if known is None or out.shape != x.shape or not out.flags.writeable:
+        raise UsageError(
+            f"values of shape {list(x.shape)} do not go into an array of {out.dtype} and shape {list(out.shape)}: pass "
+            f"a writable one of {', '.join(np.dtype(kind).name for _, kind in TYPES.values())} (uint16: BF16)"
+        )
+    # A block is written after it is read; another view of the elements could be written before.
+    in_place = out.ctypes.data == x.ctypes.data and known == dtype
+    if out.flags.c_contiguous and (in_place or not np.may_share_memory(out, x)):
+        return out, out, known
+    return out, np.empty(x.shape, out.dtype), known
 
 
 def unpack(q: Quantized) -> Array:

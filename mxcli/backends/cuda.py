@@ -133,6 +133,46 @@ class Cuda:
                 queue.finish()
         return out
 
+    def quantize_dequantize(
+        self,
+        x: Array,
+        dtype: str,
+        scheme: Scheme,
+        *,
+        tensor_amax: float | None = None,
+        stream: int = 0,
+        out: Array | None = None,
+    ) -> Array:
+        """Implement `Backend.quantize_dequantize`."""
+        cpu.check_transform(x.shape, scheme.hadamard)
+        array, job = cpu.bits_of(x, dtype), KernelJob(x.shape, dtype, scheme, stream)
+        made, target, kind = cpu.values_for(array.reshape(x.shape), dtype, out)
+        if x.size and job.has_values:
+            self._pass(array, job, tensor_amax, target, kind)
+        elif x.size:
+            q = self.quantize(array, dtype, scheme, tensor_amax=tensor_amax, stream=stream, stats=False)
+            target = self.dequantize(q, kind)
+        if target is not made:
+            made[...] = target
+        return made
+
+    def _pass(self, array: Array, job: KernelJob, tensor_amax: float | None, values: Array, dtype: str) -> None:
+        """Fill `values` with those of a tensor under the scheme of its job."""
+        growth = 1 - -values.itemsize // array.itemsize
+        limit = self._limit(array.nbytes, growth)
+        looks = job.whole or (job.scheme.format.tensor_scale is not None and tensor_amax is None)
+        room = limit // 2 if looks else 0
+        piece_bytes = self._piece(limit - room, growth)
+        nothing = np.empty(0, np.uint8)
+        wanted = Outputs(nothing, nothing, False, None, values, dtype)
+        with self._queues() as queues:
+            pipeline = Pipeline(self._device, queues, job, uploaded(array, job), wanted)
+            found = pipeline.find_amax(job.pieces(piece_bytes), room) if looks else np.zeros(1, FOUND)[0]
+            if tensor_amax is not None:
+                found["finite"] = np.float32(tensor_amax).view(np.uint32)
+            pipeline.set_amax(found)
+            pipeline.run(job.pieces(piece_bytes))
+
     @contextmanager
     def _queues(self) -> Iterator[Sequence[Queue]]:
         """Return the device's queues. After a failure nothing is left waiting in them: what they hold is given back,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -83,12 +83,7 @@ class DeviceTensors:
         job, queue = KernelJob(tuple(x.shape), dtype, scheme, stream), self._queue(x)
         wanted = Outputs(np.empty(0, np.uint8), np.empty(0, np.uint8), stats, None)
         pipeline, piece = self._passage(job, x, queue, wanted), job.piece(0, job.cut.units)
-        found = np.zeros(1, FOUND)[0]
-        has_scale = scheme.format.tensor_scale is not None
-        if x.numel() and (job.whole or (has_scale and tensor_amax is None)):
-            found = pipeline.find_amax([piece], room=0)
-        if tensor_amax is not None:
-            found["finite"] = np.float32(tensor_amax).view(np.uint32)
+        found, has_scale = self._find(job, pipeline, tensor_amax), scheme.format.tensor_scale is not None
         encode, decode = cpu.tensor_scales(scheme, float(found["finite"].view(np.float32)))
         measured, packed, scales = None, torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
         if stats:
@@ -168,6 +163,43 @@ class DeviceTensors:
             self._queue(out).launch(job.dequantize(piece, at, q.tensor_encode, decode))
         return out
 
+    def quantize_dequantize(
+        self,
+        x: torch.Tensor,
+        dtype: str,
+        scheme: Scheme,
+        *,
+        tensor_amax: float | None = None,
+        stream: int = 0,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Implement `Backend.quantize_dequantize`."""
+        job, queue = KernelJob(tuple(x.shape), dtype, scheme, stream), self._queue(x)
+        made, target, kind = _values_for(x, dtype, out)
+        if x.numel() and job.has_values:
+            cpu.check_transform(tuple(x.shape), scheme.hadamard)
+            nothing = Outputs(np.empty(0, np.uint8), np.empty(0, np.uint8), False, None)
+            found = self._find(job, self._passage(job, x, queue, nothing), tensor_amax)
+            uploaded = queue.upload(np.array([found], FOUND))
+            at = Addresses(x.data_ptr(), uploaded.address, codes=target.data_ptr())
+            queue.launch(job.quantize_dequantize(job.piece(0, job.cut.units), at, kind))
+            queue.finish()  # as in quantize
+        elif x.numel():
+            q = self.quantize(x, dtype, scheme, tensor_amax=tensor_amax, stream=stream, stats=False)
+            target = self.dequantize(q, kind)
+        return made if target is made else made.copy_(target)
+
+    def _find(self, job: KernelJob, pipeline: Pipeline, tensor_amax: float | None) -> Any:
+        """Return the amaxes that a job's kernels read, an element of type FOUND; `tensor_amax` replaces that of a
+        tensor scale."""
+        found = np.zeros(1, FOUND)[0]
+        has_scale = job.scheme.format.tensor_scale is not None
+        if job.all_rows * job.columns and (job.whole or (has_scale and tensor_amax is None)):
+            found = pipeline.find_amax([job.piece(0, job.cut.units)], room=0)
+        if tensor_amax is not None:
+            found["finite"] = np.float32(tensor_amax).view(np.uint32)
+        return found
+
     def _passage(self, job: KernelJob, x: torch.Tensor, queue: Queue, wanted: Outputs) -> Pipeline:
         return Pipeline(self._device, [queue], job, _lying(x), wanted)
 
@@ -192,6 +224,22 @@ def unpack(q: Quantized) -> torch.Tensor:
         parts = (one & 0x3F, one >> 6 | (two & 0xF) << 2, two >> 4 | (three & 0x3) << 4, three >> 2)
         codes = torch.stack(parts, -1)
     return codes.flatten(-2)[..., : q.shape[-1]].contiguous()
+
+
+def _values_for(x: torch.Tensor, dtype: str, out: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """Return what `cpu.values_for` does, for tensors of a device."""
+    import torch
+
+    kinds = {name: getattr(torch, np.dtype(kind).name) for name, (_, kind) in cpu.TYPES.items()}
+    if out is None:
+        out = torch.empty(x.shape, dtype=kinds["F32" if dtype == "F64" else dtype], device=x.device)
+    known = next((name for name, kind in kinds.items() if out.dtype is kind), None)
+    if known is None or out.shape != x.shape:
+        raise UsageError(f"values of shape {list(x.shape)} do not go into a tensor of {out.dtype}, {list(out.shape)}")
+    in_place = out.data_ptr() == x.data_ptr() and known == dtype
+    is_apart = in_place or out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    target = out if is_apart and out.is_contiguous() else torch.empty(x.shape, dtype=out.dtype, device=x.device)
+    return out, target, known
 
 
 def _lying(x: torch.Tensor) -> Source:

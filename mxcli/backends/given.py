@@ -77,6 +77,44 @@ def elements_of(x: Any) -> tuple[Any, str]:
     return (native.view(np.uint16) if x.dtype.name == "bfloat16" else native), _DTYPES[x.dtype.name]
 
 
+def result_for(x: Any, out: Any) -> tuple[Any, Any]:
+    """Return a tensor for values in the shape of x (`out` if it is not None) and its elements, as `elements_of` shows
+    them but never copied. Raises UsageError for an `out` that cannot take them."""
+    if out is None:
+        out = _like(x)
+    tensor, given = torch_tensor(out), torch_tensor(x)
+    if (tensor is None) != (given is None):
+        raise UsageError(f"out is a {type(out).__name__} for values of a {type(x).__name__}: pass one of the same kind")
+    if tuple(out.shape) != tuple(x.shape):
+        raise UsageError(f"out has shape {list(out.shape)}, the values {list(x.shape)}")
+    if tensor is None:
+        array = plain_array(out)
+        if array.dtype.name not in _DTYPES or not array.dtype.isnative or not array.flags.writeable:
+            raise UsageError(f"out is an array of {array.dtype}: pass a writable one of {', '.join(_DTYPES)}")
+        return out, array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    import torch
+
+    check_plain(tensor)
+    if dtype_name(tensor) not in _DTYPES or tensor.is_neg() or tensor.requires_grad or tensor.device != x.device:
+        raise UsageError(
+            f"out is a tensor of {dtype_name(tensor)} on {tensor.device}: pass one of {', '.join(_DTYPES)} on "
+            f"{x.device} that is not a negated view and needs no gradient, such as out.detach()"
+        )
+    torch.autograd.graph.increment_version(tensor)
+    bits = tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
+    return out, bits if tensor.is_cuda else bits.numpy()
+
+
+def _like(x: Any) -> Any:
+    """Return new memory in the shape and type of x."""
+    if torch_tensor(x) is None:
+        array = plain_array(x)
+        return np.empty(array.shape, array.dtype.newbyteorder("="))
+    import torch
+
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
 def beyond_binary32(x: Any) -> int:
     """Return the number of finite float64 values that binary32 rounds to infinity."""
     magnitude = abs(x)

@@ -29,6 +29,9 @@ SUMS, SHARE_BYTES = 4, 64
 """Numbers of a chunk, and bytes of `MxShare` in `kernels/measure_blocks.cu`."""
 
 
+_ITEM_BYTES = {number: np.dtype(kind).itemsize for number, kind in cpu.TYPES.values()}
+
+
 @dataclass(frozen=True, slots=True)
 class Addresses:
     """Addresses of a tensor's arrays on the device. For a piece: where they would begin if all of the tensor were
@@ -128,9 +131,23 @@ class KernelJob:
 
     def quantize(self, piece: Piece, at: Addresses, conversions: int, swizzled: bool = False) -> Launch:
         """Return codes and scales of a piece, without statistics."""
+        return self._quantize(piece, at, {"MX_SWIZZLED": int(swizzled), "MX_HARDWARE": conversions})
+
+    @property
+    def has_values(self) -> bool:
+        """True if one kernel quantizes and dequantizes: a thread holds the groups of a transform."""
+        return self.scheme.hadamard is None or self._elements_per_thread() > 0
+
+    def quantize_dequantize(self, piece: Piece, at: Addresses, dtype: str) -> Launch:
+        """Return values of a piece in a type, at the address of codes."""
+        return self._quantize(piece, at, {"MX_SWIZZLED": 0, "MX_HARDWARE": 0, "MX_TARGET": cpu.TYPES[dtype][0]})
+
+    def _quantize(self, piece: Piece, at: Addresses, choices: dict[str, int]) -> Launch:
         taken = self._elements_per_thread()
+        if taken and "MX_TARGET" in choices and self.scheme.hadamard is not None:
+            taken = max(taken, self.scheme.hadamard.size)
         if taken:
-            return self._quantize_rows(piece, at, taken, conversions, swizzled)
+            return self._quantize_rows(piece, at, taken, choices)
         height = min(self.block_rows, self.all_rows if self.whole else self.rows)
         vectors = -(-min(self.block_columns, self.columns) // VECTOR) * height
         # A group of a transform is read by several threads: nothing is held between the two looks.
@@ -139,9 +156,8 @@ class KernelJob:
         kernel = self._kernel(
             "quantize_blocks.cu",
             "mx_quantize_blocks",
-            MX_SWIZZLED=int(swizzled),
-            MX_HARDWARE=conversions,
             MX_HELD=held if held <= MOST_HELD else 0,
+            **choices,
         )
         arguments = (
             _pointer(at.x),
@@ -190,23 +206,25 @@ class KernelJob:
             return max(least, width) if width <= 32 else 0
         return least if width <= 32 * least else 0
 
-    def _quantize_rows(self, piece: Piece, at: Addresses, taken: int, conversions: int, swizzled: bool) -> Launch:
+    def _quantize_rows(self, piece: Piece, at: Addresses, taken: int, choices: dict[str, int]) -> Launch:
         width = 0 if self.whole else self.block_columns
         kernel = self._kernel(
             "quantize_rows.cu",
             "mx_quantize_rows",
-            MX_SWIZZLED=int(swizzled),
-            MX_HARDWARE=conversions,
             MX_WIDTH=width,
             MX_ELEMENTS=taken,
+            **choices,
         )
         first, last = piece.rows
         group = max(width, taken)
         rows, columns = last - first, self.columns
-        if columns % group == 0 and not swizzled:
+        if columns % group == 0 and not choices["MX_SWIZZLED"]:
             rows, columns = 1, rows * columns
         threads = rows * -(-columns // group) * (group // taken)
         begin = first * self.columns
+        made = first * self.row_bytes
+        if "MX_TARGET" in choices:
+            made = begin * _ITEM_BYTES[choices["MX_TARGET"]]
         arguments = (
             _pointer(at.x + begin * self.item_bytes),
             np.int64(rows),
@@ -215,7 +233,7 @@ class KernelJob:
             np.int64(begin),
             _pointer(at.found),
             _pointer(at.found + 4 if self.whole else 0),
-            _pointer(at.codes + first * self.row_bytes),
+            _pointer(at.codes + made),
             _pointer(at.scales + piece.blocks[0] * self.scale_bytes),
         )
         return Launch(kernel, -(-threads // THREADS), THREADS, arguments)

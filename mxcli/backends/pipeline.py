@@ -93,13 +93,14 @@ FOUND = np.dtype([("finite", "<u4"), ("all", "<u4"), ("nonfinite", "<u8"), ("fir
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """The outputs of a run: where codes and scales go (empty: nowhere), whether statistics are counted, and where
-    numbers
-    per block go (None: nowhere)."""
+    numbers per block go (None: nowhere). Or where values go (None: nowhere), with their type, and nothing else."""
 
     packed: Array
     scales: Array
     stats: bool
     per_block: PerBlock | None
+    values: Array | None = None
+    dtype: str = ""
 
     @property
     def codes(self) -> bool:
@@ -174,7 +175,7 @@ class Pipeline:
 
     def run(self, pieces: Iterable[Piece]) -> Stats | None:
         """Quantize and measure all pieces; afterwards the requested arrays are filled."""
-        if not (self._wanted.stats or self._wanted.codes):
+        if not (self._wanted.stats or self._wanted.codes or self._wanted.values is not None):
             return None
         if self._wanted.stats:
             self._begin_totals()
@@ -201,6 +202,13 @@ class Pipeline:
         x = self._held.pop(piece, None) or self._source(queue, piece)
         (first_row, last_row), (first_block, last_block) = piece.rows, piece.blocks
         at = Addresses(x.address - first_row * job.columns * job.item_bytes, self._found[number].address)
+        if wanted.values is not None:
+            values = wanted.values.reshape(job.all_rows, -1)[first_row:last_row]
+            made = queue.empty(values.nbytes)
+            begin = first_row * job.columns * values.itemsize
+            queue.launch(job.quantize_dequantize(piece, replace(at, codes=made.address - begin), wanted.dtype))
+            queue.download(made, values)
+            return
         if wanted.codes:
             codes = queue.empty((last_row - first_row) * job.row_bytes)
             scales = queue.empty((last_block - first_block) * job.scale_bytes)

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import stat
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
-from io import UnsupportedOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, NoReturn
 
@@ -21,16 +16,14 @@ from mxcli.cli.options import DryRun, Dtype
 from mxcli.cli.outputs import Results, deliver_forms
 from mxcli.cli.progress import progress
 from mxcli.cli.terminal import INTERRUPTED, Messages, say
+from mxcli.cli.texts import STDIN, check_text, read_text
+from mxcli.cli.threads import check_threads, use_threads
 from mxcli.cli.writing import Writing, stopping
-from mxcli.errors import EnvironmentFailure, InputError, UsageError, import_extra, printable
+from mxcli.errors import EnvironmentFailure, InputError, UsageError, printable
 
 if TYPE_CHECKING:
-    from mxcli.flows.capture.model import Text
     from mxcli.flows.capture.plan import CapturePlan, CaptureRequest
     from mxcli.flows.capture.run import CaptureRun
-
-_STDIN = "-"
-_THREADS_A_PROCESSOR = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +167,12 @@ def capture(
       mxcli capture samples/tiny-llama -o more --text samples/README.md --steps 2 --batch 4 --dry-run
     """
     max_disk = None if writing.max_disk is None else memory_size(writing.max_disk, "--max-disk")
-    results.check([model, None if record.text == _STDIN else record.text])
+    results.check([model, None if record.text == STDIN else record.text])
     output = writing.folder
     _check(record, schedule)
     request = _request(record, schedule, writing.on_error)
-    _check_threads(machine.threads)
-    text = _read_text(record.text)
+    check_threads(machine.threads)
+    text = read_text(check_text(record.text))
     if not Path(model).is_dir():
         raise InputError(f"{printable(model)}: no such directory; give one with a model that transformers loads.")
     from mxcli.files.checkpoint import open_checkpoint
@@ -187,8 +180,8 @@ def capture(
     from mxcli.flows.capture.plan import CaptureFolder, plan_capture
 
     checkpoint = open_checkpoint(model)
-    _use_threads(machine.threads)
-    inputs = () if record.text in (None, _STDIN) else (Path(str(record.text)),)
+    use_threads(machine.threads)
+    inputs = () if record.text in (None, STDIN) else (Path(str(record.text)),)
     folder = CaptureFolder(Path(output), results.force, writing.resume, max_disk, machine.max_bytes, inputs)
     plan = plan_capture(model, checkpoint, text, request, folder)
     refuse_names_of(folder.folder, plan.names, results.paths)
@@ -212,10 +205,7 @@ def capture(
 
 def _check(record: RecordOptions, schedule: StepOptions) -> None:
     """Raise UsageError for a missing text and for options that exclude each other."""
-    if record.text is None:
-        raise UsageError("missing option '--text FILE': name the text that the model reads, or - for stdin.")
-    if not record.text:
-        raise UsageError("--text '': an empty name; give a file, or - for stdin.")
+    check_text(record.text)
     if record.forward_only and schedule.learning_rate:
         raise UsageError("--learning-rate needs gradients, which --forward-only omits: leave one of them out.")
     if not math.isfinite(schedule.learning_rate):
@@ -286,39 +276,3 @@ def _capture(plan: CapturePlan, machine: Machine, messages: Messages) -> Capture
     if plan.earlier:
         messages.notes([f"Resumed: {len(plan.earlier):,} of {plan.request.steps:,} steps were there before."])
     return captured
-
-
-def _read_text(file: str | None) -> Text:
-    from mxcli.flows.capture.model import parse_text
-
-    if file == _STDIN:
-        with suppress(UnsupportedOperation):  # a stream of this process has no descriptor
-            _refuse_device("stdin", os.fstat(sys.stdin.fileno()).st_mode, is_terminal=sys.stdin.isatty())
-        return parse_text("stdin", sys.stdin.buffer.read())
-    with open(os.open(str(file), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-        mode = os.fstat(opened.fileno()).st_mode
-        _refuse_device(str(file), mode, is_terminal=opened.isatty())
-        if stat.S_ISFIFO(mode) and Path(str(file)).resolve().exists():  # a pipe of this process is nowhere
-            raise InputError(f"{printable(str(file))}: a named pipe, which may never end; use --text - to read it.")
-        os.set_blocking(opened.fileno(), True)
-        return parse_text(str(file), opened.read())
-
-
-def _refuse_device(name: str, mode: int, *, is_terminal: bool) -> None:
-    """Raise InputError for a device, which may have no end; a terminal has one."""
-    if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not is_terminal):
-        raise InputError(f"{printable(name)}: a device; a text file or a pipe is needed.")
-
-
-def _check_threads(threads: int | None) -> None:
-    """Raise EnvironmentFailure for more threads than the machine can start: torch would end without a message."""
-    most = _THREADS_A_PROCESSOR * (os.cpu_count() or 1)
-    if threads is not None and threads > most:
-        raise EnvironmentFailure(
-            f"--threads {threads}: more than {most}, {_THREADS_A_PROCESSOR} per processor of this machine; use fewer."
-        )
-
-
-def _use_threads(threads: int | None) -> None:
-    if threads is not None:
-        import_extra("torch", "capturing a model", "capture").set_num_threads(threads)

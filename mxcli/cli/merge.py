@@ -41,7 +41,7 @@ def merge(
     from mxcli.flows.write.records import merge_shares
     from mxcli.output.export import json_text
 
-    merged = merge_shares(folder, force=results.force, check=output_check(folder, skipped=no_verify))
+    merged = merge_shares(folder, force=results.force, check=output_check(folder, skipped=no_verify, reads_values=True))
     if not merged.shares:
         messages.notes(["Nothing to do: the output is complete, and its files have the recorded hashes."])
     messages.notes(stayed_notes(merged.stayed))

@@ -50,15 +50,14 @@ Source = Annotated[
     ),
 ]
 FORMAT_HELP = "A name that `mxcli formats` lists, or ELEMENT:SCALE:BLOCK[:TENSOR_SCALE] as in e3m2:e8m0:1x16."
-Formats = Annotated[
-    str,
-    typer.Option(
-        "--formats",
-        metavar="FORMAT[,FORMAT...]",
-        autocompletion=completes(FORMAT_NAMES, listed=True),
-        help=f"Formats, separated by commas: each {FORMAT_HELP[0].lower()}{FORMAT_HELP[1:]}",
-    ),
-]
+_FORMATS = typer.Option(
+    "--formats",
+    metavar="FORMAT[,FORMAT...]",
+    autocompletion=completes(FORMAT_NAMES, listed=True),
+    help=f"Formats, separated by commas: each {FORMAT_HELP[0].lower()}{FORMAT_HELP[1:]}",
+)
+Formats = Annotated[str, _FORMATS]
+OptionalFormats = Annotated[str | None, _FORMATS]
 Captures = Annotated[str | None, typer.Option("--captures", metavar="CAPTURES", help="Captured inputs of the layers.")]
 SaveRecipe = Annotated[
     str | None,

@@ -281,16 +281,20 @@ def deliver_pages(
             write_plots(charts, folder)
 
 
-def stated_limits(expressions: Iterable[str] | None, *, dry_run: bool) -> list[Condition]:
-    """Return the conditions of --fail-on; raises UsageError naming every expression that is not one."""
+def stated_limits(
+    expressions: Iterable[str] | None, *, dry_run: bool, known: Collection[str] | None = None
+) -> list[Condition]:
+    """Return the conditions of --fail-on, on metrics of tensors or on others that are `known`; raises UsageError naming
+    every expression that is not one."""
     from mxcli.flows.measure.limits import parse_condition
+    from mxcli.numerics.metrics import NUMBERS
 
     if expressions and dry_run:
         raise UsageError("--dry-run measures nothing that --fail-on could judge: leave one of them out.")
     conditions, problems = [], list[str]()
     for expression in expressions or ():
         try:
-            conditions.append(parse_condition(expression))
+            conditions.append(parse_condition(expression, NUMBERS if known is None else known))
         except UsageError as error:
             problems += error.reasons
     if problems:

@@ -25,15 +25,16 @@ class Progress(Protocol):
 
 
 @contextmanager
-def progress(what: str, messages: Messages) -> Iterator[Progress]:
-    """Yield a progress display for the `with` block; it shows nothing if messages are quiet."""
+def progress(what: str, messages: Messages, unit: str | None = None) -> Iterator[Progress]:
+    """Yield a progress display for the `with` block, in bytes or in a `unit`; it shows nothing if messages are
+    quiet."""
     if messages.quiet:
         yield lambda done, total, name: None
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        with _bar(what, messages) as shown:
+        with _bar(what, messages, unit) as shown:
             yield shown
     else:
-        yield _lines(what)
+        yield _lines(what, unit)
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def advancing(what: str, messages: Messages, total: int) -> Iterator[Callable[[i
         yield advance
 
 
-def _lines(what: str) -> Progress:
+def _lines(what: str, unit: str | None) -> Progress:
     began = shown = time.monotonic()
 
     def show(done: int, total: int, name: str) -> None:
@@ -60,22 +61,24 @@ def _lines(what: str) -> Progress:
         if now - shown < SECONDS_BETWEEN_LINES or done >= total:
             return
         shown = now
-        say(f"{what}: {progress_words(done, total, now - began)}, {printable(name)}")
+        say(f"{what}: {progress_words(done, total, now - began, unit)}, {printable(name)}")
 
     return show
 
 
-def progress_words(done: int, total: int, seconds: float) -> str:
-    """Return bytes done of the total, the rate, and from 1 % on the time that is left."""
+def progress_words(done: int, total: int, seconds: float, unit: str | None = None) -> str:
+    """Return bytes, or units, done of the total, the rate, and from 1 % on the time that is left."""
     from mxcli.output.numbers import byte_size, duration
 
     rate = done / seconds if seconds > 0 else 0.0
     left = f", {duration((total - done) / rate)} left" if done * 100 > total else ""
+    if unit is not None:
+        return f"{done:,} of {total:,} {unit}, {rate:,.0f}/s{left}"
     return f"{byte_size(done)} of {byte_size(total)}, {byte_size(rate)}/s{left}"
 
 
 @contextmanager
-def _bar(what: str, messages: Messages) -> Iterator[Progress]:
+def _bar(what: str, messages: Messages, unit: str | None) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -88,7 +91,7 @@ def _bar(what: str, messages: Messages) -> Iterator[Progress]:
         task = bar.add_task(what, total=None, words="")
 
         def show(done: int, total: int, name: str) -> None:
-            words = progress_words(done, total, time.monotonic() - began)
+            words = progress_words(done, total, time.monotonic() - began, unit)
             shown = shortened(printable(name), _NAME_WIDTH, screen)
             bar.update(task, completed=done, total=total, words=f"{words} {shown}")
 

@@ -20,6 +20,7 @@ VERBS: Mapping[str, str] = {
     "recommend": "Choose a format for each layer, and the layers to keep.",
     "training": "Measure the products of layers under training recipes.",
     "products": "Measure the products of layers with quantized operands.",
+    "evaluate": "Evaluate the loss of a model under formats, recipes and checkpoints.",
     "convert": "Write a quantized checkpoint in another layout.",
     "dequantize": "Write a quantized checkpoint back as plain floats.",
     "capture": "Record activations, gradients and weights of a model.",

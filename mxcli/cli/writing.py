@@ -38,8 +38,8 @@ NoVerify = Annotated[
     bool,
     typer.Option(
         "--no-verify",
-        help="Do not check headers, index and configuration of what was written before it gets its final names; the "
-        "record then says so.",
+        help="Do not check values, headers, index and configuration of what was written before it gets its final "
+        "names; the record then says so.",
     ),
 ]
 
@@ -155,15 +155,20 @@ def write_options(
     from mxcli.flows.write.pipeline import WriteOptions
 
     with progress(verb, messages) as show, stopping() as stop:
-        check = output_check(writing.folder, skipped=writing.no_verify)
+        check = output_check(writing.folder, skipped=writing.no_verify, reads_values=verb == "convert")
         yield WriteOptions(force, writing.resume, writing.share, stop, show, check, others, inputs)
 
 
-def output_check(output: str, *, skipped: bool) -> Callable[[Path], None] | None:
-    """Return the check of an output before it gets its final names; None if it is skipped."""
-    from mxcli.flows.verify.written import check_written
-
-    return None if skipped else lambda folder: check_written(folder, output)
+def output_check(output: str, *, skipped: bool, reads_values: bool) -> Callable[[Path], None] | None:
+    """Return the check of an output before it gets its final names; None if it is skipped. It `reads_values` that this
+    run did not look at."""
+    if skipped:
+        return None
+    if reads_values:
+        from mxcli.flows.verify.written_values import check_written_values as check
+    else:
+        from mxcli.flows.verify.written import check_written as check
+    return lambda folder: check(folder, output)
 
 
 def check_output(

@@ -25,13 +25,12 @@ from mxcli.files.directory import (
     without_weights,
 )
 from mxcli.files.gguf import read_gguf
+from mxcli.files.hashes import CHUNK_BYTES, ContentHash, hash_of, hash_of_chunks
 from mxcli.files.identity import FileIdentity, changes, identity
 from mxcli.files.model_files import Configs, read_config, read_producer_config
 from mxcli.files.model_folder import side_files
 from mxcli.files.models.known import UNKNOWN, Model, known_model
-from mxcli.files.numpy import read_npy, read_npz
-from mxcli.files.pytorch import read_pytorch
-from mxcli.files.reading import read_in_place, unchanged
+from mxcli.files.reading import read_chunks, read_in_place, unchanged
 from mxcli.files.reading import read_rows as rows_in_place
 from mxcli.files.roles import MTP, WEIGHT, mtp_prefixes
 from mxcli.files.safetensors import read_safetensors
@@ -40,11 +39,24 @@ from mxcli.files.structure import tied_by_config
 from mxcli.files.tensors import IN_MEMORY, Array, FileContents, LeftOut, TensorInfo
 from mxcli.files.trainers.names import as_model
 
+
+def _read_pytorch(path: Path) -> FileContents:
+    from mxcli.files.pytorch import read_pytorch
+
+    return read_pytorch(path)
+
+
+def _read_numpy(path: Path) -> FileContents:
+    from mxcli.files.numpy import read_npy, read_npz
+
+    return read_npz(path) if path.suffix == ".npz" else read_npy(path)
+
+
 READERS: Mapping[str, Callable[[Path], FileContents]] = {
     SAFETENSORS: lambda path: as_model(read_safetensors(path), path),
-    PYTORCH: read_pytorch,
+    PYTORCH: _read_pytorch,
     GGUF: read_gguf,
-    NUMPY: lambda path: read_npz(path) if path.suffix == ".npz" else read_npy(path),
+    NUMPY: _read_numpy,
 }
 
 
@@ -213,6 +225,14 @@ def read(checkpoint: Checkpoint, info: TensorInfo, at: int | None = None) -> Arr
         for observe in checkpoint.observers:
             observe(info, found, at)
     return found
+
+
+def content_hash(checkpoint: Checkpoint, info: TensorInfo) -> ContentHash:
+    """Return the hash of a tensor's bytes, of which a chunk is held at a time if they are in place. Raises InputError
+    like `read`."""
+    if info.offset == IN_MEMORY or checkpoint.observers:
+        return hash_of(read(checkpoint, info))
+    return hash_of_chunks(read_chunks(info, checkpoint.identities[info.file], CHUNK_BYTES))
 
 
 def read_rows(checkpoint: Checkpoint, info: TensorInfo, firsts: Sequence[int], rows: int) -> Array:

@@ -32,6 +32,7 @@ METHODS = {
     "mxfp4": "gpt-oss",
     "torchao": "torchao",
     "quark": "quark",
+    "auto-round": "auto-round",
     "mlx": "mlx",
     "mxcli": "mxcli",
 }
@@ -70,6 +71,7 @@ SIGNATURES = (
     Signature("fp8-block", (Leaf("weight", FP8), Leaf("weight_scale_inv"))),
     Signature("fp8-block", (Leaf("weight", CODES), Leaf("scale", frozenset({"F8_E8M0"})))),
     Signature("fp8-block", (Leaf("weight", FP8), Leaf("scale", frozenset({"F32"}), _GRID))),
+    Signature("mistral", (Leaf("weight", FP8), Leaf("qscale_weight"))),
     Signature("modelopt", (Leaf("weight", CODES), Leaf("weight_scale_2"))),
     Signature("modelopt", (Leaf("weight", FP8), Leaf("weight_scale", frozenset({"F32"}), _SCALAR))),
     Signature("quark", (Leaf("weight", FP8), Leaf("weight_scale", frozenset({"BF16"}), _SCALAR))),

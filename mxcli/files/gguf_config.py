@@ -22,7 +22,12 @@ _BIASED = {
 }
 """Settings of models without other biases, and the modules of a layer that have them with it."""
 _TORCH_DTYPES = {"BF16": "bfloat16", "F16": "float16"}
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 LLAMA_3_FACTORS = (8.0, 32.0, 16.0, 4.0)
 """Factors of rope scaling of kind llama3 that models have, with the other numbers as in all of them."""
 
@@ -48,6 +53,13 @@ NUMBERS = (
     Stated("rms_norm_eps", "attention.layer_norm_rms_epsilon", float),
     Stated("rope_theta", "rope.freq_base", float, required=False),
 )
+OF_EXPERTS = (
+    Stated("num_experts", "expert_count"),
+    Stated("num_experts_per_tok", "expert_used_count"),
+    Stated("moe_intermediate_size", "expert_feed_forward_length"),
+)
+_ALL_HAVE_EXPERTS = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+"""What the architectures with experts have in common."""
 _COMPARED = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size")
 """Numbers of which a config.json next to the file must have the same."""
 TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
@@ -102,19 +114,20 @@ def _differences(stated: Mapping[str, object], header: Header, architecture: str
 
 def _made(family: Family, header: Header, tensors: Mapping[str, TensorInfo], values: Values) -> dict[str, object]:
     name = family.architecture
-    missing = [f"{name}.{row.header}" for row in NUMBERS if row.required]
+    numbers = (*NUMBERS, *(OF_EXPERTS if family.experts else ()))
+    missing = [f"{name}.{row.header}" for row in numbers if row.required]
     missing = [key for key in missing if not _is_number(header.get(key))]
     problems = (
         [f"its header does not state {', '.join(missing)}, and there is no config.json next to it"] if missing else []
     )
-    if header.get(f"{name}.expert_count"):
+    if header.get(f"{name}.expert_count") and not family.experts:
         problems.append("it has experts, and the names of experts in it are not known")
     if _EMBEDDING not in tensors:
         problems.append(f"it has no {_EMBEDDING}")
     if problems:
         raise together(RefusedError, "what its config.json needs is not known", problems)
     found: dict[str, object] = {"architectures": [_CLASSES[family.model_type]], "model_type": family.model_type}
-    for row in NUMBERS:
+    for row in numbers:
         number = header.get(f"{name}.{row.header}")
         if _is_number(number):
             found[row.key] = _shortest(number) if row.kind is float else number
@@ -126,6 +139,7 @@ def _made(family: Family, header: Header, tensors: Mapping[str, TensorInfo], val
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": _HEAD not in tensors,
         **_biases(family, tensors),
+        **(_ALL_HAVE_EXPERTS if family.experts else {}),
         "dtype": _TORCH_DTYPES.get(embedding.dtype, "float32"),
         "rope_theta": found.get("rope_theta", DEFAULT_ROPE_BASE),
     }

@@ -69,6 +69,17 @@ def model_settings(config: Config, sizes: HeadSizes, writer: Any, *, rope_dimens
             writer.add_rope_scaling_orig_ctx_len(original)
 
 
+EXPERTS = ("num_local_experts", "num_experts")
+"""Keys of a config.json that state the number of experts."""
+
+
+def expert_settings(config: Config, writer: Any) -> None:
+    """Add the settings of experts."""
+    writer.add_expert_count(require_int(config, next((key for key in EXPERTS if key in config), EXPERTS[-1])))
+    writer.add_expert_used_count(require_int(config, "num_experts_per_tok"))
+    writer.add_expert_feed_forward_length(require_int(config, "moe_intermediate_size"))
+
+
 _SCALINGS = {"linear": "LINEAR", "yarn": "YARN"}
 
 

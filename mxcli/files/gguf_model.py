@@ -6,7 +6,7 @@ Only architectures whose tensors are those of their Hugging Face checkpoint, up 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,16 @@ import numpy as np
 
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.gguf import gguf_package
-from mxcli.files.gguf_metadata import HeadSizes, head_sizes, model_settings, require_int, rope_factors, rope_kind
+from mxcli.files.gguf_metadata import (
+    EXPERTS,
+    HeadSizes,
+    expert_settings,
+    head_sizes,
+    model_settings,
+    require_int,
+    rope_factors,
+    rope_kind,
+)
 from mxcli.files.outline import Destination, OutputOutline
 from mxcli.files.tensors import Array, TensorInfo
 
@@ -23,6 +32,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 HELD_DTYPES = ("F64", "F32", "F16", "BF16")
 MAX_LAYERS = 10_000
 _LEFT_OUT = re.compile(r"\.(rotary_emb\.inv_freq|attention\.(masked_)?bias)$")
+_SINGLE_EXPERT = re.compile(r"\.experts\.\d+\.")
 _QUERIES_AND_KEYS = re.compile(r"(^|\.)([qk])_proj\.(weight|bias)$")
 
 Config = Mapping[str, object]
@@ -32,13 +42,14 @@ Config = Mapping[str, object]
 class Family:
     """Models with one `model_type`: the architecture in the file, and whether its query and key rows are interleaved
     (the rotary embedding pairs neighbours instead of halves); `scaled` are the kinds of rope scaling that it supports,
-    and with `biased` transformers' loader of GGUF files expects biases."""
+    with `biased` transformers' loader of GGUF files expects biases, and with `experts` every layer has some."""
 
     model_type: str
     architecture: str
     interleaved_rope: bool
     scaled: frozenset[str] = frozenset({"default", "linear", "yarn"})
     biased: bool = False
+    experts: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -48,6 +59,7 @@ FAMILIES: dict[str, Family] = {
         Family("mistral", "llama", interleaved_rope=True),
         Family("qwen2", "qwen2", interleaved_rope=False, biased=True),
         Family("qwen3", "qwen3", interleaved_rope=False),
+        Family("qwen3_moe", "qwen3moe", interleaved_rope=False, experts=True),
     )
 }
 
@@ -64,7 +76,7 @@ def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> OutputOu
     infos = list(tensors)
     sizes = head_sizes(config)
     names = _name_map(family, require_int(config, "num_hidden_layers"))
-    problems = [*_unlike(family, config)]
+    problems: list[str] = [*_unlike(family, config)]
     targets: dict[str, Destination | None] = {}
     for info in infos:
         try:
@@ -86,7 +98,10 @@ def outline_of(config: Config | None, tensors: Iterable[TensorInfo]) -> OutputOu
         targets,
         {} if factors is None else {ROPE_FACTORS: factors},
         family.architecture,
-        (partial(model_settings, config, sizes, rope_dimensions=family.interleaved_rope),),
+        (
+            partial(model_settings, config, sizes, rope_dimensions=family.interleaved_rope),
+            *((partial(expert_settings, config),) if family.experts else ()),
+        ),
         tuple(remarks),
     )
 
@@ -108,9 +123,11 @@ def _family(config: Config | None) -> Family:
 
 def _unlike(family: Family, config: Config) -> list[str]:
     """Return the settings that distinguish a model from others of its type."""
-    problems = []
-    experts = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(key)), None)
-    if experts:
+    problems: list[str] = []
+    experts = next((key for key in (*EXPERTS, "n_routed_experts") if config.get(key)), None)
+    if family.experts:
+        problems += _unlike_experts(family, config)
+    elif experts:
         problems.append(f"config.json: {experts} is {printable(config[experts])}; GGUF has one tensor for all experts.")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
@@ -122,6 +139,17 @@ def _unlike(family: Family, config: Config) -> list[str]:
         known = ", ".join(sorted(family.scaled))
         problems.append(f"config.json: the rope_type '{printable(kind)}' is not one of {known}.")
     return problems
+
+
+def _unlike_experts(family: Family, config: Config) -> Iterator[str]:
+    """Yield the settings of experts that an architecture does not have."""
+    if config.get("norm_topk_prob") is not True:
+        yield (
+            f"config.json: norm_topk_prob is {printable(config.get('norm_topk_prob'))}; {family.architecture} divides "
+            "the weights of the chosen experts by their sum."
+        )
+    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+        yield f"config.json: some layers have no experts; all layers of {family.architecture} have some."
 
 
 def _name_map(family: Family, layers: int) -> Any:
@@ -136,6 +164,8 @@ def _target(info: TensorInfo, family: Family, sizes: HeadSizes, names: Any) -> D
     """Return the destination of a tensor. Raises ValueError if it has none."""
     if _LEFT_OUT.search(info.name):
         return None
+    if _SINGLE_EXPERT.search(info.name):
+        raise ValueError("GGUF has one tensor for all experts: quantize to another layout, and use mxcli convert")
     name = names.get_name(info.name, (".weight", ".bias"))
     if name is None:
         raise ValueError(f"{family.architecture} has no tensor for it")

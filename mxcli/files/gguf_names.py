@@ -96,8 +96,13 @@ _OF_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
-"""Names of modules in GGUF files and in checkpoints of Hugging Face, of a model and of each of its layers."""
+"""Names of modules in GGUF files and in checkpoints of Hugging Face, of a model and of each of its layers; those of
+stacks of experts are of all experts together."""
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,9})\.)?(?P<module>[a-z_]+)(?P<ending>\.(?:weight|bias))")
 
 

@@ -45,12 +45,16 @@ def hash_of(array: Array) -> ContentHash:
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if flat.nbytes <= CHUNK_BYTES:
         return ContentHash(xxhash.xxh3_128_hexdigest(flat.data))
-    whole, chunks = xxhash.xxh3_128(), []
-    for begin in range(0, flat.nbytes, CHUNK_BYTES):
-        chunk = flat[begin : begin + CHUNK_BYTES].data
+    return hash_of_chunks(flat[at : at + CHUNK_BYTES].data for at in range(0, flat.nbytes, CHUNK_BYTES))
+
+
+def hash_of_chunks(chunks: Iterable[memoryview]) -> ContentHash:
+    """Return the hash of the bytes of consecutive chunks of CHUNK_BYTES, the last one shorter."""
+    whole, hashes = xxhash.xxh3_128(), []
+    for chunk in chunks:
         whole.update(chunk)
-        chunks.append(xxhash.xxh3_64_hexdigest(chunk))
-    return ContentHash(whole.hexdigest(), tuple(chunks))
+        hashes.append(xxhash.xxh3_64_hexdigest(chunk))
+    return ContentHash(whole.hexdigest(), tuple(hashes) if len(hashes) > 1 else ())
 
 
 def hash_of_parts(parts: Iterable[Array]) -> str:

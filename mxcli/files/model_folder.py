@@ -104,7 +104,7 @@ LEFT_OUT = (
     LeftOut(_MAKERS, rf"^(original|metal)/.*{WEIGHTS.pattern}"),
     LeftOut(
         _MAKERS,
-        r"^consolidated[^/]*\.(safetensors|pth|pt)$|^consolidated[^/]*\.index\.json$",
+        r"^consolidated[^/]*\.(safetensors|pth|pt)$|^consolidated[^/]*\.index\.json$|^params\.json$",
     ),
     LeftOut(COPY, r"(^|/)pytorch_model[^/]*\.(bin|bin\.index(\.\w+)?\.json)$", _next_to_safetensors),
     LeftOut(COPY, rf"^{_OF_MODEL}\.{_PICKLED}$"),

@@ -20,6 +20,7 @@ import numpy as np
 
 from mxcli.atomic import sync_folder
 from mxcli.errors import EnvironmentFailure, RefusedError, printable, together
+from mxcli.files.finite import not_finite
 from mxcli.files.hashes import ContentHash, hash_of
 from mxcli.files.model_files import RECORD
 from mxcli.files.output_folder import OutputFolder
@@ -70,7 +71,8 @@ class Output:
 
     A `with` block that ends before `publish` or `complete` keeps finished work for a resume, unless there is none or
     the block was left by a refusal: then everything it began is removed. With `resume` it continues what an earlier run
-    left; `watch` then proves that the source is still that of the earlier run.
+    left, without tensors that are not finite unless it `keeps_all`; `watch` then proves that the source is still that
+    of the earlier run.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class Output:
         *,
         resume: bool = False,
         force: bool = False,
+        keeps_all: bool = False,
     ) -> None:
         self._folder, self._draft, self._resume, self._force = folder.path, draft, resume, force
+        self._keeps_all = keeps_all
         self._watch = watch
         self._partials = Partials(folder, draft.names, needed_bytes(draft), replace=force, mode=draft.mode)
         self._earlier_record: JsonLine = {}
@@ -359,13 +363,15 @@ class Output:
             if file.read(len(shard.header)) != shard.header:
                 return
             lines = [line for line in finished.values() if line[SHARD] == shard.name]
+            entries = {entry.name: entry for entry in shard.entries}
             for name, recorded in (pair for line in lines for pair in line[STORED].items()):
                 if name not in shard.ends:
                     continue
-                position, nbytes = shard.place(name)
+                (position, nbytes), entry = shard.place(name), entries[name]
                 file.seek(position)
                 content = np.fromfile(file, np.uint8, nbytes)
-                if content.nbytes == nbytes and hash_of(content).record == recorded:
+                is_whole = content.nbytes == nbytes and hash_of(content).record == recorded
+                if is_whole and (self._keeps_all or not not_finite(content, name, entry.dtype, entry.shape)):
                     yield name
 
     def _sync(self) -> None:

@@ -7,9 +7,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mxcli.errors import InputError, printable, together
 
@@ -133,6 +134,7 @@ def read_head(path: Path) -> tuple[bytes, int]:
     return head, size
 
 
+_CONTAINERS = (dict, list)
 _KINDS = {list: "list", str: "text", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
 """What a JSON value is called."""
 
@@ -177,19 +179,15 @@ def parse_json(text: str) -> tuple[object, list[str]]:
 
 
 def nests_deeper(value: object, most: int) -> bool:
-    """Return whether containers nest more than `most` deep."""
-    level = [value]
+    """Return whether a value is inside `most` containers or more."""
+    level: list[Any] = [value]
     for _ in range(most):
-        level = [part for each in level for part in _parts(each)]
+        # Nearly all values are no containers.
+        inside = (each for each in level if type(each) in _CONTAINERS)
+        level = [part for each in inside for part in (each.values() if type(each) is dict else each)]
         if not level:
             return False
     return True
-
-
-def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _same(one: object, other: object) -> bool:

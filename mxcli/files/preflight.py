@@ -20,9 +20,9 @@ from mxcli.files.progress import Draft, progress_path
 from mxcli.files.shard_file import partial_path
 
 RECORDED_BYTES, LOGGED_BYTES = 2150, 2450
-"""Bytes of the statistics of a quantized tensor, about: of a small one in the record, and at most in the progress log."""
+"""Bytes of the statistics of a quantized tensor: about, of a small one in the record; at most, in the progress log."""
 HISTOGRAM_BYTES, SMALL_ELEMENTS = 500, 1 << 15
-"""Bytes more in the record of a tensor with at least so many elements: its histograms have more bins in use."""
+"""Bytes more in the record of a tensor with at least SMALL_ELEMENTS: its histograms have more bins in use."""
 HASHED_BYTES, CHUNK_HASHED_BYTES = 170, 32
 """Bytes of the hashes of a tensor besides its name, and of each of its chunks, in either of them, about."""
 _OTHER_INODES = 2

@@ -13,6 +13,7 @@ from typing import Any
 
 from mxcli.errors import EnvironmentFailure, InputError, printable, together
 from mxcli.files.memory import free_memory, memory_limit
+from mxcli.files.nested import flatten
 from mxcli.files.numpy import UNREADABLE_MEMBER
 from mxcli.files.plain import HEAD_BYTES, foreign_content, read_head
 from mxcli.files.reading import member_start, read_span
@@ -20,7 +21,7 @@ from mxcli.files.roles import role_of
 from mxcli.files.tensors import DTYPES, IN_MEMORY, Array, FileContents, LeftOut, TensorInfo, byte_count
 from mxcli.files.trainers.names import EXTRA_STATE, OF_ENGINE, as_model
 from mxcli.files.trainers.parts import bytes_of, find_model, is_dense, is_tensor, notes_of
-from mxcli.files.weights_only import flatten, load_weights, needs_code, skipped_class
+from mxcli.files.weights_only import load_weights, needs_code, skipped_class
 
 SKIPPED = re.compile(r"transformer_engine(_torch)?\.")
 """Classes of packages whose objects are skipped wherever they are."""

@@ -48,6 +48,21 @@ def read_in_place(info: TensorInfo, known: FileIdentity) -> Array:
     return out
 
 
+def read_chunks(info: TensorInfo, known: FileIdentity, nbytes: int) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor in place, `nbytes` at a time; each chunk lasts until the next one is read.
+
+    Raises InputError like `read_in_place`.
+    """
+    if not info.nbytes:
+        return
+    buffer = memoryview(bytearray(min(nbytes, info.nbytes)))
+    with _opened(info, known) as file:
+        for begin in range(0, info.nbytes, nbytes):
+            chunk = buffer[: info.nbytes - begin]
+            _fill(file, info, info.offset + begin, chunk)
+            yield chunk
+
+
 def read_rows(info: TensorInfo, firsts: Sequence[int], rows: int, known: FileIdentity) -> Array:
     """Read `rows` rows from each of `firsts` on, leading dimensions folded into rows: [firsts, rows, columns]. The
     tensor must be in place; nothing else of the file is read.

@@ -49,26 +49,32 @@ class OutputRecord:
 
 
 def record_content(folder: Path) -> Mapping[str, Any] | None:
-    """Return the JSON of the record in a folder, which is parsed once, to be read only; None without one. Raises
-    InputError for a file that is not a JSON object."""
+    """Return the JSON of the record in a folder, to be read only; None without one. Raises InputError for a file that
+    is not a JSON object."""
+    record = record_in(folder)
+    return None if record is None else record.content
+
+
+def record_in(folder: Path) -> OutputRecord | None:
+    """Return what the record in a folder states, which is read once; None without one. Raises InputError for a file
+    that is not a JSON object."""
     path = folder / RECORD
     if not path.is_file():
         return None
     status = path.stat()
-    return _parsed(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _stated(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @lru_cache(maxsize=2)
-def _parsed(path: Path, *identity: int) -> Mapping[str, Any]:
-    return read_json_object(path)
+def _stated(path: Path, *identity: int) -> OutputRecord:
+    return stated_record(read_json_object(path))
 
 
 def read_record(folder: Path) -> OutputRecord | None:
     """Return the record in a folder; None without one. Raises InputError for a record that mxcli did not write."""
-    content = record_content(folder)
-    if content is None:
+    record = record_in(folder)
+    if record is None:
         return None
-    record = stated_record(content)
     if record.faults:
         shown = printable(folder / RECORD)
         problems = [

@@ -85,7 +85,7 @@ ROLES = (
         "rotary table",
     ),
     RoleRow("buffer", r"(^|\.)attn\.bias$", "stored causal mask", dims=MATRICES),
-    RoleRow("buffer", r"(^|\.)(masked_bias|attn_mask|causal_mask)$", "stored mask"),
+    RoleRow("buffer", r"(^|\.)((\w*_)?mask|masked_bias|alibi)$", "stored mask"),
     RoleRow("scale", r"(^|[._])(weight|input|output|activation|act|q|k|v|kv)_scale(_inv|_2|s)?$", "scale of codes"),
     RoleRow(
         "scale",
@@ -200,16 +200,12 @@ def _width(dtype: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def _first_row(name: str, dims: int, width: str) -> RoleRow:
-    for row, pattern in _COMPILED_ROLES:
-        if dims in row.dims and width in row.widths and pattern.search(name):
+    for row in ROLES:
+        if dims in row.dims and width in row.widths and re.search(row.name, name):
             return row
     raise AssertionError("the last row matches everything")
 
 
 @lru_cache(maxsize=1 << 16)
 def _tags(name: str) -> frozenset[str]:
-    return frozenset(row.tag for row, pattern in _COMPILED_TAGS if pattern.search(name))
-
-
-_COMPILED_ROLES = tuple((row, re.compile(row.name)) for row in ROLES)
-_COMPILED_TAGS = tuple((row, re.compile(row.name)) for row in TAGS)
+    return frozenset(row.tag for row in TAGS if re.search(row.name, name))

@@ -50,6 +50,13 @@ def packed_columns(row: BlockFormat, columns: int) -> int:
     return {4: -(-columns // 2), 6: -(-columns // 4) * 3, 8: columns}[bits]
 
 
+def stored_bytes(row: BlockFormat, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a tensor's codes and scales."""
+    codes = math.prod(shape[:-1]) * packed_columns(row, shape[-1] if shape else 1)
+    scales = math.prod(grid_shape(row, shape)) * row.scale.bits // 8
+    return codes + scales + (0 if row.tensor_scale is None else row.tensor_scale.bits // 8)
+
+
 def divides(row: BlockFormat, shape: tuple[int, ...]) -> bool:
     """Return whether every block along the last dimension is whole. 2-D blocks of FP32 scales, or of codes of 8 bits,
     may have partial edges."""

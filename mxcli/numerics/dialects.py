@@ -40,13 +40,14 @@ class ProducerChoice:
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """A producer's choices: `choices[kind][element or ANY]`, or `choices[kind with block]` where the kind of scale has
-    other choices for some block, as in `fp32 1x128`."""
+    other choices for some block, as in `fp32 1x128`. `exceptions` says where its bytes are others than those."""
 
     name: str
     meaning: str
     source: str
     choices: Mapping[str, Mapping[str, ProducerChoice]] = field(hash=False)
     aliases: tuple[str, ...] = ()
+    exceptions: tuple[str, ...] = ()
 
     def choice(self, scale_kind: str, element: str, block: str = "") -> ProducerChoice | None:
         """Return the choice for a kind of scale, an element and a block as formats spell it; None where the producer
@@ -55,6 +56,12 @@ class Dialect:
         return rows.get(element) or rows.get(ANY)
 
 
+_OWN_TENSOR_SCALES = (
+    "Layers that loaders fuse have a tensor scale each there, and share one here: members of lower amax differ."
+)
+"""The exception of producers that do not know fused layers."""
+_MODELOPT_EXCEPTIONS = ("FP8 rows whose amax is below 2^-126 are scaled as if it were 2^-126 there.",)
+_CT_EXCEPTIONS = ("oneshot writes a negative zero as zero in FP8 and MXFP8; model_free_ptq keeps its sign, as here.",)
 _TE_BYTE0 = {"floor": -126, "ceil": -126, "even": -126, "rceil": 0}
 _AMAX = {ANY: ProducerChoice("amax")}
 _RCEIL = {ANY: ProducerChoice("rceil")}
@@ -90,7 +97,7 @@ DIALECTS: dict[str, Dialect] = {
             "te",
             "NVIDIA Transformer Engine: rceil; elements of a block whose scale byte is 0 are divided by 1, not 2^-127. "
             "FP8 multiplies by the encode scale; its block scaling (1x128, 128x128) has powers of two.",
-            "Transformer Engine 2.20 (read); its MXFP8, NVFP4 and FP8 casts",
+            "Transformer Engine 2.20, its PyTorch references for NVFP4 and FP8 (run); its MXFP8 cast (read)",
             {
                 "e8m0": {ANY: ProducerChoice("rceil", byte0_exponent=_TE_BYTE0)},
                 "narrow": {ANY: ProducerChoice("te", bf16_transform=True)},
@@ -99,6 +106,7 @@ DIALECTS: dict[str, Dialect] = {
                 "fp32 128x128": _RCEIL,
             },
             aliases=("nvidia",),
+            exceptions=("FP8 blocks of zeros have the scale 1 there, and 2^-127 here.",),
         ),
         Dialect(
             "paper",
@@ -116,6 +124,10 @@ DIALECTS: dict[str, Dialect] = {
                 "narrow": {ANY: ProducerChoice("torchao")},
                 "fp32": {ANY: ProducerChoice("amax-bf16-scale")},
             },
+            exceptions=(
+                "Rows of zeros in FP8 have the scale 0 there, and codes of NaN.",
+                _OWN_TENSOR_SCALES,
+            ),
         ),
         Dialect(
             "torchao-casts",
@@ -126,26 +138,31 @@ DIALECTS: dict[str, Dialect] = {
                 "narrow": {ANY: ProducerChoice("torchao")},
                 "fp32": _AMAX,
             },
+            exceptions=("Rows of zeros in FP8 have the scale 0 there, and codes of NaN.", _OWN_TENSOR_SCALES),
         ),
         Dialect(
             "modelopt",
             "NVIDIA ModelOpt: rceil; its MXFP4 rounds ties toward zero and writes a zero as the negative zero code.",
-            "NVIDIA ModelOpt 0.47, qtensor classes (run)",
+            "NVIDIA ModelOpt 0.47, export_hf_checkpoint (run)",
             {
                 "e8m0": _MODELOPT_MX,
                 "narrow": {ANY: ProducerChoice("modelopt")},
                 "fp32": _AMAX,
             },
+            exceptions=_MODELOPT_EXCEPTIONS,
         ),
         Dialect(
             "modelopt-bf16",
-            "ModelOpt as it runs on bfloat16 weights: as `modelopt`, with the FP8 quotient rounded to bfloat16.",
-            "NVIDIA ModelOpt 0.47, FP8QTensor on bfloat16 weights (run)",
+            "ModelOpt as it runs on bfloat16 weights: as `modelopt`, but the quotient by the single FP8 scale of a tensor "
+            "is rounded to bfloat16.",
+            "NVIDIA ModelOpt 0.47, export_hf_checkpoint of bfloat16 models (run)",
             {
                 "e8m0": _MODELOPT_MX,
                 "narrow": {ANY: ProducerChoice("modelopt")},
-                "fp32": {ANY: ProducerChoice("amax-bf16-quotient")},
+                "fp32": _AMAX,
+                "fp32 tensor": {ANY: ProducerChoice("amax-bf16-quotient")},
             },
+            exceptions=_MODELOPT_EXCEPTIONS,
         ),
         Dialect(
             "compressed-tensors",
@@ -154,9 +171,10 @@ DIALECTS: dict[str, Dialect] = {
             {
                 "e8m0": _CT_MX,
                 "narrow": {ANY: ProducerChoice("ct")},
-                "fp32": _AMAX,
+                "fp32": {ANY: ProducerChoice("amax-eps")},
             },
             aliases=("ct",),
+            exceptions=_CT_EXCEPTIONS,
         ),
         Dialect(
             "compressed-tensors-bf16",
@@ -169,6 +187,7 @@ DIALECTS: dict[str, Dialect] = {
                 "fp32": {ANY: ProducerChoice("amax-bf16")},
             },
             aliases=("ct-bf16",),
+            exceptions=_CT_EXCEPTIONS,
         ),
         Dialect(
             "vllm",
@@ -178,9 +197,17 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "quark",
-            "AMD Quark: `even`; a zero block has byte 1 (2^-126), and negative zero is never written.",
-            "AMD Quark 0.13 (run)",
-            {"e8m0": {ANY: ProducerChoice("even", min_exponent=-126, clear_zero_code=True, infinity_is_nan=True)}},
+            "AMD Quark: `even`; a zero block has byte 1 (2^-126), and negative zero is never written. FP8 on bfloat16 "
+            "weights (of binary32 weights it is `amax-eps`).",
+            "AMD Quark 0.13, export_safetensors (run)",
+            {
+                "e8m0": {ANY: ProducerChoice("even", min_exponent=-126, clear_zero_code=True, infinity_is_nan=True)},
+                "fp32": {ANY: ProducerChoice("amax-bf16")},
+            },
+            exceptions=(
+                "Blocks below 2^-124 are divided by a scale below the one that is stored there.",
+                _OWN_TENSOR_SCALES,
+            ),
         ),
         Dialect(
             "microxcaling",
@@ -197,18 +224,29 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "transformers",
-            "transformers' FineGrainedFP8 with float scales: multiplies by the encode scale, stores its reciprocal.",
-            "transformers 5.20, FineGrainedFP8 (read)",
-            {"fp32": {"e4m3": ProducerChoice("encode")}},
+            "transformers' FineGrainedFP8: multiplies by the encode scale and stores its reciprocal; `rceil` where its "
+            "scales are powers of two.",
+            "transformers 5.24, FineGrainedFP8 while a model is loaded (run)",
+            {"fp32": {"e4m3": ProducerChoice("encode-reciprocal")}, "e8m0": {"e4m3": ProducerChoice("rceil")}},
+            exceptions=(
+                "A scale of a power of two is 1 for a block of zeros there, and 2^-127 here.",
+                "Blocks below 2^-117 have other scales there.",
+                _OWN_TENSOR_SCALES,
+            ),
         ),
         Dialect(
             "auto-round",
             "auto-round without tuning: floor for MX formats, NVFP4 in vLLM's order of operations.",
-            "auto-round 0.16 (MX formats read; nv_fp4 and its packing run)",
+            "auto-round 0.16, quantize_and_save (run); NVFP4 by nv_fp4 and its packing (run)",
             {
-                "e8m0": {ANY: ProducerChoice("floor", infinity_is_nan=True)},
+                "e8m0": {ANY: ProducerChoice("floor", clear_zero_input=True, infinity_is_nan=True)},
                 "narrow": {"e2m1": ProducerChoice("vllm")},
             },
+            exceptions=(
+                "A block of zeros has the byte 126 (E2M1) or 120 (E4M3) there, and 0 here.",
+                "Its FP8 quantizes weights that were already rounded to FP8: no rule gives those codes.",
+                _OWN_TENSOR_SCALES,
+            ),
         ),
         Dialect(
             "auto-round-ct",
@@ -220,15 +258,21 @@ DIALECTS: dict[str, Dialect] = {
         Dialect(
             "nncf",
             "NNCF: rceil for MX formats with scales of at least 2^-23; NVFP4 codes of the block scale before its "
-            "rounding, and no negative zero.",
-            "NNCF 3.4, weight compression with its own tensors (run)",
+            "rounding.",
+            "NNCF 3.4, compress_weights of OpenVINO models (run)",
             {
                 "e8m0": {
-                    "e2m1": ProducerChoice("rceil", min_exponent=-23, clear_zero_code=True),
+                    "e2m1": ProducerChoice("rceil", min_exponent=-23),
                     "e4m3": ProducerChoice("rceil", min_exponent=-23),
                 },
-                "narrow": {"e2m1": ProducerChoice("nncf", clear_zero_code=True)},
+                "narrow": {"e2m1": ProducerChoice("nncf")},
             },
+            exceptions=(
+                "OpenVINO rounds to FP8 by way of float16: NVFP4 scales and MXFP8 codes close to a tie differ by one.",
+                "Its logarithm is inexact: where an amax is 448 times a power of two, the MXFP8 scale may be twice ours.",
+                "Without OpenVINO's kernels it writes no negative zero.",
+                _OWN_TENSOR_SCALES,
+            ),
         ),
         Dialect(
             "mlx",
@@ -258,8 +302,12 @@ DIALECTS: dict[str, Dialect] = {
         Dialect(
             "gguf",
             "GGUF's MXFP4: floor; ties toward zero, and no negative zero.",
-            "gguf 0.19 (run)",
+            "gguf 0.19, llama.cpp b11549 (run)",
             {"e8m0": {"e2m1": ProducerChoice("floor", rounding="half-toward-zero", clear_zero_code=True)}},
+            exceptions=(
+                "Blocks below 2^-125 have a scale byte that wraps around there.",
+                "llama.cpp's NVFP4 without a tensor scale has no rule here: it rounds scales half up.",
+            ),
         ),
     )
 }

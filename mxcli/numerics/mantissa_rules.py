@@ -35,6 +35,7 @@ class BlockScaleFormula(IntEnum):
     BF16_A_OVER_D_TIMES_ENCODE = 5
     RECIPROCAL_OF_D_OVER_A = 6
     LEAST_A_OVER_D_OVER_DECODE = 7
+    RECIPROCAL_OF_D_BY_A = 8
 
 
 class ElementScaleFormula(IntEnum):
@@ -310,6 +311,17 @@ MANTISSA_SCALE_RULES: dict[str, MantissaScaleRule] = {
             zero_scale=1.0,
         ),
         MantissaScaleRule(
+            "amax-eps",
+            "fp32",
+            TensorScaleFormula.NONE,
+            BlockScaleFormula.A_OVER_D_TIMES_ENCODE,
+            ElementScaleFormula.OVER_PRODUCT,
+            "`amax` with 2^-23, the epsilon of binary32, for a zero block",
+            "S = amax / element max; x / S",
+            "compressed-tensors 0.20 and AMD Quark 0.13, FP8, binary32 weights",
+            zero_scale=2.0**-23,
+        ),
+        MantissaScaleRule(
             "amax-bf16",
             "fp32",
             TensorScaleFormula.NONE,
@@ -317,7 +329,7 @@ MANTISSA_SCALE_RULES: dict[str, MantissaScaleRule] = {
             ElementScaleFormula.OVER_PRODUCT_BF16,
             "`amax` in bfloat16 arithmetic: scale and quotient are rounded to bfloat16; 2^-7 for a zero block",
             "S = bf16(amax / element max); bf16(x / S)",
-            "compressed-tensors 0.20 on a CPU, float-quantized, bfloat16 weights",
+            "compressed-tensors 0.20 and AMD Quark 0.13 on a CPU, FP8, bfloat16 weights",
             zero_scale=2.0**-7,
             bf16_scale=True,
         ),
@@ -342,7 +354,7 @@ MANTISSA_SCALE_RULES: dict[str, MantissaScaleRule] = {
             ElementScaleFormula.OVER_PRODUCT_BF16,
             "`amax` with the quotient rounded to bfloat16",
             "S = amax / element max; bf16(x / S)",
-            "NVIDIA ModelOpt 0.47, FP8QTensor, bfloat16 weights",
+            "NVIDIA ModelOpt 0.47, FP8 with one scale for a tensor, bfloat16 weights",
             zero_scale=1.0,
         ),
         MantissaScaleRule(
@@ -353,7 +365,18 @@ MANTISSA_SCALE_RULES: dict[str, MantissaScaleRule] = {
             ElementScaleFormula.TIMES_D_OVER_A,
             "multiplies by the encode scale and stores its reciprocal; 1 for a zero block",
             "encode = element max / amax; S = 1 / encode; x * encode",
-            "Transformer Engine 2.20, current and delayed scaling; transformers 5.20, FineGrainedFP8",
+            "Transformer Engine 2.20, current and delayed scaling",
+            zero_scale=1.0,
+        ),
+        MantissaScaleRule(
+            "encode-reciprocal",
+            "fp32",
+            TensorScaleFormula.NONE,
+            BlockScaleFormula.RECIPROCAL_OF_D_BY_A,
+            ElementScaleFormula.TIMES_D_OVER_A,
+            "`encode` with a product in place of its first quotient, as PyTorch divides a number by a tensor",
+            "encode = element max * (1/amax); S = 1 / encode; x * encode",
+            "transformers 5.24, FineGrainedFP8",
             zero_scale=1.0,
         ),
         MantissaScaleRule(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import accumulate
 
 from mxcli.numerics.floats import FP32, FloatFormat
 from mxcli.numerics.formats import BlockFormat
@@ -169,14 +171,10 @@ def code_use_percent(m: Measurement) -> float | None:
 
 def _quantiles(bins: Histogram, value: Callable[[int], float | None]) -> dict[str, float | None]:
     """Return the value of the bin in which each quantile falls (nearest rank)."""
-    total, seen = bins.total, 0
-    found: dict[str, float | None] = dict.fromkeys(QUANTILES)
-    waiting = list(QUANTILES.items())
-    for at, count in bins.counted:
-        seen += count
-        while waiting and seen >= max(1, math.ceil(waiting[0][1] * total)):
-            found[waiting.pop(0)[0]] = value(at)
-    return found
+    counted = list(bins.counted)
+    total, seen = bins.total, list(accumulate(count for _, count in counted))
+    places = {name: bisect_left(seen, max(1, math.ceil(part * total))) for name, part in QUANTILES.items()}
+    return {name: value(counted[place][0]) if place < len(counted) else None for name, place in places.items()}
 
 
 def _rising(quantiles: dict[str, float | None]) -> dict[str, float | None]:
@@ -212,12 +210,18 @@ def block_sqnr_db(m: Measurement) -> dict[str, float | None]:
 
 def block_sqnr_histogram(m: Measurement) -> dict[str, int]:
     """Return the blocks by the whole dB below the middle of their bin; those without noise under `exact`."""
-    histogram = dict[str, int]()
+    histogram, keys = dict[str, int](), _whole_decibels()
     for at, count in m.stats.sqnr_bins.counted:
-        decibels = _decibels(at)
-        key = "exact" if decibels is None else str(math.floor(decibels))
+        key = keys[at]
         histogram[key] = histogram.get(key, 0) + count
     return histogram
+
+
+@cache
+def _whole_decibels() -> list[str]:
+    """Return the key of each bin."""
+    middles = map(_decibels, range(SQNR_BINS))
+    return ["exact" if decibels is None else str(math.floor(decibels)) for decibels in middles]
 
 
 def block_dynamic_range(m: Measurement) -> dict[str, float | None]:

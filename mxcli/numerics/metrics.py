@@ -355,7 +355,7 @@ def number_of(metrics: Mapping[str, Value], name: str) -> float | None:
 def judged_number(metrics: Mapping[str, Value], name: str) -> float | None:
     """Return the number to judge by: the metric, or what it tends to where the result is exact (an SQNR is infinite);
     None where there is neither."""
-    if metrics.get(name) is None and metrics["mse"] == 0:
+    if metrics.get(name) is None and metrics.get("mse") == 0:
         return METRICS[name].exact
     return number_of(metrics, name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, TypedDict
 
 from mxcli.errors import UsageError, did_you_mean, printable, together
@@ -166,7 +167,8 @@ def mantissa_rules(row: BlockFormat) -> list[str]:
     return [name for name, rule in _serving(row).items() if isinstance(rule, MantissaScaleRule)]
 
 
-def _serving(row: BlockFormat) -> dict[str, ScaleRule]:
+@cache
+def _serving(row: BlockFormat) -> Mapping[str, ScaleRule]:
     kind = scale_kind(row)
     found: list[ScaleRule] = [rule for rule in POWER_OF_TWO_SCALE_RULES.values() if kind != "narrow"]
     found += [rule for rule in MANTISSA_SCALE_RULES.values() if rule.scale == kind]

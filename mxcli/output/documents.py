@@ -106,6 +106,19 @@ DOCUMENTS: Final[Mapping[str, Fields[Document]]] = {
         _EFFORT,
         _MEASURED_TENSORS,
     ),
+    "evaluate.plan": keyed(
+        source=TEXT,
+        model=TEXT,
+        task=TEXT,
+        tokens=COUNT,
+        windows=COUNT,
+        context=COUNT,
+        candidates=array(TEXT),
+        bits_per_weight=array(NUMBER),
+        model_bytes=COUNT,
+        predictions_bytes=COUNT,
+        notes=array(TEXT),
+    ),
     "recommend.plan": Fields(
         _of(SOURCE),
         keyed(

@@ -118,6 +118,7 @@ def _page(row: Row, screen: Screen) -> list[str]:
             *_choices(row, screen),
             "",
             *_facts(row, screen),
+            *_exceptions(row, screen),
         ]
     if isinstance(row, Layout):
         held = _facts(row, screen, holds=", ".join(row.formats))
@@ -174,6 +175,11 @@ def _facts(
     **facts: str,
 ) -> list[str]:
     return facts_lines({**facts, "source": row.source}, screen)
+
+
+def _exceptions(dialect: Dialect, screen: Screen) -> list[str]:
+    """Return where the producer's bytes are others than ours, after a heading; nothing for none."""
+    return ["", "  where its bytes are others", *_listed(dialect.exceptions, screen)] if dialect.exceptions else []
 
 
 def _choices(dialect: Dialect, screen: Screen) -> list[str]:

@@ -25,6 +25,7 @@ RECORDS = {
     "training": "training.TRAINING",
     "products": "products.PRODUCTS",
     "inspect": "inspection.INSPECTION",
+    "evaluate": "evaluation.EVALUATION",
 }
 """The fields of each JSON that are not among `DOCUMENTS`: module and name."""
 

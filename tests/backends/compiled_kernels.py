@@ -52,6 +52,12 @@ def values(name: str, dtype: str) -> Kernel:
     return job.dequantize(job.piece(0, job.cut.units), NOWHERE, 1.0, 1.0).kernel
 
 
+def one_pass(name: str, dtype: str, to: str, size: int | None = None) -> Kernel:
+    """Return the kernel that quantizes and dequantizes a matrix, with a transform of a size or none."""
+    job = KernelJob(SHAPE, dtype, scheme_of(name, hadamard=size and find_hadamard(size)))
+    return job.quantize_dequantize(job.piece(0, job.cut.units), NOWHERE, to).kernel
+
+
 def reductions(dtype: str) -> list[Kernel]:
     """Return the kernels for amax and the noisiest blocks."""
     job = KernelJob(SHAPE, dtype, scheme_of("mxfp8"))
@@ -98,9 +104,13 @@ def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
                             kernel
                         )
         found[f"values of {name}"] = values(name, "BF16")
+        found[f"one pass of {name}"] = one_pass(name, "BF16", "BF16")
     for dtype in ("F32", "F16", "F64"):
         found[f"{dtype} codes of mxfp4"] = codes("mxfp4", None, capability)
         found[f"{dtype} values of mxfp6"] = values("mxfp6", dtype)
+        found[f"{dtype} one pass of mxfp4"] = one_pass("mxfp4", dtype, dtype)
+    for size in (16, 128):
+        found[f"one pass of mxfp8, hadamard-{size}"] = one_pass("mxfp8", "BF16", "BF16", size)
     for dtype in ("F32", "BF16", "F16", "F64"):
         found |= {f"{dtype} {kernel.name}": kernel for kernel in reductions(dtype)}
     for dtype in ("F32", "BF16", "F64"):
@@ -113,6 +123,7 @@ def kernels_for(capability: tuple[int, int]) -> dict[str, Kernel]:
 
 EXAMPLES = (
     *("codes of mxfp8_e4m3", "codes of nvfp4", "codes of mxfp4_e2m1 best", "codes of nvfp4_2d"),
+    *("one pass of nvfp4", "one pass of fp8_e4m3_128x128", "one pass of mxfp8, hadamard-16"),
     *("values of mxfp8_e4m3", "BF16 mx_amax", "F32 both axes of mxfp8", "amax of nvfp4, stochastic, hadamard-16"),
     "statistics of mxfp4_e2m1, with codes, mx_measure_rows",
     "statistics of fp8_e4m3, with codes, mx_measure_parts",

@@ -28,7 +28,8 @@ def digest_of(x: Array, scheme: Scheme) -> bytes:
     assert q.per_block is not None
     counts = [getattr(stats_of(q), field.name) for field in fields(Stats)]
     numbers = [list(count.counted) if isinstance(count, Histogram) else count for count in counts]
-    arrays = [q.packed, q.scales, cpu.dequantize(q), *(getattr(q.per_block, n) for n in q.per_block.__slots__)]
+    values = cpu.quantize_dequantize(x, "F32", scheme)
+    arrays = [q.packed, q.scales, cpu.dequantize(q), values, *(getattr(q.per_block, n) for n in q.per_block.__slots__)]
     text = repr((q.tensor_scale, q.tensor_encode, numbers)).encode()
     return hashlib.sha256(b"".join([text, *(a.tobytes() for a in arrays)])).digest()
 

@@ -14,7 +14,7 @@ import oracle
 from mxcli.backends import cpu
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import FORMATS, find_format
-from mxcli.numerics.mantissa_rules import ElementScaleFormula, MantissaScaleRule
+from mxcli.numerics.mantissa_rules import BlockScaleFormula, ElementScaleFormula, MantissaScaleRule
 from mxcli.numerics.scheme import Rules, Scheme, resolve, scale_kind, scale_rules
 from mxcli.numerics.stats import Stats
 
@@ -170,7 +170,9 @@ def _with_binary32_scales(x: Array, scheme: Scheme, rule: MantissaScaleRule) -> 
     with np.errstate(all="ignore"):
         wanted = oracle._finite(amax) / np.float32(fmt.max)
         times = rule.element_step is ElementScaleFormula.TIMES_D_OVER_A
-        encode = np.minimum(np.float32(fmt.max) / oracle._finite(amax), oracle.FLT_MAX)
+        largest, finite = np.float32(fmt.max), oracle._finite(amax)
+        by_product = rule.block_step is BlockScaleFormula.RECIPROCAL_OF_D_BY_A
+        encode = np.minimum(largest * (np.float32(1) / finite) if by_product else largest / finite, oracle.FLT_MAX)
         if times:
             wanted = np.where(amax == 0, np.float32(0), 1 / encode)
         scale = oracle._bfloat16(wanted) if rule.bf16_scale else wanted

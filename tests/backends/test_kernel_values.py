@@ -196,7 +196,10 @@ def test_binary32_scales() -> None:
     for rule, scale in values.items():
         assert quantized([3.0], "fp8_e4m3", rule).scales.tolist() == [[np.float32(scale)]]
     smallest = float(np.float32(1 / (448 * 512)))
-    zero = {"amax": 1.0, "amax-bf16": 2.0**-7, "amax-bf16-quotient": 1.0, "vllm-min": smallest}
+    zero = {
+        "amax": 1.0, "amax-eps": 2.0**-23, "amax-bf16": 2.0**-7, "amax-bf16-quotient": 1.0, "vllm-min": smallest,
+        "encode": 1.0, "encode-reciprocal": 1.0,
+    }  # fmt: skip
     for rule, scale in zero.items():
         assert quantized([0.0], "fp8_e4m3", rule).scales.tolist() == [[scale]]
 

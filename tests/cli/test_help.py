@@ -48,6 +48,7 @@ VARIED = {
     "--device",
     "--resume",
     "--layout",
+    "--recipe",
 }
 """Options whose help is about the verb."""
 MOST_PARAMETERS, MOST_LINES = 8, 40

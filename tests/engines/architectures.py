@@ -27,7 +27,8 @@ class Architecture:
     `images` of the tokens stand for an image. `draws` is False if the class's own weights are kept: those of layers
     without a norm before them, which others would saturate. Formats in `dense` load from compressed-tensors with
     dequantize=True only: transformers initializes these models by weights that packed layers do not have yet.
-    `refused` are formats that `--for transformers` refuses, with what it says.
+    `refused` are formats that `--for transformers` refuses, with what it says. `options` are those of quantize that the
+    model needs.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Architecture:
     draws: bool = True
     dense: Sequence[str] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[str] = ()
 
     def __str__(self) -> str:
         return "-".join([self.name, *map(str, self.changes)][:2])
@@ -56,6 +58,7 @@ def _images(name: str, changes: Mapping[str, Any], tokens: int, **more: Any) -> 
 _NOTHING = dict.fromkeys(("mxfp8", "nvfp4"), "nothing to quantize")
 _NO_LAYOUT = dict.fromkeys(("mxfp8", "nvfp4"), "is loaded by transformers")
 _NO_FP4 = dict.fromkeys(FP4, "is loaded by transformers")
+_KEEP = ("--on-indivisible", "keep")
 _HYBRID = ["mamba", "hybrid"] * 2
 _NEMOTRON = {"moe_shared_expert_intermediate_size": 128, "mamba_num_heads": 4, "ssm_state_size": 16, "n_groups": 1}
 _TOWER = {"image_size": 32, "patch_size": 16}
@@ -120,6 +123,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(EXPERTS, "Dots1ForCausalLM", {"n_shared_experts": 1}),
     Architecture(EXPERTS, "NemotronHForCausalLM", _NEMOTRON, refused=_NO_FP4),
     Architecture(EXPERTS, "JambaForCausalLM", {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_dt_rank": 32}),
+    Architecture(TEXT, "DeepseekV4ForCausalLM", refused=_NO_FP4, options=_KEEP),
+    Architecture(TEXT, "BailingHybridForCausalLM", refused=_NO_FP4),
     *_rows(STACKS, "GptOssForCausalLM JetMoeForCausalLM"),
     *_rows(
         STACKS,
@@ -308,6 +313,21 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         changes=_TOWER,
     ),
     Architecture(VISION, "ImageGPTForCausalImageModeling", refused=_NO_LAYOUT),
+    Architecture(
+        VISION,
+        "Swinv2ForImageClassification",
+        {
+            "image_size": 32,
+            "patch_size": 4,
+            "depths": [2],
+            "num_layers": 1,
+            "num_heads": [2],
+            "window_size": 4,
+            "embed_dim": 64,
+        },
+        PIXELS,
+        options=_KEEP,
+    ),
     Architecture(
         VISION,
         "SegformerForSemanticSegmentation",

@@ -162,12 +162,14 @@ def source(row: Architecture, folder: Path) -> Source:
     return Source(row, folder, loaded)
 
 
-def load(row: Architecture, folder: Path, *, dense: bool = False) -> Loaded:
-    """Load a checkpoint and run it; what a loader raises is its answer. `dense` dequantizes while loading."""
+def load(row: Architecture, folder: Path, *, dense: bool = False, like: Loaded | None = None) -> Loaded:
+    """Load a checkpoint and run it; what a loader raises is its answer. `dense` dequantizes while loading. Parameters
+    get the types that they have in `like`."""
     options = {"quantization_config": transformers.CompressedTensorsConfig(dequantize=True)} if dense else {}
     kind = getattr(transformers, row.name)
     try:
         model, info = kind.from_pretrained(folder, dtype="auto", output_loading_info=True, **options)
+        _set_types(model, {} if like is None else like.state)
         output = forward(model.eval(), row)
     except Exception as error:
         return Loaded(None, {}, (f"{type(error).__name__}: {error} ({_place(error)})",))
@@ -177,6 +179,15 @@ def load(row: Architecture, folder: Path, *, dense: bool = False) -> Loaded:
     if not torch.isfinite(output).all():
         found.append("its output is not finite")
     return Loaded(output, model.state_dict(), tuple(found))
+
+
+def _set_types(model: Any, state: Mapping[str, Any]) -> None:
+    """Give parameters the floating types that they have in a state. Of plain models transformers keeps some modules in
+    binary32, such as the convolutions of BailingHybrid, and not of quantized ones."""
+    for name, parameter in model.named_parameters():
+        kept = state.get(name)
+        if kept is not None and kept.dtype in (torch.bfloat16, torch.float32) and parameter.dtype != kept.dtype:
+            parameter.data = parameter.data.to(kept.dtype)
 
 
 def _place(error: BaseException) -> str:
@@ -192,7 +203,8 @@ def _names(keys: Any) -> str:
 def judge(model: Source, format: str, folder: Path, *options: str, dense: bool = False) -> Outcome:
     """Quantize, load (`dense` as in `load`), and compare with the values that mxcli scales back."""
     q, plain = folder / "q", folder / "plain"
-    said = mxcli("quantize", model.folder, "--format", format, "-o", q, "--threads", 1, "--json", *options)
+    words = ("--format", format, "-o", q, "--threads", 1, "--json", *model.row.options, *options)
+    said = mxcli("quantize", model.folder, *words)
     if said.code:
         return Outcome(said)
     manners = (("--deep",), ("--for", "transformers"), ("--against", model.folder))
@@ -200,7 +212,8 @@ def judge(model: Source, format: str, folder: Path, *options: str, dense: bool =
     scaled_back = mxcli("dequantize", q, "-o", plain)
     if scaled_back.code:
         return Outcome(said, (f"dequantize: {scaled_back.err}",), verified)
-    engine, reference = load(model.row, q, dense=dense), load(model.row, plain)
+    engine = load(model.row, q, dense=dense)
+    reference = load(model.row, plain, like=engine)
     weight_error, weights = measured(said)
     bound = allowed_error(weight_error, weights)
     faults = [*engine.faults, *(f"dequantized: {fault}" for fault in reference.faults)]
@@ -228,15 +241,33 @@ units of its last place."""
 def _differences(engine: Loaded, reference: Loaded, rounding: float) -> Iterator[str]:
     """Yield how a loaded model differs from the one of the values scaled back: in the `rounding` of its output only, if
     it loads right."""
+    found = {name: held(engine.state, name) for name in reference.state}
     wrong = [
         name
         for name, value in reference.state.items()
-        if name not in engine.state or not torch.equal(values_of(engine.state[name]).to(value.dtype), value)
+        if found[name] is None or not torch.equal(found[name].to(value.dtype), value)
     ]
     if wrong:
         yield f"{len(wrong)} of {len(reference.state)} parameters differ: {', '.join(wrong[:6])}"
     elif not relative_error(engine.output, reference.output) <= rounding:
         yield f"the output differs by {relative_error(engine.output, reference.output):.3g}, with equal parameters"
+
+
+_STACK = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def held(state: Mapping[str, Any], name: str) -> Any:
+    """The values of a parameter, or of the single experts that a loader holds instead of a stack; None without both."""
+    if name in state:
+        return values_of(state[name])
+    match, experts = _STACK.fullmatch(name), []
+    while match:
+        names = [f"{match[1]}.{len(experts)}.{part}.weight" for part in _PARTS[match[2]]]
+        if any(each not in state for each in names):
+            break
+        experts.append(torch.cat([values_of(state[each]) for each in names]).T)
+    return torch.stack(experts) if experts else None
 
 
 def values_of(value: Any) -> Any:

@@ -21,7 +21,7 @@ from mxcli.flows.write.restore import open_floats
 
 SHARD = "model.safetensors"
 GATE, UP = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
-_STORED = {"F32": np.float32, "BF16": np.uint16}
+_STORED = {"F32": np.float32, "BF16": np.uint16, "U32": np.uint32}
 
 Tensors = dict[str, Tensor]
 
@@ -55,9 +55,11 @@ def untouched(tensors: Tensors) -> None:
     """Changes nothing."""
 
 
-def verified(folder: Path, against: Path | None = None, tensor_parallel: int | None = None) -> Verification:
+def verified(
+    folder: Path, against: Path | None = None, tensor_parallel: int | None = None, engines: tuple[str, ...] = ()
+) -> Verification:
     """A checkpoint verified."""
-    subject = subject_of(open_checkpoint(folder), tensor_parallel)
+    subject = subject_of(open_checkpoint(folder), tensor_parallel, engines)
     originals = None if against is None else checked_originals(open_floats(against, requantize=True), subject)
     return verify_subject(
         folder.name,

@@ -101,12 +101,13 @@ class Check:
             yield from ((scheme, name) for name in self.samples if own or name in FOR_EVERY_RULE)
 
     def launches(self, scheme: Scheme, shape: tuple[int, ...], dtype: str) -> Iterator[Launch]:
-        """Yield a scheme's launches without and with statistics."""
+        """Yield a scheme's launches without and with statistics, and of values in one pass."""
         job = KernelJob(shape, dtype, scheme)
         piece, at = job.piece(0, job.cut.units), Addresses(*[ADDRESS] * 9)
         conversions = self.device.conversions
         yield job.quantize(piece, at, conversions)
         yield job.measure(piece, at, 1, conversions=conversions, codes=True)
+        yield job.quantize_dequantize(piece, at, dtype)
 
     def compile(self) -> Line:
         """Compile all kernels on all CPU cores, and time one alone."""
@@ -152,9 +153,12 @@ class Check:
                 wanted = cpu.quantize(x, dtype, scheme, per_block=True)
                 plain = self.gpu.quantize(x, dtype, scheme, stats=False)
                 found = differences(self.gpu.quantize(x, dtype, scheme, per_block=True), wanted)
+                passed = self.gpu.quantize_dequantize(x, dtype, scheme)
                 restored = self.gpu.dequantize(plain).tobytes() == cpu.dequantize(wanted).tobytes()
             if plain.packed.tobytes() != wanted.packed.tobytes() or plain.scales.tobytes() != wanted.scales.tobytes():
                 found.append("codes without statistics")
+            if passed.tobytes() != cpu.quantize_dequantize(x, dtype, scheme).tobytes():
+                found.append("values in one pass")
             if not restored:
                 found.append("dequantized")
             compared += 1

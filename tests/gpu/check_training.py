@@ -1,4 +1,5 @@
-"""The training features of check.py: stochastic rounding, transforms, given amax, both axes in one read."""
+"""The training features of check.py: stochastic rounding, transforms, given amax, both axes in one read, values in one
+pass."""
 
 from __future__ import annotations
 
@@ -54,6 +55,16 @@ def timed(resident: Backend, device: str, size: int) -> Iterator[tuple[str, str]
             one = _milliseconds(lambda r=scheme, a=amax: resident.quantize(x, "BF16", r, stats=False, tensor_amax=a))
             both = _milliseconds(lambda r=scheme: resident.quantize_both(x, "BF16", r))
             yield f"{name} {what} {size}x{size}", f"{one:.3f} ms along rows, {both:.3f} ms along both, amax included"
+    out = torch.empty_like(x)
+    copy = _milliseconds(lambda: out.copy_(x))
+    for name in (*NAMES, "mxfp4"):
+        scheme = resolve(name)
+        amax = 5.0 if scheme.format.tensor_scale else None
+        passed = _milliseconds(
+            lambda r=scheme, a=amax: resident.quantize_dequantize(x, "BF16", r, tensor_amax=a, out=out)
+        )
+        share = f"{100 * copy / passed:.0f} % of a copy's speed (goal 95 %; fp8_e4m3 reads twice)"
+        yield f"{name} values in one pass {size}x{size}", f"{passed:.3f} ms, {share}"
 
 
 def _scheme(name: str, size: int | None) -> Scheme:
@@ -67,6 +78,10 @@ def _of_arrays(gpu: Backend, x: np.ndarray, scheme: Scheme) -> list[str]:
     plain = gpu.quantize(x, "BF16", scheme, stream=STREAM, stats=False)
     if plain.packed.tobytes() != wanted.packed.tobytes():
         found.append("codes without statistics")
+    if gpu.quantize_dequantize(x, "BF16", scheme, stream=STREAM).tobytes() != (
+        cpu.quantize_dequantize(x, "BF16", scheme, stream=STREAM).tobytes()
+    ):
+        found.append("values in one pass")
     if gpu.dequantize(plain).tobytes() != cpu.dequantize(wanted).tobytes():
         found.append("dequantized")
     return found

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.network
 
 POWER_OF_TWO = ("floor", "ceil", "rceil", "even", "nearest", "ct-even1", "best")
 NEVER_SATURATE = ("ceil", "rceil")
-NOT_ASKED = ("best", "amax-bf16", "amax-bf16-scale", "amax-bf16-quotient", "encode", "vllm-min")
+NOT_ASKED = (
+    "best", "amax-eps", "amax-bf16", "amax-bf16-scale", "amax-bf16-quotient", "encode", "encode-reciprocal", "vllm-min",
+)  # fmt: skip
 """Rules that the oracle takes seconds for, or does not have."""
 
 # SQNR in dB that trained linear layers have, known before mxcli was.

@@ -20,14 +20,14 @@ RULES = {
     "torchao": ("rceil", "torchao", "amax-bf16-scale"),
     "torchao-casts": ("floor", "torchao", "amax"),
     "modelopt": ("rceil", "modelopt", "amax"),
-    "modelopt-bf16": ("rceil", "modelopt", "amax-bf16-quotient"),
-    "compressed-tensors": ("ct-even1", "ct", "amax"),
+    "modelopt-bf16": ("rceil", "modelopt", "amax"),
+    "compressed-tensors": ("ct-even1", "ct", "amax-eps"),
     "compressed-tensors-bf16": ("ct-even1", "ct-bf16", "amax-bf16"),
     "vllm": (None, "vllm", "vllm-min"),
-    "quark": ("even", None, None),
+    "quark": ("even", None, "amax-bf16"),
     "microxcaling": ("floor", None, None),
     "mx-paper": ("floor", None, None),
-    "transformers": (None, None, "encode"),
+    "transformers": ("rceil", None, "encode-reciprocal"),
     "auto-round": ("floor", "vllm", None),
     "auto-round-ct": (None, "auto-round", None),
     "nncf": ("rceil", "nncf", None),
@@ -45,8 +45,8 @@ MXFP4 = {
     "mlx": ProducerChoice("rceil"),
     "mlx-cpu": ProducerChoice("rceil", rounding="half-toward-zero", clear_zero_code=True),
     "mx-paper": ProducerChoice("floor", flush_subnormals=True),
-    "auto-round": ProducerChoice("floor", infinity_is_nan=True),
-    "nncf": ProducerChoice("rceil", min_exponent=-23, clear_zero_code=True),
+    "auto-round": ProducerChoice("floor", clear_zero_input=True, infinity_is_nan=True),
+    "nncf": ProducerChoice("rceil", min_exponent=-23),
     "gguf": ProducerChoice("floor", rounding="half-toward-zero", clear_zero_code=True),
     "ocp": ProducerChoice("floor"),
 }
@@ -81,6 +81,13 @@ def test_transformer_engine_scales_blocks_by_powers_of_two() -> None:
     assert [rule("te", "fp32", "e4m3", block) for block in blocks] == ["encode", "encode", "rceil", "rceil"]
 
 
+def test_modelopt_rounds_the_quotient_by_a_scale_of_a_whole_bfloat16_tensor() -> None:
+    blocks = ("tensor", "channel", "1x128", "128x128")
+    rules = [rule("modelopt-bf16", "fp32", "e4m3", block) for block in blocks]
+    assert rules == ["amax-bf16-quotient", "amax", "amax", "amax"]
+    assert [rule("modelopt", "fp32", "e4m3", block) for block in blocks] == ["amax"] * 4
+
+
 @pytest.mark.parametrize("dialect", ["te", "torchao", "torchao-casts"])
 def test_byte_0_does_not_divide_by_its_own_value(dialect: str) -> None:
     choice = DIALECTS[dialect].choice("e8m0", "e4m3", "1x32")
@@ -90,7 +97,7 @@ def test_byte_0_does_not_divide_by_its_own_value(dialect: str) -> None:
 
 def test_every_choice_names_rows_that_exist() -> None:
     for row in DIALECTS.values():
-        assert row.choices.keys() <= {"e8m0", "narrow", "fp32", "fp32 1x128", "fp32 128x128"}
+        assert row.choices.keys() <= {"e8m0", "narrow", "fp32", "fp32 tensor", "fp32 1x128", "fp32 128x128"}
         for kind, elements in row.choices.items():
             assert elements.keys() <= {ANY, *ELEMENTS}
             for choice in elements.values():

@@ -18,7 +18,9 @@ POWER_OF_TWO = ["floor", "ceil", "rceil", "even", "nearest", "ct-even1", "best"]
 ANY_NARROW = ["te", "paper", "torchao", "modelopt", "ct", "ct-bf16", "vllm", "best", "unbiased", "auto-round", "nncf"]
 FOUR_AND_SIX = ["four-over-six-mse", "four-over-six-mae", "four-over-six-max", "static-6", "static-4"]
 NARROW = [*ANY_NARROW[:7], *FOUR_AND_SIX, *ANY_NARROW[7:]]
-BINARY32 = ["amax", "amax-bf16", "amax-bf16-scale", "amax-bf16-quotient", "encode", "vllm-min"]
+BINARY32 = [
+    "amax", "amax-eps", "amax-bf16", "amax-bf16-scale", "amax-bf16-quotient", "encode", "encode-reciprocal", "vllm-min",
+]  # fmt: skip
 WITHOUT_EVEN = [rule for rule in POWER_OF_TWO if rule != "even"]
 
 

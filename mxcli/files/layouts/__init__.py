@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mxcli.errors import UsageError, did_you_mean, printable
+from mxcli.files.layouts.auto_round import AUTO_ROUND
 from mxcli.files.layouts.casts import CASTS
 from mxcli.files.layouts.comfy import COMFY
 from mxcli.files.layouts.compressed_tensors import COMPRESSED_TENSORS
@@ -21,6 +22,7 @@ from mxcli.files.layouts.layout import (
     quantized_from,
     refusal,
 )
+from mxcli.files.layouts.mistral import MISTRAL
 from mxcli.files.layouts.mlx import MLX
 from mxcli.files.layouts.modelopt import MODELOPT
 from mxcli.files.layouts.mxcli import MXCLI
@@ -50,7 +52,20 @@ __all__ = [
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
-    for layout in (COMPRESSED_TENSORS, MODELOPT, FP8, GPT_OSS, QUARK, TORCHAO, TORCHAO_PLAIN, COMFY, GGUF, MLX, MXCLI)
+    for layout in (
+        COMPRESSED_TENSORS,
+        MODELOPT,
+        FP8,
+        GPT_OSS,
+        QUARK,
+        AUTO_ROUND,
+        TORCHAO,
+        TORCHAO_PLAIN,
+        COMFY,
+        GGUF,
+        MLX,
+        MXCLI,
+    )
 }
 PREFERRED = COMPRESSED_TENSORS
 """The default layout if it holds the format and most of the weights; else MXCLI."""
@@ -69,4 +84,4 @@ def find_layout(name: str) -> Layout:
 
 def layout_of_dialect(dialect: str | None) -> Layout | None:
     """Return the layout that reads files of a dialect; None without one."""
-    return next((layout for layout in (*LAYOUTS.values(), CASTS) if dialect in layout.dialects), None)
+    return next((layout for layout in (*LAYOUTS.values(), CASTS, MISTRAL) if dialect in layout.dialects), None)

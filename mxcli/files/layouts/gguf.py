@@ -187,6 +187,7 @@ GGUF = Layout(
     weights=_weights,
     foreign=_foreign,
     dialects=("gguf",),
+    stack_names=lambda config: "{module}.experts.{part}",
     kind=KIND,
 )
 

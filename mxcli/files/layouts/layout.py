@@ -171,6 +171,9 @@ class Layout:
     loaders leave plain (None: there is no list), `hazards` what they silently get wrong, `transforms` what they apply
     to weights or activations besides scales. `known_settings` are those of its configuration whose values loaders know.
 
+    `stack_names(config)` is the template of the names of stacks of experts, of `module` and `part`, where its loaders
+    take those (None: they take single experts).
+
     `settings_keys` are the keys of config.json that hold the settings, each all of them.
 
     `dialects` are the names that files in this layout are recognized by; with `needs_config` they cannot be read
@@ -204,6 +207,7 @@ class Layout:
     hazards: Callable[[OnDisk, Sequence[Weight]], list[Hazard]] = lambda disk, weights: []
     transforms: Callable[[OnDisk], Transforms] = lambda disk: Transforms()
     known_settings: Sequence[KnownSetting] = ()
+    stack_names: Callable[[Config], str | None] = lambda config: None
     fused_by: str = ""
     fuses: bool = True
     marked: Mapping[str, str] = field(default_factory=lambda: FP8_MARKED)

@@ -211,6 +211,8 @@ def _remarks(weights: Sequence[Weight]) -> list[str]:
     ]
 
 
+STACKED = {"qwen3_moe": "{module}.switch_mlp.{part}", "gpt_oss": "{module}.experts.{part}"}
+"""The names of stacks by model type, where mlx-lm does not put them together itself from quantized matrices."""
 _MODE_NAMES = (*_BY_NAME, AFFINE)
 _ANY_LAYER = r"(?:[^\n]+\n)?"
 MLX_SETTINGS = (
@@ -235,5 +237,6 @@ MLX = Layout(
     remarks=_remarks,
     hazards=_hazards,
     known_settings=MLX_SETTINGS,
+    stack_names=lambda config: STACKED.get(str(config.get("model_type"))),
     taken=("embedding", "router"),
 )

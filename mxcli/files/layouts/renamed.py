@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,23 @@ RENAMED = (
     ),
 )
 """The rows apply to every model: a name that the model does not have matches nothing."""
-_COMPILED = tuple((re.compile(row.stored), row.called) for row in RENAMED)
-_SOME = re.compile("|".join(f"(?:{re.sub(r'[(](?![?])', '(?:', row.stored)})" for row in RENAMED))
-"""One expression for all rows: few names need the rows themselves."""
 
 
 @lru_cache(maxsize=1 << 16)
 def names_of(module: str) -> Sequence[str]:
     """Return the names of a module: in files, and in transformers if it has another one there."""
-    if not _SOME.search(module):
+    if not _any_row().search(module):
         return (module,)
-    others = (pattern.sub(called, module) for pattern, called in _COMPILED)
+    others = (pattern.sub(called, module) for pattern, called in _rows())
     return tuple(dict.fromkeys((module, *others)))
+
+
+@cache
+def _any_row() -> re.Pattern[str]:
+    """Return one expression for all rows: few names need the rows themselves."""
+    return re.compile("|".join(f"(?:{re.sub(r'[(](?![?])', '(?:', row.stored)})" for row in RENAMED))
+
+
+@cache
+def _rows() -> Sequence[tuple[re.Pattern[str], str]]:
+    return [(re.compile(row.stored), row.called) for row in RENAMED]

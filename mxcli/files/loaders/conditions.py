@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mxcli.files.loaders.model_types import RENAMED_ON_LOAD, STACKS
+from mxcli.files.loaders.model_types import EXPERTS_APART, RENAMED_ON_LOAD, STACKS
 from mxcli.files.loaders.rule import Condition, Loading, Place
 from mxcli.files.loaders.tensor_parallel import uncut
 from mxcli.files.models.names import is_expert, names_of_model, title_of_model
@@ -22,6 +22,7 @@ GROUP = 128
 _OWN_NAME = re.compile(r"model\.(language_model|vision_tower|visual|audio_tower|multi_modal_projector)\.")
 """The beginnings of names that transformers itself gives."""
 _MLP = re.compile(r"\.(ffn_|mlp\.)")
+_SHARED = ".shared_expert."
 Places = Sequence[Place]
 
 
@@ -81,6 +82,12 @@ def _torn(loading: Loading, weights: Sequence[Weight]) -> Iterator[Place]:
         found = {name: formats.get(name, "plain") for name in members}
         if len(set(found.values())) > 1 and not own.isdisjoint(found):
             yield Place(key, ", ".join(f"{name.split('.')[-2]} {format}" for name, format in found.items()))
+
+
+def _unshared(loading: Loading, weights: Sequence[Weight]) -> Places:
+    own = {weight.name for weight in weights}
+    shown = (key for key in loading.unshared if key not in loading.fused or not own.isdisjoint(loading.fused[key]))
+    return [Place(key, "different scales") for key in shown]
 
 
 def _expert(weight: Weight) -> str | None:
@@ -158,6 +165,16 @@ def _split_stacks(loading: Loading, weights: Sequence[Weight]) -> Places:
     return [Place(weight.name, "an expert") for weight in weights if is_expert(weight.name)]
 
 
+def _plain_stacks(loading: Loading, weights: Sequence[Weight]) -> Places:
+    """Return the layers with a shared expert of which no single expert is quantized."""
+    if loading.config.get("model_type") not in EXPERTS_APART or not weights:
+        return []
+    names = [*(weight.name for weight in loading.weights), *loading.plain]
+    layers = dict.fromkeys(name.partition(_SHARED)[0] for name in names if _SHARED in name)
+    split = {weight.name.partition(".experts.")[0] for weight in loading.weights if is_expert(weight.name)}
+    return [Place(f"{layer}.experts", "plain stacks") for layer in layers if layer not in split]
+
+
 def _unserved(loading: Loading, weights: Sequence[Weight]) -> Places:
     names, title = names_of_model(loading.config), title_of_model(loading.config)
     return [] if title is None or names & SERVED else [Place(_CONFIG, f"the model is {title}")]
@@ -174,6 +191,17 @@ def _no_diffusion(loading: Loading, weights: Sequence[Weight]) -> Places:
 def _model_type(loading: Loading, weights: Sequence[Weight]) -> Places:
     found = loading.config.get("model_type")
     return [] if found == "gpt_oss" or not weights else [Place("config.json", f"model_type is {found or 'not stated'}")]
+
+
+EXPERT_WIDTH = 768
+"""The width of experts that transformers assumes of the architecture qwen3moe in GGUF files."""
+
+
+def _other_width(loading: Loading, weights: Sequence[Weight]) -> Places:
+    width = loading.config.get("moe_intermediate_size")
+    if loading.config.get("model_type") != "qwen3_moe" or width == EXPERT_WIDTH:
+        return []
+    return [Place(_CONFIG, f"moe_intermediate_size is {width}")]
 
 
 PARTIAL_INPUTS = Condition(f"a layer's inputs are not a multiple of {GROUP}", _each(_partial_inputs), of_weights=True)
@@ -203,12 +231,19 @@ TORN = Condition(
 )
 UNSHARED = Condition(
     "members of a fused set have different scales",
-    lambda loading, weights: [Place(key, "different scales") for key in loading.unshared],
+    _unshared,
 )
+OTHER_WIDTH = Condition(f"experts of qwen3_moe are not {EXPERT_WIDTH} wide", _other_width)
 EXPERTS = Condition("the model has experts", _each(_expert), of_weights=True)
 SPLIT_STACKS = Condition("stacks of experts are divided into experts", _split_stacks, of_weights=True)
 RENAMED = Condition("quantized layers have other names in memory", _renamed, of_weights=True)
 LARGE_EXPERTS = Condition("an expert has several blocks", _each(_expert_of_several_blocks), of_weights=True)
+EXPERTS_OF_STACKS = Condition("a model whose single experts it does not join has plain stacks of them", _plain_stacks)
+KEYS_OF_HEADS = Condition(
+    "the keys and values of all heads are one quantized layer (kv_b_proj)",
+    _each(lambda weight: "of all heads" if weight.name.endswith(".kv_b_proj.weight") else None),
+    of_weights=True,
+)
 DENSE = Condition(
     "layers other than experts are quantized",
     _each(lambda weight: None if is_expert(weight.name) else "not an expert"),

@@ -12,13 +12,14 @@ from mxcli.errors import UsageError, did_you_mean, printable
 class Engine:
     """A loader: its name on the command line, its own spelling, and the version that its rules are of ("": rules of it
     are of its documents, without a version). `of_diffusion`: it loads models of diffusers only, or (False) all others
-    only."""
+    only. `joins`: it joins fused sets into one matrix."""
 
     name: str
     title: str
     version: str = ""
     aliases: tuple[str, ...] = ()
     of_diffusion: bool | None = None
+    joins: bool = False
 
     def __str__(self) -> str:
         return f"{self.title} {self.version}".rstrip()
@@ -27,10 +28,10 @@ class Engine:
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("vllm", "vLLM", "0.33.0"),
-        Engine("sglang", "SGLang", "0.5.23", aliases=("sgl",)),
+        Engine("vllm", "vLLM", "0.33.0", joins=True),
+        Engine("sglang", "SGLang", "0.5.23", aliases=("sgl",), joins=True),
         Engine("transformers", "transformers", "5.24.0", aliases=("hf",), of_diffusion=False),
-        Engine("tensorrt-llm", "TensorRT-LLM", aliases=("trtllm", "trt-llm", "tensorrt")),
+        Engine("tensorrt-llm", "TensorRT-LLM", aliases=("trtllm", "trt-llm", "tensorrt"), joins=True),
         Engine("llama.cpp", "llama.cpp", "b11549", aliases=("llamacpp", "llama-cpp")),
         Engine("mlx", "mlx-lm", "0.32.2", aliases=("mlx-lm",)),
         Engine("torchao", "torchao", "0.18.0", aliases=("ao",)),

@@ -14,6 +14,8 @@ MULTIPLIED = ("falcon", "rwkv", "mamba")
 """Those whose forward takes weights out of their layers."""
 STACKS = ("llama4", "llama4_text", "qwen3_vl_moe", "qwen3_vl_moe_text", "aria", "aria_text")
 """Those whose experts are stacks in files too, [expert, in, out], so that it joins no single experts."""
+EXPERTS_APART = ("llama4", "llama4_text")
+"""Those whose experts it takes one by one from compressed-tensors, and keeps so."""
 RENAMED_ON_LOAD = tuple(
     """
     altclip aria audio-spectrogram-transformer audioflamingo3 axk2 bailing_hybrid beit chmv2 cohere_asr

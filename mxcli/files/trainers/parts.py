@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mxcli.errors import InputError, printable
+from mxcli.files.nested import flatten
 from mxcli.files.tensors import LeftOut, sized
-from mxcli.files.weights_only import flatten
 
 MOST_DEEP = 4
 

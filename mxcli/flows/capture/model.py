@@ -26,7 +26,8 @@ from mxcli.files.model_files import CONFIG
 CHUNK_CHARACTERS = 1 << 20
 BYTES = "bytes"
 
-Encode = Callable[[str], Sequence[int]]
+Encode = Callable[[Any], Sequence[int]]
+"""What makes tokens of a text, or of the messages of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +180,13 @@ def model_outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
             f"{shown}: its {CONFIG} states {printable(excess)}, and {len(checkpoint.tensors):,} tensors are here; give "
             f"the {CONFIG} that belongs to the weights."
         )
-    with _transformers(shown, f"read its {CONFIG}"):
+    with silenced(shown, f"read its {CONFIG}"):
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
     name = dtype or _own_dtype(config, checkpoint)
     torch_dtype = getattr(torch, _TORCH[name])
-    with _transformers(shown, "make a causal language model of it"), torch.device("meta"):
+    with silenced(shown, "make a causal language model of it"), torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, dtype=torch_dtype, trust_remote_code=False)
     settings = config.get_text_config()
     embeddings = empty.get_input_embeddings()
@@ -208,7 +209,7 @@ def load_model(outline: ModelOutline, device: str) -> tuple[Any, tuple[str, ...]
 
     shown, kind = printable(outline.folder), type(outline.empty).__name__
     dtype = getattr(torch, _TORCH[outline.dtype])
-    with _transformers(shown, f"load {outline.nbytes:,} bytes of weights"):
+    with silenced(shown, f"load {outline.nbytes:,} bytes of weights"):
         from transformers import AutoModelForCausalLM
 
         model, loading = AutoModelForCausalLM.from_pretrained(
@@ -242,13 +243,15 @@ def tokenizer(outline: ModelOutline) -> Encode | None:
     if not any((outline.folder / name).is_file() for name in TOKENIZER_FILES):
         return None
     shown, files = printable(outline.folder), [name for name in TOKENIZER_FILES if (outline.folder / name).is_file()]
-    with _transformers(shown, f"load its tokenizer ({', '.join(files)})"):
+    with silenced(shown, f"load its tokenizer ({', '.join(files)})"):
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(outline.folder, **_LOCAL)
 
-    def encode(text: str) -> list[int]:
-        with _transformers(shown, f"make tokens with its tokenizer ({', '.join(files)})"):
+    def encode(text: Any) -> list[int]:
+        with silenced(shown, f"make tokens with its tokenizer ({', '.join(files)})"):
+            if not isinstance(text, str):
+                return list(loaded.apply_chat_template(text, tokenize=True, return_dict=False))
             return list(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     return encode
@@ -317,7 +320,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def _transformers(shown: str, task: str) -> Iterator[None]:
+def silenced(shown: str, task: str) -> Iterator[None]:
     """Silence transformers, and what it imports, except for errors, and report in one sentence what it cannot do.
 
     For calls of transformers only: other failures are not faults of the input, nor are those of the machine, which have

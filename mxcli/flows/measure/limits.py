@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mxcli.errors import LimitError, UsageError, did_you_mean, printable
@@ -52,15 +52,15 @@ class Limits:
     unevaluated: tuple[str, ...] = ()
 
 
-def parse_condition(text: str) -> Condition:
-    """Return the condition that an expression states: comparisons (< <= > >= == !=) of metrics with numbers or metrics,
-    joined by `and` and `or`, with parentheses.
+def parse_condition(text: str, known: Collection[str] = NUMBERS) -> Condition:
+    """Return the condition that an expression states: comparisons (< <= > >= == !=) of metrics (those of tensors, or
+    others that are `known`) with numbers or metrics, joined by `and` and `or`, with parentheses.
 
     Raises UsageError for anything else; nothing of it is ever executed.
     """
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-        metrics = tuple(dict.fromkeys(_names_in(tree, text)))
+        metrics = tuple(dict.fromkeys(_names_in(tree, text, known)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _unreadable(text, "it is not a comparison") from error
     if not metrics:
@@ -104,34 +104,34 @@ def limit_error(limits: Limits) -> LimitError:
     return LimitError(headline + _WAY_OUT if unevaluated else headline, problems)
 
 
-def _names_in(node: ast.expr, text: str) -> Iterator[str]:
+def _names_in(node: ast.expr, text: str, known: Collection[str]) -> Iterator[str]:
     """Yield the metrics of an expression; raises UsageError if it is not a valid condition."""
     if isinstance(node, ast.BoolOp):
         for value in node.values:
             if not isinstance(value, (ast.BoolOp, ast.Compare)):
                 raise _unreadable(text, f"'{printable(ast.unparse(value))}' is not a comparison")
-            yield from _names_in(value, text)
+            yield from _names_in(value, text, known)
     elif isinstance(node, ast.Compare):
         unknown = [op for op in node.ops if type(op) not in _COMPARISONS]
         if unknown:
             raise _unreadable(text, "it compares by something else than < <= > >= == !=")
         for side in (node.left, *node.comparators):
             if isinstance(side, ast.Name):
-                yield _known(side.id, text)
+                yield _known(side.id, text, known)
             elif _number(side) is None:
                 raise _unreadable(text, f"'{printable(ast.unparse(side))}' is neither a metric nor a number")
     else:
         raise _unreadable(text, f"'{printable(ast.unparse(node))}' is not a comparison")
 
 
-def _known(name: str, text: str) -> str:
-    if name in NUMBERS:
+def _known(name: str, text: str, known: Collection[str]) -> str:
+    if name in known:
         return name
-    if name in METRICS:
+    if known is NUMBERS and name in METRICS:
         raise UsageError(f"--fail-on '{printable(text)}': {name} is not one number, so it cannot be compared.")
     raise UsageError(
-        f"--fail-on '{printable(text)}': no metric is called {printable(name)}; `mxcli explain` lists them."
-        f"{did_you_mean(name, NUMBERS)}"
+        f"--fail-on '{printable(text)}': no metric is called {printable(name)}; "
+        f"{'`mxcli explain` lists them' if known is NUMBERS else ', '.join(known)}.{did_you_mean(name, known)}"
     )
 
 

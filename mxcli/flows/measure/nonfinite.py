@@ -12,6 +12,9 @@ from mxcli.numerics.blocks import COLUMN
 from mxcli.numerics.estimates import Counted
 from mxcli.numerics.stats import Stats
 
+CORRECT = "Correct it in the source, or use --no-verify to write it as it is."
+"""The ways out for plain tensors."""
+
 
 def nonfinite_values(
     count: int, elements: int, shape: Sequence[int], first: int, part: str = "", *, dtype: str = ""
@@ -29,6 +32,23 @@ def nonfinite_values(
 def nonfinite_refusal(name: str, values: str) -> str:
     """Return the refusal of a tensor with such `values`, with the ways out."""
     return f"{printable(name)}: {values}. Use --nonfinite saturate or nan-block, or --exclude '{printable(name)}'."
+
+
+def unsound_refusal(name: str, values: str, *, has_nan: bool) -> str:
+    """Return the refusal of a tensor to quantize whose `values` would leave an output that `mxcli verify` calls not
+    sound, with the ways out."""
+    shown = printable(name)
+    if not has_nan:
+        return f"{shown}: {values}. Use --nonfinite saturate, which stores infinities as the largest value."
+    return (
+        f"{shown}: {values}. No code stands for NaN: correct it in the source, or use --no-verify with --nonfinite "
+        f"saturate or nan-block, or with --exclude '{shown}', for an output that `mxcli verify` calls not sound."
+    )
+
+
+def plain_refusal(name: str, values: str, way_out: str = CORRECT) -> str:
+    """Return the refusal of a plain tensor with such `values`, with the ways out."""
+    return f"{printable(name)}: {values}, and `mxcli verify` would call the output not sound. {way_out}"
 
 
 def nonfinite_refusals(planned: TensorPlan, counted: Counted) -> list[str]:

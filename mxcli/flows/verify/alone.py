@@ -16,7 +16,13 @@ from mxcli.flows.verify.checks.layers import LAYER_CHECKS, Layers
 from mxcli.flows.verify.checks.model import MODEL_CHECKS
 from mxcli.flows.verify.checks.model_rows import USUAL
 from mxcli.flows.verify.checks.parameters import PARAMETER_CHECKS, parameters_of
-from mxcli.flows.verify.checks.plain import PLAIN_CHECKS, plain_tensors, summarize_plain
+from mxcli.flows.verify.checks.plain import (
+    CERTAIN_PLAIN_CHECKS,
+    COPIED_CHECKS,
+    PLAIN_CHECKS,
+    plain_tensors,
+    summarize_plain,
+)
 from mxcli.flows.verify.checks.record import RECORD_CHECKS, Recorded, threads
 from mxcli.flows.verify.checks.siblings import PLAIN_SIBLING_CHECKS, SIBLING_CHECKS, PlainSiblings, Profiled
 from mxcli.flows.verify.checks.text_model import Model
@@ -82,10 +88,12 @@ def check_alone(
     summaries: Mapping[str, TensorSummary],
     findings: Findings,
     *,
+    copies: frozenset[str] = frozenset(),
     deep: bool = False,
 ) -> Coverage:
-    """Run the checks that need no source and are not of one weight; return what was checked. With `deep` transformers
-    builds the model that config.json states, which takes seconds."""
+    """Run the checks that need no source and are not of one weight; return what was checked. `copies` are plain tensors
+    that were compared with a source and have its values. With `deep` transformers builds the model that config.json
+    states, which takes seconds."""
     if subject.record.is_there:
         findings.run(RECORD_CHECKS, recorded)
     else:
@@ -97,13 +105,13 @@ def check_alone(
         findings.run(SIBLING_CHECKS, Profiled(subject, profiles))
     else:
         findings.skip(SIBLING_CHECKS, "every weight is proven by the record or the source")
-    _check_plain(subject, findings)
+    _check_plain(subject, recorded.proven | copies, findings)
     findings.run(MODEL_CHECKS, Model(subject, expected))
     foreign = _check_foreign(subject, findings)
     return _coverage(subject, recorded, foreign, _check_parameters(subject, findings, deep=deep))
 
 
-def _check_plain(subject: Subject, findings: Findings) -> None:
+def _check_plain(subject: Subject, proven: frozenset[str], findings: Findings) -> None:
     quantized = frozenset(part.entry.name for stored in subject.weights.values() for part in stored.contents)
     infos = plain_tensors(subject.checkpoint, quantized)
     amax: dict[str, float] = {}
@@ -111,9 +119,10 @@ def _check_plain(subject: Subject, findings: Findings) -> None:
         for at in range(0, len(infos), _PLAIN_AT_ONCE):
             batch = infos[at : at + _PLAIN_AT_ONCE]
             for plain in pool.map(lambda info: summarize_plain(subject.checkpoint, info), batch):
-                findings.run(PLAIN_CHECKS, plain)
+                is_proven = plain.info.name in proven
+                findings.run((*CERTAIN_PLAIN_CHECKS, *COPIED_CHECKS) if is_proven else PLAIN_CHECKS, plain)
                 amax[plain.info.name] = plain.amax
-    findings.run(PLAIN_SIBLING_CHECKS, PlainSiblings(amax))
+    findings.run(PLAIN_SIBLING_CHECKS, PlainSiblings(amax, proven))
 
 
 _PLAIN_AT_ONCE = 64

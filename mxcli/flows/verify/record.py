@@ -9,7 +9,7 @@ from pathlib import Path
 from mxcli.errors import InputError, UsageError, printable
 from mxcli.files.hashes import ContentHash
 from mxcli.files.model_files import RECORD
-from mxcli.files.record import SOURCE_HASHES, OutputRecord, is_hashes, record_content, stated_record
+from mxcli.files.record import SOURCE_HASHES, OutputRecord, is_hashes, record_in
 from mxcli.files.record_schema import CONVERTED_FROM, ORIGIN, REQUANTIZED_FROM
 from mxcli.numerics.formats import find_format
 
@@ -47,12 +47,11 @@ class Record:
 def read_record(root: Path) -> Record:
     """Return the record of a directory; an empty one if it is missing, one with faults if it cannot be read."""
     try:
-        content = record_content(root)
+        stated = record_in(root)
     except InputError as error:
         return Record(is_there=True, faults={RECORD: printable(error.reasons[0])})
-    if content is None:
+    if stated is None:
         return Record()
-    stated = stated_record(content)
     return Record(
         is_there=True,
         layout=str(stated.content.get("layout", "")),

@@ -35,7 +35,7 @@ from mxcli.flows.verify.alone import Coverage, check_alone, summaries_of
 from mxcli.flows.verify.checks.accounting import ACCOUNTING_CHECKS
 from mxcli.flows.verify.checks.check import PROBLEM, Check, Findings, Result
 from mxcli.flows.verify.checks.config import DEVICE_CHECKS, skipped_ignored
-from mxcli.flows.verify.checks.fused import FUSED_CHECKS, Summarized
+from mxcli.flows.verify.checks.fused import FUSED_CHECKS, Summarized, unshared_sets
 from mxcli.flows.verify.checks.loaders import LOADER_CHECKS, Judged, by_rules
 from mxcli.flows.verify.checks.model_config import MODEL_CONFIG_CHECKS
 from mxcli.flows.verify.checks.record import Hashing, threads
@@ -127,7 +127,7 @@ def memory_to_verify(subject: Subject, originals: Originals | None = None) -> Ne
             for info, original in plain
             if original is not None and info.name not in subject.weights
         ]
-    # Each thread holds a tensor while it hashes it.
+    # Each thread holds a plain tensor while it looks at its values.
     largest = max((info.nbytes for info in subject.checkpoint.tensors.values()), default=0)
     return need_of(working, threads() * largest)
 
@@ -174,9 +174,6 @@ def verify_subject(
     findings = Findings()
     with Hashing(subject) as hashing, _watching(subject, originals) as hashes:
         findings.run(CHECKPOINT_CHECKS, subject)
-        judged = by_rules(subject)
-        if judged is not None:
-            findings.run(LOADER_CHECKS, judged)
         tracer, weights, doubts = Tracer(backend, _producer(subject), stated=stated_schemes(subject)), [], []
         amaxes = Amaxes(backend, originals, subject)
         total, done = sum(stored.nbytes for stored in subject.weights.values()), 0
@@ -193,9 +190,14 @@ def verify_subject(
     exact = {each.name for each in weights if each.provenance is not None and each.provenance.exact}
     settle(doubts, recorded.proven, exact, findings)
     summaries = {each.name: _unproven(each.summary, each.name in exact) for each in weights}
-    coverage = check_alone(subject, recorded, summaries, findings, deep=deep)
+    copies = frozenset[str]() if compared is None else compared.copies
+    coverage = check_alone(subject, recorded, summaries, findings, copies=copies, deep=deep)
     weights = _most_frequent(subject, weights, tracer, amaxes, originals)
-    findings.run(FUSED_CHECKS, Summarized(subject, {each.name: each.summary for each in weights}))
+    summaries = {each.name: each.summary for each in weights}
+    judged = by_rules(subject, unshared_sets(subject, summaries))
+    if judged is not None:
+        findings.run(LOADER_CHECKS, judged)
+    findings.run(FUSED_CHECKS, Summarized(subject, summaries, () if judged is None else judged.verdicts))
     if compared is not None:
         findings.run((*SOURCE_CHECKS, *ACCOUNTING_CHECKS, *MODEL_CONFIG_CHECKS), compared)
     if compared is not None and not compared.other_tensors:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import itemgetter
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from mxcli.numerics.formats import BlockFormat
 
 SLAB_ELEMENTS = 1 << 22
 """Approximate number of elements processed at a time."""
+_CACHED_ELEMENTS = 1 << 17
+"""The number of elements whose ranks the memory next to a processor holds."""
 NOT_FINITE = 255
 """The rank of codes that are NaN or infinite."""
 _NARROW = 64
@@ -33,6 +36,17 @@ def scale_values(fmt: FloatFormat, scales: Array) -> Array:
         return np.asarray(scales, np.float64)
     values: Array = _values(fmt).take(scales)
     return values
+
+
+def scales_that(are: Callable[[Array], Array], fmt: FloatFormat, scales: Array) -> Array:
+    """Return which scales have values of a kind: mostly none, as the least and the largest code show."""
+    if fmt is FP32:
+        return are(scale_values(fmt, scales))
+    codes = are(_values(fmt))
+    if not scales.size or not codes[scales.min() : int(scales.max()) + 1].any():
+        return np.zeros(scales.shape, bool)
+    marked: Array = codes.take(scales)
+    return marked
 
 
 @cache
@@ -86,7 +100,7 @@ def ranks_by_block(q: Quantized) -> tuple[Array, int]:
     not finite."""
     ranks = np.zeros(grid_of(q).shape, np.uint8)
     with_nan, bad = bool((magnitude_ranks(q.format.element) == NOT_FINITE).any()), 0
-    for part, (index, at) in slabs(q):
+    for part, (index, at) in slabs(q, _CACHED_ELEMENTS):
         units, across = _pairs_ranked(part)
         if with_nan:
             bad += int(np.count_nonzero(units == NOT_FINITE))
@@ -99,7 +113,7 @@ def between_by_block(q: Quantized) -> Array:
     """Return the blocks, in the folded grid, with a code that is finite, not zero, and not the largest."""
     found = np.zeros(grid_of(q).shape, bool)
     top = len(magnitudes(q.format.element)) - 1
-    for part, (index, at) in slabs(q):
+    for part, (index, at) in slabs(q, _CACHED_ELEMENTS):
         ranks = _ranked(part)
         found[index, at] |= blocks_of((ranks > 0) & (ranks < top), part.format.block)
     return found
@@ -127,8 +141,13 @@ def _pair_ranks(element: FloatFormat) -> Array:
 
 @cache
 def _ranks_are_codes(element: FloatFormat) -> bool:
-    """Return whether the rank of a 4-bit code is its low three bits, as in E2M1."""
-    return bool((magnitude_ranks(element)[:16] == np.arange(16) % 8).all())
+    """Return whether the rank of a code is the code without its sign bit, as in E2M1; larger ones are not finite."""
+    ranks, codes = magnitude_ranks(element), np.arange(256) & _without_sign(element)
+    return bool((ranks == np.where(codes < len(magnitudes(element)), codes, NOT_FINITE)).all())
+
+
+def _without_sign(element: FloatFormat) -> int:
+    return (1 << (element.bits - 1)) - 1
 
 
 def _pairs_ranked(part: Quantized) -> tuple[Array, int]:
@@ -138,14 +157,19 @@ def _pairs_ranked(part: Quantized) -> tuple[Array, int]:
     across = fmt.block[1] or part.shape[-1]
     if fmt.element.stored_bits == 4 and across % 2 == 0:
         if _ranks_are_codes(fmt.element):
-            return np.maximum(part.packed & 7, (part.packed >> 4) & 7), across // 2
+            without_sign = _without_sign(fmt.element)
+            return np.maximum(part.packed & without_sign, (part.packed >> 4) & without_sign), across // 2
         pairs: Array = _pair_ranks(fmt.element).take(part.packed)
         return pairs, across // 2
     return _ranked(part), across
 
 
 def _ranked(part: Quantized) -> Array:
-    ranks: Array = magnitude_ranks(part.format.element)[unpacked(part)]
+    element, codes = part.format.element, unpacked(part)
+    if _ranks_are_codes(element):
+        codes = codes & _without_sign(element)
+        return np.where(codes < len(magnitudes(element)), codes, NOT_FINITE).astype(np.uint8)
+    ranks: Array = magnitude_ranks(element)[codes]
     return ranks
 
 
@@ -183,7 +207,7 @@ _FIRST_UNITS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class WeightSummary:
-    """A weight and, over the grid of its blocks, its scales as stored and by value and the largest finite code value.
+    """A weight and, over the grid of its blocks, its scales as stored and the rank of the largest finite code.
 
     `lost` counts blocks with scale 0 that have other codes than 0 and the largest, which an underflowed scale cannot
     leave. `emptied` counts the other blocks with scale 0 and a code that is not 0. `code` is the single code of all
@@ -193,8 +217,7 @@ class WeightSummary:
 
     stored: StoredWeight
     scales: Array
-    scale_values: Array
-    code_max: Array
+    ranks: Array
     not_finite_codes: int
     lost: int
     emptied: int
@@ -224,6 +247,16 @@ class WeightSummary:
     def codes_name(self) -> str:
         """The tensor that holds the codes."""
         return self.stored.contents[0].entry.name
+
+    @property
+    def scale_values(self) -> Array:
+        """The scales of the blocks as binary64."""
+        return scale_values(self.format.scale, self.scales)
+
+    @property
+    def code_max(self) -> Array:
+        """The largest finite code value of each block."""
+        return _code_max(self.format.element, self.ranks)
 
     @property
     def decode(self) -> float:
@@ -281,27 +314,59 @@ def decode_scale(tensor_scale: float | None, tensor_encode: float) -> float:
 
 
 def _summary(stored: StoredWeight, q: Quantized, *, profiled: bool) -> WeightSummary:
-    fmt = stored.weight.format
-    values = scale_values(fmt.scale, q.scales)
     ranks, not_finite = ranks_by_block(q)
-    zero = (values == 0).reshape(ranks.shape)
+    zero = scales_that(_are_zero, stored.weight.format.scale, q.scales).reshape(ranks.shape)
     mixed = between_by_block(q) if zero.any() else np.zeros_like(zero)
-    code_max = magnitudes(fmt.element).take(ranks).reshape(values.shape)
-    reach, decode = _largest(code_max * values), decode_scale(q.tensor_scale, q.tensor_encode)
+    ranks = ranks.reshape(q.scales.shape)
+    reach, decode = _reach(q, ranks), decode_scale(q.tensor_scale, q.tensor_encode)
     return WeightSummary(
         stored,
         q.scales,
-        values,
-        code_max,
+        ranks,
         not_finite,
         lost=int(np.count_nonzero(zero & mixed)),
-        emptied=int(np.count_nonzero(zero & ~mixed & (ranks > 0))),
+        emptied=int(np.count_nonzero(zero & ~mixed & (ranks.reshape(zero.shape) > 0))),
         code=_only_code(q),
         tensor_scale=q.tensor_scale,
         tensor_encode=q.tensor_encode,
         reach=reach,
-        profile=profile_of(q, values, code_max, reach * decode, decode) if profiled else None,
+        profile=_profile(q, ranks, reach * decode, decode) if profiled else None,
     )
+
+
+def _profile(q: Quantized, ranks: Array, amax: float, decode: float) -> Profile:
+    return profile_of(q, scale_values(q.format.scale, q.scales), _code_max(q.format.element, ranks), amax, decode)
+
+
+def _code_max(element: FloatFormat, ranks: Array) -> Array:
+    values: Array = magnitudes(element).take(ranks)
+    return values
+
+
+def _are_zero(values: Array) -> Array:
+    return np.asarray(values == 0)
+
+
+def _reach(q: Quantized, ranks: Array) -> float:
+    """Return the largest finite magnitude of a weight before its tensor scale."""
+    largest, scale = magnitudes(q.format.element), q.format.scale
+    if scale is FP32:
+        return _largest(largest.take(ranks) * scale_values(scale, q.scales))
+    found, top = 0.0, int(q.scales.max()) if q.scales.size else 0
+    for code, value in _falling(scale):
+        # Blocks with smaller scales do not reach further.
+        if value * largest[-1] <= found:
+            break
+        if code <= top and (here := ranks[q.scales == code]).size:
+            found = max(found, value * float(largest[here.max()]))
+    return found
+
+
+@cache
+def _falling(fmt: FloatFormat) -> Sequence[tuple[int, float]]:
+    """Return the codes of an 8-bit format with their finite magnitudes, the largest first."""
+    values = {code: abs(value) for code, value in enumerate(_values(fmt).tolist()) if math.isfinite(value)}
+    return sorted(values.items(), key=itemgetter(1), reverse=True)
 
 
 def _largest(values: Array) -> float:

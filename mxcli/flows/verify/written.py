@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mxcli.errors import LimitError, MxcliError, printable, together
 from mxcli.files.checkpoint import open_checkpoint
-from mxcli.flows.verify.checks.check import PROBLEM, Findings
+from mxcli.flows.verify.checks.check import PROBLEM, Check, Findings
 from mxcli.flows.verify.checks.config import LIST_CHECKS
 from mxcli.flows.verify.checks.files import FILE_CHECKS
 from mxcli.flows.verify.checks.rules import RULE_CHECKS
@@ -22,13 +24,13 @@ def check_written(folder: Path, output: str | Path) -> None:
 
     `folder` has the files of the directory `output` by their final names. Raises LimitError with every problem.
     """
-    problems = [problem.replace(str(folder), str(output)) for problem in _problems(folder)]
-    if problems:
+    found = [problem.replace(str(folder), str(output)) for problem in _problems(folder)]
+    if found:
         headline = (
             f"{printable(output)}: what was written is not sound and has no final names; the same command with "
             "--resume writes again what was damaged since (with --no-verify it gets its names as it is)"
         )
-        raise together(LimitError, headline, [f"{headline}: {problems[0]}"] if len(problems) == 1 else problems)
+        raise together(LimitError, headline, [f"{headline}: {found[0]}"] if len(found) == 1 else found)
 
 
 def _problems(folder: Path) -> list[str]:
@@ -41,9 +43,14 @@ def _problems(folder: Path) -> list[str]:
         return list(error.reasons)
     findings = Findings()
     findings.run(_CHECKS, subject)
+    return problems(findings, _CHECKS)
+
+
+def problems(findings: Findings, checks: Sequence[Check[Any]]) -> list[str]:
+    """Return the problems that checks found, one sentence each."""
     return [
         f"{result.name}: {printable(finding.where)}: {finding.value}; {finding.need}. {finding.way_out}".rstrip()
-        for result in findings.results(_CHECKS)
+        for result in findings.results(checks)
         if result.severity == PROBLEM
         for finding in result.findings
     ]

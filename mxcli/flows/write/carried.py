@@ -133,10 +133,12 @@ def _carried(
     if format is None:
         problems.add(name, _format_reason(layout, stored.weight.format))
         return None
-    scheme = _scheme(view, stored, layout, recorded_scheme(known, name))
+    scheme = _scheme(view, stored, layout, recorded_scheme(known, stored.matrix.name))
     scheme = replace(scheme, format=format, nonfinite="error" if layout.kind == GGUF else scheme.nonfinite)
     weight = replace(stored.weight, scheme=scheme, variant="", input_scale=None)
-    reason = refusal(layout, weight)
+    # A layout holds a stack that is put together for it if it holds its matrices.
+    held = weight if layout.whole_stacks else replace(weight, name=stored.matrix.name, shape=stored.matrix.shape)
+    reason = refusal(layout, held)
     if reason is None and layout.kind == GGUF:
         fault = unsigned_scale_fault(view.source, stored)
         reason = None if fault is None else f"it holds {fault}, which its readers take for another number"

@@ -12,7 +12,7 @@ from mxcli.errors import InputError, printable
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.layouts import InputScale, Weight
 from mxcli.files.layouts.layout import WEIGHT
-from mxcli.files.layouts.parts import DECODE, ENCODE, SCALES
+from mxcli.files.layouts.parts import DECODE, ENCODE
 from mxcli.files.reading import as_floats
 from mxcli.files.tensors import Array
 from mxcli.flows.write.omitted import ACTIVATION_SCALES
@@ -129,9 +129,7 @@ def input_scale_of(checkpoint: Checkpoint, name: str, weight: Weight) -> StoredI
 
 
 def _block_scales(checkpoint: Checkpoint, stored: StoredWeight) -> Array:
-    content = next(each for each in stored.contents if each.holds.name == SCALES.name)
-    array = read(checkpoint, checkpoint.tensors[content.entry.name])
-    return np.asarray(content.holds.load(array, stored.weight.format, stored.weight.shape)["scales"])
+    return np.asarray(stored.read(checkpoint).scales)
 
 
 def are_bfloat16(checkpoint: Checkpoint, stored: StoredWeight) -> bool:

@@ -25,7 +25,8 @@ from mxcli.flows.write.carried import Carried, carried_weights
 from mxcli.flows.write.containers import CONTAINERS
 from mxcli.flows.write.conversion_notes import conversion_notes
 from mxcli.flows.write.converted_record import ROUNDED, origin_of, rounded_before, source_record, tensor_records
-from mxcli.flows.write.hugging_face import as_hugging_face
+from mxcli.flows.write.experts import join_experts, split_stacks
+from mxcli.flows.write.hugging_face import as_hugging_face, has_other_names
 from mxcli.flows.write.pipeline import Outcome, Work, WriteJob, WriteOptions, write_checkpoint
 from mxcli.flows.write.quantize import constant_jobs, copy_job
 from mxcli.flows.write.records import fingerprint
@@ -48,7 +49,7 @@ class Conversion:
     @property
     def need(self) -> Need:
         """The memory: a weight as stored and as written, while the previous one is being written."""
-        pieces = {piece.weight.name: piece for task in self.arrangement.tasks for piece in task.pieces}
+        pieces = {task.planned.tensor.name: piece for task in self.arrangement.tasks for piece in task.pieces}
         working = ((name, each.stored.nbytes * 2 + pieces[name].nbytes) for name, each in self.carried.items())
         others = ((task.planned.tensor.name, task.working_bytes) for task in self.arrangement.tasks if not task.pieces)
         return need_of((*working, *others), max(piece.nbytes for piece in pieces.values()))
@@ -86,7 +87,9 @@ def plan_conversion(
     not load; InputError if tensors do not fit their configuration.
     """
     found = _named_for(layout, plain_view(checkpoint))
+    found = split_stacks(found, layout)
     known = source_record(found)
+    found = join_experts(found, layout)
     carried = carried_weights(found, layout, known, rounds_scales=rounds_scales)
     taken = {name for each in carried.values() for name in each.input_scales}
     view = replace(found, unused=tuple(name for name in found.unused if name not in taken))
@@ -99,12 +102,12 @@ def plan_conversion(
 
 
 def _named_for(layout: Layout, view: PlainView) -> PlainView:
-    """Return a view with the names that loaders of a layout know. Raises RefusedError for a GGUF file whose names in
-    Hugging Face are not known, and for one that is to be one again."""
+    """Return a view with the names that loaders of a layout know. Raises RefusedError for a file of GGUF or of Mistral
+    whose names in Hugging Face are not known, and for a GGUF file that is to be one again."""
     where = printable(view.source.where)
-    if view.source.kind != GGUF:
+    if not has_other_names(view):
         return view
-    if layout.kind == GGUF:
+    if view.source.kind == layout.kind == GGUF:
         raise RefusedError(f"{where}: is a GGUF file already. Use another --layout.")
     try:
         return as_hugging_face(view)

@@ -12,6 +12,7 @@ from mxcli.backends.backend import Backend
 from mxcli.errors import UsageError, printable
 from mxcli.files.accounting import ACCOUNTING, Accounting
 from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.directory import GGUF
 from mxcli.files.layouts import Entry
 from mxcli.files.model_files import CONFIG
 from mxcli.files.reading import as_floats
@@ -20,6 +21,7 @@ from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.doctor import own_version
 from mxcli.flows.plan.memory import Need, need_of
 from mxcli.flows.write.accounting import accounting_of, dequantized_tensors
+from mxcli.flows.write.experts import split_stacks
 from mxcli.flows.write.hugging_face import as_hugging_face, hugging_face_fault
 from mxcli.flows.write.pipeline import Outcome, Work, WriteJob, WriteOptions, write_checkpoint
 from mxcli.flows.write.records import fingerprint
@@ -28,6 +30,10 @@ from mxcli.flows.write.restore import PlainView, omission_notes, plain_view
 from mxcli.flows.write.sharding import Unit, shards_of
 
 DTYPES = ("BF16", "F16", "F32", "F64")
+_WAY_OUT = (
+    "`mxcli verify` of the source finds the cause, and --dtype F32 holds what F16 does not; --no-verify writes it as "
+    "it is."
+)
 _PIECE = 1 << 20
 """Elements checked at a time."""
 
@@ -95,6 +101,7 @@ def dequantize_checkpoint(
         jobs=tuple(_job(plain, info, not_finite if info.name in dtypes else None) for info in plain.tensors.values()),
         configs={CONFIG: plain.config} if plain.config else {},
         record=record,
+        way_out=_WAY_OUT,
         finish=lambda record: {**record, "notes": [*notes, *_not_finite_notes(plain, not_finite)]},
     )
     outcome = write_checkpoint(checkpoint, Path(output), work, options)
@@ -102,19 +109,26 @@ def dequantize_checkpoint(
     return Restored(Path(output), view.layout.name, dtypes, all_notes, accounting, outcome)
 
 
+def plain_checkpoint(checkpoint: Checkpoint, backend: Backend, dtype: str | None = None) -> Checkpoint:
+    """Return what `dequantize_checkpoint` would write, as a checkpoint whose weights are decoded when they are read."""
+    view = _plain_view(checkpoint, dtype)
+    return stacks_of(view).checkpoint(view.checkpoint(backend))
+
+
 def _plain_view(checkpoint: Checkpoint, dtype: str | None) -> PlainView:
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype '{printable(dtype)}': {', '.join(DTYPES)} can be written")
     view = plain_view(checkpoint, dtype)
-    return view if hugging_face_fault(view) else as_hugging_face(view, dtype)
+    return split_stacks(view if hugging_face_fault(view) else as_hugging_face(view, dtype))
 
 
 def _names_notes(view: PlainView) -> list[str]:
-    """Return a note on the names of a GGUF file that could not be replaced by those of Hugging Face."""
+    """Return a note on names that could not be replaced by those of Hugging Face."""
     fault = None if view.renamed else hugging_face_fault(view)
     if fault is None:
         return []
-    return [f"Names and order of rows stay those of llama.cpp, which transformers does not load: {fault}."]
+    owner = "llama.cpp" if view.source.kind == GGUF else "Mistral"
+    return [f"Names and order of rows stay those of {owner}, which transformers does not load: {fault}."]
 
 
 def _job(plain: Checkpoint, info: TensorInfo, not_finite: dict[str, int] | None) -> WriteJob:

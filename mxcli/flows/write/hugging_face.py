@@ -1,7 +1,9 @@
-"""The plain view of a GGUF file with the names, order of rows and configuration of Hugging Face."""
+"""The plain view of a GGUF file, or of Mistral's own, with the names, order of rows and configuration of Hugging
+Face."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,6 +13,8 @@ import numpy as np
 from mxcli.errors import InputError, RefusedError
 from mxcli.files.directory import GGUF
 from mxcli.files.gguf_names import hugging_face_names
+from mxcli.files.layouts.mistral import MISTRAL
+from mxcli.files.mistral_names import hugging_face_names_of_mistral
 from mxcli.files.models.known import known_model
 from mxcli.files.outline import Destination
 from mxcli.files.reading import as_floats
@@ -22,16 +26,17 @@ from mxcli.flows.write.restore import PlainView, Renamed
 
 
 def as_hugging_face(view: PlainView, dtype: str | None = None) -> PlainView:
-    """Return the view of a GGUF file as Hugging Face has the model, of any other source as it is; weights in `dtype`
-    (None: the recorded dtype of each, else as in the view).
+    """Return the view of a GGUF file, or of Mistral's own, as Hugging Face has the model, of any other source as it is;
+    weights in `dtype` (None: the recorded dtype of each, else as in the view).
 
     Raises RefusedError with every reason why names, order of rows or configuration are not known.
     """
-    if view.source.kind != GGUF:
+    if not has_other_names(view):
         return view
-    known = hugging_face_names(replace(view.source, tensors=view.tensors, stored=view.source))
+    names_of = hugging_face_names if view.source.kind == GGUF else hugging_face_names_of_mistral
+    known = names_of(replace(view.source, tensors=view.tensors, stored=view.source))
     record = read_record(view.source.root)
-    recorded = {} if record is None else {name: str(each["dtype"]) for name, each in record.tensors.items()}
+    recorded = {} if record is None else {_of_all(name): str(each["dtype"]) for name, each in record.tensors.items()}
     weights, foreign, tensors = {}, {}, dict[str, TensorInfo]()
     renamed: dict[str, Renamed] = {}
     for name, info in view.tensors.items():
@@ -60,6 +65,19 @@ def as_hugging_face(view: PlainView, dtype: str | None = None) -> PlainView:
     source = replace(view.source, config=known.config, model=model, tied=tied)
     left_out = tuple(name for name, target in known.targets.items() if target is None)
     return PlainView(source, view.layout, weights, tensors, (*view.unused, *left_out), foreign, renamed)
+
+
+def has_other_names(view: PlainView) -> bool:
+    """Return whether tensors of a source have the names and order of rows of another program than transformers."""
+    return view.source.kind == GGUF or (view.layout is MISTRAL and not (view.source.config or {}).get("model_type"))
+
+
+def _of_all(name: str) -> str:
+    """Return the name of a tensor, of one of a single expert that of the stack of all."""
+    return _EXPERT.sub(".experts.", name)
+
+
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def _narrowed_dtype(view: PlainView, info: TensorInfo, recorded: str | None) -> str:
@@ -92,8 +110,8 @@ def _plain(info: TensorInfo, target: Destination, dtype: str) -> TensorInfo:
 
 
 def hugging_face_fault(view: PlainView) -> str | None:
-    """Return why the tensors of a GGUF file have no known names in Hugging Face; None if they have, or for any other
-    source."""
+    """Return why the tensors of a GGUF file, or of Mistral's own, have no known names in Hugging Face; None if they
+    have, or for any other source."""
     try:
         as_hugging_face(view)
     except (InputError, RefusedError) as error:

@@ -11,6 +11,7 @@ from mxcli.files.gguf_model import ROPE_FACTORS
 ACTIVATION_SCALES = (
     *(".input_scale", ".input_global_scale", ".activation_scale", ".scale_input"),
     "._weight_act_per_tensor_scale",
+    ".qscale_act",
 )
 OMITTED_ENDINGS = (*ACTIVATION_SCALES, MARKER)
 """Endings of tensors of a quantized layer that have no plain equivalent."""

@@ -13,6 +13,8 @@ from typing import Any
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
 from mxcli.files.complete import check_complete, is_complete
+from mxcli.files.finite import not_finite
+from mxcli.files.layouts import Entry
 from mxcli.files.model_files import CONFIG, RECORD, CarriedFile, permissions
 from mxcli.files.output_dir import Check, Output
 from mxcli.files.output_folder import check_output_folder
@@ -23,6 +25,7 @@ from mxcli.files.record import as_written
 from mxcli.files.shard_file import Shard
 from mxcli.files.source_watch import SourceWatch, watching
 from mxcli.files.tensors import Array, TensorInfo
+from mxcli.flows.measure.nonfinite import CORRECT, plain_refusal, refuse_nonfinite
 from mxcli.flows.write.names import model_name
 from mxcli.flows.write.sharding import index_of, is_indexed
 
@@ -36,7 +39,8 @@ class WriteJob:
     """The tensors written for a tensor `name` of the source, or for a part of it with `nbytes`; `make` computes them
     when they are needed, from the tensors in `reads`.
 
-    `remember` then returns a JSON value, which `recall` takes in a resumed run that skips the job.
+    `remember` then returns a JSON value, which `recall` takes in a resumed run that skips the job. `refusals` names
+    all that is not finite from this job on, if the source can say so.
     """
 
     name: str
@@ -46,18 +50,20 @@ class WriteJob:
     reads: tuple[TensorInfo, ...] = ()
     remember: Callable[[], object] = lambda: None
     recall: Callable[[Any], None] = lambda memo: None
+    refusals: Callable[[], Sequence[str]] = lambda: ()
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """The parts of an output checkpoint: shards, the jobs that fill them, configuration files by name, and the record,
-    which `finish` completes when all jobs are done."""
+    which `finish` completes when all jobs are done. `way_out` is for values that are not finite."""
 
     shards: tuple[Shard, ...]
     jobs: tuple[WriteJob, ...]
     configs: Mapping[str, Mapping[str, object]]
     record: Record
     finish: Callable[[dict[str, object]], dict[str, object]] = lambda record: record
+    way_out: str = CORRECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +120,9 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, options: 
             folder, checkpoint, draft.names, force=options.force, resume=options.resume, inputs=options.inputs
         )
         check_draft(draft, folder)
-        with Output(target, draft, watch, resume=options.resume, force=options.force) as output:
-            outcome = _write_shards(output, draft.written, work.jobs, watch, options)
+        keeps_all = options.check is None
+        with Output(target, draft, watch, resume=options.resume, force=options.force, keeps_all=keeps_all) as output:
+            outcome = _write_shards(output, draft.written, work, watch, options)
             if outcome.complete:
                 watch.finish()
             if outcome.complete and options.share is None:
@@ -182,9 +189,10 @@ def shards_of_share(shards: Sequence[Shard], jobs: Sequence[WriteJob], share: Sh
 
 
 def _write_shards(
-    output: Output, shards: Sequence[Shard], jobs: Sequence[WriteJob], watch: SourceWatch, options: WriteOptions
+    output: Output, shards: Sequence[Shard], work: Work, watch: SourceWatch, options: WriteOptions
 ) -> Outcome:
-    by_shard = _by_shard(shards, jobs)
+    by_shard = _by_shard(shards, work.jobs)
+    entries = {entry.name: entry for shard in shards for entry in shard.entries}
     mine = [job for shard in shards for job in by_shard[shard.name]]
     kept = output.finished
     kept_bytes = sum(job.nbytes for job in mine if job.entries[0] in kept)
@@ -205,6 +213,8 @@ def _write_shards(
                     return Outcome(False, done, kept_bytes, total - done)
                 prefetch()
                 for name, array in job.make():
+                    if options.check is not None and _fault(entries[name], array, work) is not None:
+                        refuse_nonfinite(_not_finite_from(job, mine, entries, work))
                     if pending is not None:
                         pending.result()
                     pending = pool.submit(output.write, name, array)
@@ -217,6 +227,24 @@ def _write_shards(
                 pending.result()
             output.end_shard()
     return Outcome(True, done, kept_bytes, 0)
+
+
+def _fault(entry: Entry, array: Array, work: Work) -> str | None:
+    """Return the refusal of a plain tensor that is not finite and may not be so."""
+    found = not_finite(array, entry.name, entry.dtype, entry.shape)
+    return None if found is None else plain_refusal(entry.name, found.text(entry.shape), work.way_out)
+
+
+def _not_finite_from(
+    first: WriteJob, jobs: Sequence[WriteJob], entries: Mapping[str, Entry], work: Work
+) -> Sequence[str]:
+    """Return the refusal of every tensor that is not finite, from a job on."""
+    found = first.refusals()
+    if found:
+        return found
+    made = (pair for job in jobs[jobs.index(first) :] for pair in job.make())
+    faults = (_fault(entries[name], array, work) for name, array in made)
+    return [fault for fault in faults if fault is not None]
 
 
 def _finish(

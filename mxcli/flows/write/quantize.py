@@ -13,11 +13,18 @@ from mxcli.backends.backend import Backend
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import printable
 from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.finite import FLOAT_BITS, not_finite
 from mxcli.files.model_folder import left_out_notes
 from mxcli.files.progress import Share
 from mxcli.files.tensors import IN_MEMORY, Array
 from mxcli.flows.measure.amax import SharedAmax
-from mxcli.flows.measure.nonfinite import nonfinite_refusal, nonfinite_values, refuse_nonfinite
+from mxcli.flows.measure.nonfinite import (
+    nonfinite_refusal,
+    nonfinite_values,
+    plain_refusal,
+    refuse_nonfinite,
+    unsound_refusal,
+)
 from mxcli.flows.measure.report import Report, Tally, TensorStats
 from mxcli.flows.plan.plan import Plan, TensorPlan
 from mxcli.flows.write.arrange import Arrangement, Task, arrange
@@ -57,17 +64,18 @@ def quantize_checkpoint(
 
     Peak memory is about the largest tensor with its output (`Arrangement.need`). The bytes depend only on source, plan,
     layout and shard size, not on the backend or on interruptions. Raises RefusedError for a layout or directory that
-    cannot be used and, under the policy `error`, with the names of all tensors that are not finite;
-    EnvironmentFailure if the disk or the backend fails, after which, as after a signal, the run can be resumed.
+    cannot be used, and with the names of all tensors that are not finite under the policy `error` or, if the output is
+    checked, would be so in it; EnvironmentFailure if the disk or the backend fails, after which, as after a signal, the
+    run can be resumed.
     """
     arrangement = arrange(checkpoint, plan, layout, max_shard_bytes=max_shard_bytes, engines=engines, devices=devices)
-    run = _Run(checkpoint, arrangement, backend)
+    run = _Run(checkpoint, arrangement, backend, is_verified=options.check is not None)
     work = Work(
         shards=arrangement.shards,
         jobs=tuple(run.jobs()),
         configs=arrangement.configs,
         record=planned_record(checkpoint, plan, arrangement, command),
-        finish=lambda record: with_statistics(record, run.stats),
+        finish=run.finished,
     )
     outcome = write_checkpoint(checkpoint, Path(output), work, options)
     mine = arrangement if options.share is None else share_of(checkpoint, arrangement, options.share)
@@ -120,10 +128,13 @@ def constant_jobs(constants: Mapping[str, Array]) -> Iterator[WriteJob]:
 
 
 class _Run:
-    """The computation of a run: its statistics so far, and the amaxes that sets of weights share."""
+    """The computation of a run: its statistics so far, and the amaxes that sets of weights share. If it `is_verified`,
+    no NaN is written, nor an infinity that the model does not need."""
 
-    def __init__(self, checkpoint: Checkpoint, arrangement: Arrangement, backend: Backend) -> None:
-        self._checkpoint = checkpoint
+    def __init__(
+        self, checkpoint: Checkpoint, arrangement: Arrangement, backend: Backend, *, is_verified: bool = False
+    ) -> None:
+        self._checkpoint, self._is_verified = checkpoint, is_verified
         self._tasks, self._constants = arrangement.tasks, arrangement.constants
         self._shard_of = {entry.name: shard.name for shard in arrangement.shards for entry in shard.entries}
         self._backend = backend
@@ -137,6 +148,7 @@ class _Run:
         self._amax = SharedAmax(sets.values(), self._find_amax)
         self.stats: dict[str, Stats] = {}
         self._counted = Counter[str]()
+        self._recalled: list[tuple[Task, Stats]] = []
 
     def jobs(self) -> Iterator[WriteJob]:
         """Yield a job for every task with output: one per piece, or, if reading the tensor decodes all of it, one for
@@ -145,7 +157,7 @@ class _Run:
             if task.pieces:
                 yield from (self._quantizing(task, part) for part in self._parts(task))
             elif task.entries:
-                yield copy_job(self._checkpoint, task)
+                yield replace(copy_job(self._checkpoint, task), refusals=partial(self.not_finite_from, task))
         yield from constant_jobs(self._constants)
 
     def stats_of(self, task: Task) -> Stats | None:
@@ -154,12 +166,13 @@ class _Run:
         return self.stats.get(name) if self._counted[name] == len(task.pieces) else None
 
     def not_finite_from(self, first: Task) -> list[str]:
-        """Return a refusal for every tensor to quantize, from this task on, that holds NaN or infinities."""
-        return [
-            refusal
+        """Return a refusal for every tensor, from this task on, that is not finite and may not be so."""
+        found = (
+            self._not_finite(task) if task.pieces else self._not_finite_copy(task) if self._is_verified else None
             for task in self._tasks[self._tasks.index(first) :]
-            if task.pieces and (refusal := self._not_finite(task)) is not None
-        ]
+            if task.entries
+        )
+        return [refusal for refusal in found if refusal is not None]
 
     def _parts(self, task: Task) -> list[slice]:
         """Return the pieces of a tensor that one job quantizes."""
@@ -212,15 +225,29 @@ class _Run:
             make=make,
             reads=(span,),
             remember=remember,
-            recall=lambda memo: self._count(info.name, counted_of(memo)),
+            recall=lambda memo: self._recall(task, counted_of(memo)),
         )
+
+    def _recall(self, task: Task, stats: Sequence[Stats]) -> None:
+        """Count what an earlier run wrote; whether it may be kept is seen at the end, if no other tensor shows it."""
+        self._count(task.planned.tensor.name, stats)
+        self._recalled += [(task, each) for each in stats]
 
     def _count(self, tensor: str, stats: Sequence[Stats]) -> None:
         add_counted(self.stats, tensor, stats)
         self._counted[tensor] += len(stats)
 
+    def finished(self, record: dict[str, object]) -> dict[str, object]:
+        """Return the record with all statistics. Raises RefusedError for what an earlier run wrote and this one would
+        not."""
+        for task, stats in self._recalled:
+            self._check(task, stats)
+        return with_statistics(record, self.stats)
+
     def _check(self, task: Task, stats: Stats) -> None:
-        if task.planned.scheme and task.planned.scheme.nonfinite == "error" and stats.nan + stats.infinite:
+        scheme = task.planned.scheme
+        is_refused = scheme is not None and scheme.nonfinite == "error" and stats.nan + stats.infinite
+        if is_refused or (self._is_verified and (stats.nan or stats.nan_blocks)):
             refuse_nonfinite(self.not_finite_from(task))
 
     def _find_amax(self, weight: str) -> float:
@@ -250,4 +277,14 @@ class _Run:
         if not found.nonfinite:
             return None
         values = nonfinite_values(found.nonfinite, info.elements, info.shape, found.first_nonfinite, dtype=info.dtype)
-        return nonfinite_refusal(info.name, values)
+        if not self._is_verified:
+            return nonfinite_refusal(info.name, values)
+        scheme, bad = task.planned.scheme, not_finite(x, info.name, info.dtype, info.shape)
+        has_nan = info.dtype not in FLOAT_BITS or (bad is not None and bad.nan > 0)
+        is_stored = scheme is not None and scheme.nonfinite != "error" and not scheme.infinity_is_nan
+        return None if is_stored and not has_nan else unsound_refusal(info.name, values, has_nan=has_nan)
+
+    def _not_finite_copy(self, task: Task) -> str | None:
+        info = task.planned.tensor
+        bad = not_finite(read(self._checkpoint, info), info.name, info.dtype, info.shape)
+        return None if bad is None else plain_refusal(info.name, bad.text(info.shape))

@@ -162,7 +162,7 @@ def stacks_of(view: PlainView) -> Stacks:
     found: dict[str, list[Stack]] = {"record": [], "model": []}
     problems: dict[str, str] = {}
     for module, parts in modules.items():
-        why, wanted = "record", _recorded(view, recorded, module)
+        why, wanted = "record", _recorded(view, recorded, module, parts)
         if not wanted and by_model:
             why, wanted = "model", _of_model(view, module, parts)
         stacks = [_stack(view, each, parts, counted=why == "model") for each in wanted]
@@ -179,15 +179,31 @@ def _names(module: str, kind: Kind) -> tuple[str, ...]:
     return (f"{module}.{kind.name}", f"{module}.{kind.name}.weight")
 
 
-def _recorded(view: PlainView, recorded: Mapping[str, Mapping[str, object]], module: str) -> list[Wanted]:
-    """Return the stacks of a module that the record has as quantized and the source as single matrices."""
-    wanted = []
+def _recorded(
+    view: PlainView,
+    recorded: Mapping[str, Mapping[str, object]],
+    module: str,
+    parts: Mapping[tuple[str, str], object],
+) -> list[Wanted]:
+    """Return the stacks of a module that the record has as quantized and the source as single matrices; biases if the
+    record has stacks of them and the source has single ones."""
+    models, wanted = names_of_model(view.source.config), []
     for kind in _OF_WEIGHTS:
         for name in _names(module, kind):
             each = recorded.get(name, {})
             shape = each.get("shape")
             if each.get("decision") == "quantized" and name not in view.tensors and isinstance(shape, list):
-                wanted.append(Wanted(name, kind, each.get("axis") == COLUMN, shape=tuple(shape)))
+                row = stack_row(name, (1, 1, 1), models)
+                turns = row is not None and row.alternates and kind.parts != ("down_proj",)
+                wanted.append(Wanted(name, kind, each.get("axis") == COLUMN, turns, shape=tuple(shape)))
+    if all(each.kind.parts != _OF_WEIGHTS[0].parts for each in wanted):
+        return []  # Stacks of single parts, as MLX has them, are no stacks of the model.
+    for kind in KINDS[len(_OF_WEIGHTS) :]:
+        name = f"{module}.{kind.name}"
+        shape = recorded.get(name, {}).get("shape")
+        if (kind.parts[0], kind.parameter) in parts and isinstance(shape, list):
+            turns = any(each.alternates and each.kind.parts == kind.parts for each in wanted)
+            wanted.append(Wanted(name, kind, transposed=False, alternates=turns, shape=tuple(shape)))
     return wanted
 
 

@@ -69,7 +69,14 @@ class StoredWeight:
         found = quantized_from(self.weight, list(zip(self.contents, arrays, strict=True)))
         if self.reorder is None:
             return found
-        return replace(found, packed=self.reorder(found.packed), scales=self.reorder(found.scales))
+        is_of_rows = len(found.scales) == len(found.packed)
+        scales = self.reorder(found.scales) if is_of_rows else found.scales
+        return replace(found, packed=self.reorder(found.packed), scales=scales)
+
+    @property
+    def matrix(self) -> Weight:
+        """The weight itself, or the first of the matrices that it is put together from."""
+        return self.weight
 
     def read(self, checkpoint: Checkpoint) -> Quantized:
         """Read its codes and scales."""
@@ -78,10 +85,13 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """A plain tensor with another name in the source, and the function that makes it of what is stored."""
+    """A plain tensor with another name in the source, and the function that makes it of what is stored: of all of it,
+    or of index `at` of its first dimension, and of `others`, each with such an index."""
 
     stored: str
-    made_of: Callable[[Array], Array]
+    made_of: Callable[..., Array]
+    at: int | None = None
+    others: tuple[tuple[str, int | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +120,13 @@ class PlainView:
         """Return a plain tensor, or a dequantized `foreign` weight, but not one of `weights`."""
         renamed = self.renamed.get(info.name)
         stored = info if renamed is None and info.name not in self.foreign else self._stored(info.name)
-        x = read(self.source, stored)
+        x = read(self.source, stored, None if renamed is None else renamed.at)
         if info.name in self.foreign:
             x = self.foreign[info.name].values(x, info.dtype)
-        return x if renamed is None else renamed.made_of(x)
+        if renamed is None:
+            return x
+        others = (read(self.source, self.source.tensors[name], at) for name, at in renamed.others)
+        return renamed.made_of(x, *others)
 
     def stored_name(self, name: str) -> str:
         """Return the name of a plain tensor, or of a `foreign` weight, in the source."""

@@ -79,6 +79,9 @@ def test_an_engine_has_one_unconditional_rule_for_a_format() -> None:
         ("quark", "mxfp6_e3m2", {"vllm": "loads", "sglang": "refuses", "transformers": "loads"}),
         ("torchao", "nvfp4", {"vllm": "loads", "transformers": "loads", "torchao": "loads"}),
         ("torchao-plain", "mxfp6", {"vllm": "not known", "transformers": "loads", "torchao": "loads"}),
+        ("auto-round", "mxfp4", {"transformers": "loads", "vllm": "loads"}),
+        ("auto-round", "nvfp4", {"transformers": "loads", "vllm": "refuses"}),
+        ("auto-round", "fp8_e4m3_128x128", {"transformers": "refuses", "vllm": "loads"}),
         ("gguf", "mxfp4", {"transformers": "loads", "llama.cpp": "loads"}),
         ("gguf", "nvfp4", {"transformers": "refuses", "llama.cpp": "loads"}),
         ("mxcli", "mxint8", {}),
@@ -225,6 +228,14 @@ def test_the_worst_of_several_formats_counts() -> None:
 )  # fmt: skip
 def test_models_that_engines_have_trouble_with(config: dict[str, object], expected: dict[str, str]) -> None:
     assert outcomes(loading("compressed-tensors", weight(O, "nvfp4"), **config)) == expected
+
+
+@pytest.mark.parametrize(("width", "outcome"), [(768, "loads"), (1536, "refuses"), (None, "refuses")])
+def test_transformers_takes_one_width_of_experts_from_gguf_files(width: int | None, outcome: str) -> None:
+    stack = weight("blk.0.ffn_up_exps.weight", "mxfp4", (4, 256, 256))
+    found = outcomes(loading("gguf", stack, model_type="qwen3_moe", moe_intermediate_size=width))
+    assert (found["transformers"], found["llama.cpp"]) == (outcome, "loads")
+    assert outcomes(loading("gguf", stack, model_type="qwen3", moe_intermediate_size=width))["transformers"] == "loads"
 
 
 def test_models_that_llama_cpp_has_trouble_with() -> None:

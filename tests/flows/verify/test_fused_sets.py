@@ -83,6 +83,69 @@ def test_scales_of_a_model_that_no_engine_has_are_a_note(
         assert f"The layers that engines join in '{config}' are not known" in finding.need
 
 
+def _apart(tensors: Tensors) -> None:
+    """Give every member of a set a tensor scale of its own."""
+    scales = sorted(name for name in tensors if name.endswith("up_proj.weight_global_scale"))
+    for name in scales:
+        tensors[name] = ("F32", tensors[name][1] * np.float32(1.25))
+
+
+def _one_apart(tensors: Tensors) -> None:
+    name = max(name for name in tensors if name.endswith("up_proj.weight_global_scale"))
+    tensors[name] = ("F32", tensors[name][1] * np.float32(1.25))
+
+
+SOME, ALL = ["some_fused_tensor_scale"], ["fused_tensor_scale"]
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "change", "engines", "expected", "sound"),
+    [
+        ("falcon_h1", 3, _apart, (), SOME, True),
+        ("llama", 2, _apart, (), SOME, True),
+        ("llama", 3, _apart, ("transformers",), SOME, True),
+        ("llama", 3, _apart, ("vllm",), ALL, False),
+        ("llama", 3, _apart, ("transformers", "sglang"), ALL, False),
+        ("llama", 3, _one_apart, (), ALL, False),
+        ("llama", 3, _one_apart, ("transformers",), ALL, False),
+        ("llama", 1, _apart, (), ALL, False),
+        ("gemma2", 2, _apart, (), SOME, True),
+    ],
+)
+def test_a_producer_that_keeps_layers_apart_is_wrong_for_engines_that_join_them(
+    tmp_path: Path, config: str, layers: int, change: object, engines: tuple[str, ...], expected: list[str], sound: bool
+) -> None:
+    """transformers reads each layer as it is; scales that differ in one set of several are damage."""
+    tensors = {
+        f"model.layers.{layer}.mlp.{name}_proj.weight": noise(64, 64, seed=2 * layer + seed)
+        for layer in range(layers)
+        for seed, name in enumerate(("gate", "up"))
+    }
+    model = source(tmp_path / "m", tensors, {"model_type": config, "num_hidden_layers": layers})
+    out = changed(quantized(model, tmp_path / "q", Options("nvfp4")), tmp_path / "c", change)
+    (out / "mxcli.json").unlink(missing_ok=True)
+    result = verified(out, engines=engines)
+    assert [each for each in found(result) if "fused" in each] == expected
+    assert result.is_sound is sound
+    if sound:
+        (finding, *_) = next(each.findings for each in result.results if each.name == SOME[0])
+        assert "one tensor scale for vLLM and SGLang, which would use one of them for the set" in finding.need
+        assert "transformers keeps the layers apart" in finding.need
+
+
+def test_experts_whose_scales_differ_are_wrong_for_all(tmp_path: Path) -> None:
+    """transformers drops the tensor scales of experts, so that no engine reads them as they are."""
+    tensors = {
+        f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight": noise(64, 64, seed=layer + seed)
+        for layer in range(2)
+        for expert in range(2)
+        for seed, name in enumerate(("gate", "up"))
+    }
+    model = source(tmp_path / "m", tensors, {"model_type": "qwen3_moe"})
+    out = changed(quantized(model, tmp_path / "q", Options("nvfp4")), tmp_path / "c", _apart)
+    assert "fused_tensor_scale" in found(verified(out))
+
+
 def test_the_query_of_cross_attention_may_be_plain(tmp_path: Path) -> None:
     tensors = {
         f"{at}.{name}_proj.weight": noise(64, 64, seed=seed) for at in (CROSS, SELF) for seed, name in enumerate("qkv")

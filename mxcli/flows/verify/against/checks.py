@@ -30,25 +30,30 @@ from mxcli.flows.write.restore import StoredWeight, values_of
 
 @dataclass(frozen=True, slots=True)
 class AgainstSource:
-    """A checkpoint with the originals of its tensors, and the plain tensors that are not copies of theirs.
-    `other_tensors` are those of the source that are not what the record says was read."""
+    """A checkpoint with the originals of its tensors, and the plain tensors that are not copies of theirs, and that
+    are. `other_tensors` are those of the source that are not what the record says was read."""
 
     subject: Subject
     originals: Originals
     plain: tuple[PlainDifference, ...] = ()
     other_tensors: tuple[str, ...] = ()
+    copies: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, subject: Subject, originals: Originals, hashes: Mapping[str, str]) -> AgainstSource:
         """Compare the plain tensors; `hashes` are those of all tensors that are read of the source until then."""
+        pairs = list(_plain_pairs(subject, originals))
         plain = plain_differences(
             subject.checkpoint,
-            list(_plain_pairs(subject, originals)),
+            pairs,
             subject.record.tensors,
             rotated=is_rotated(subject),
         )
         others = tuple(name for name, found in hashes.items() if not _may_be_recorded(subject, name, found))
-        return cls(subject, originals, () if others else tuple(plain), others)
+        if others:
+            return cls(subject, originals, (), others)
+        copies = frozenset(info.name for info, _ in pairs) - {each.name for each in plain}
+        return cls(subject, originals, tuple(plain), copies=copies)
 
 
 def _may_be_recorded(subject: Subject, name: str, found: str) -> bool:

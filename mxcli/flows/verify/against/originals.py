@@ -13,9 +13,11 @@ from mxcli.errors import InputError, RefusedError
 from mxcli.files.checkpoint import Checkpoint, read
 from mxcli.files.directory import GGUF
 from mxcli.files.gguf_names import named_as_gguf, named_as_hugging_face
+from mxcli.files.layouts.renamed import names_of
 from mxcli.files.models.stacks import orientations
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.plan.plan import TensorPlan, axis_of
+from mxcli.flows.verify.against.rearranged import names_made_of, rearranged
 from mxcli.flows.write.restore import PlainView
 from mxcli.flows.write.split import pieces_of, read_piece, stack_module
 
@@ -40,16 +42,20 @@ class Originals:
 
 def originals_of(source: Checkpoint, view: PlainView) -> Originals:
     """Return the tensors of a source by their names in a checkpoint made from it: stacked experts are split if the
-    checkpoint stores them one by one, and names, dtypes and rows are those of GGUF if it is a GGUF file, those of
-    Hugging Face if the source alone is one and they are known. Raises RefusedError for a model whose names in GGUF
-    files are not known."""
+    checkpoint stores them one by one, and the other way round; names, dtypes and rows are those of GGUF if it is a GGUF
+    file, those of Hugging Face if the source alone is one and they are known. Raises RefusedError for a model whose
+    names in GGUF files are not known."""
     if view.source.kind == GGUF and source.kind != GGUF:
         source = named_as_gguf(source)
     elif source.kind == GGUF and view.source.kind != GGUF:
         with suppress(InputError, RefusedError):
             source = named_as_hugging_face(source)
-    found: dict[str, Original] = {}
+    made = rearranged(source, view.tensors)
+    found = {name: Original(each.info, each.info.shape, each.read) for name, each in made.items()}
+    parts = frozenset(names_made_of(made))
     for name, info in source.tensors.items():
+        if name in parts and name not in view.tensors:
+            continue
         pieces = {} if name in view.tensors else _experts(source, info, view)
         found |= pieces or {_known_as(name, view): Original(info, info.shape, partial(read, source, info))}
     return Originals(source, found, frozenset(source.tied) | frozenset(view.source.tied))
@@ -65,7 +71,10 @@ def _known_as(name: str, view: PlainView) -> str:
     renamed = name
     for old, new in _RENAMED if _MIXTURE in name else ():
         renamed = renamed.replace(old, new)
-    candidates = (name, renamed, renamed.replace(_MIXTURE, _MLP), name.replace(_MIXTURE, _MLP))
+    candidates = [name, renamed, renamed.replace(_MIXTURE, _MLP), name.replace(_MIXTURE, _MLP)]
+    module, _, parameter = name.rpartition(".")
+    # Producers that quantize a model in memory may write its names there.
+    candidates += [f"{each}.{parameter}" for each in names_of(module)]
     return next((each for each in candidates if each in view.tensors), name)
 
 

@@ -23,7 +23,15 @@ _WHOLE_MODULE = 3
 """Tensors of a module that is missing as a whole, from which on the layer may be of another kind."""
 _OF_THE_FIRST = re.compile(r"relative_attention_bias|\.pre_ln\.|\.rel_attn_embed\.")
 """Parts that the first layer holds for all: of T5, RWKV and WavLM."""
-_LACKED = {kind: re.compile(r"(^|\.)layers\.0\.attn_norm\.") for kind in ("modernbert", "modernbert-decoder")}
+_LACKED = {
+    "align": r"\.blocks\.\d+\.expansion\.",
+    "align_vision_model": r"(^|\.)blocks\.\d+\.expansion\.",
+    "efficientloftr": r"\.blocks\.\d+\.identity\.",
+    "efficientnet": r"(^|\.)blocks\.\d+\.expansion\.",
+    "inkling2": r"\.layers\.0\.(attention_input\.query$|k_message_gate\.|v_message_gate\.)",
+    "modernbert": r"(^|\.)layers\.0\.attn_norm\.",
+    "modernbert-decoder": r"(^|\.)layers\.0\.attn_norm\.",
+}
 """Parts that single layers of some model types lack, where the model itself is not known."""
 _OF_A_STAGE = re.compile(r"(\d+)\.(?=\d+\.)")
 """The number of a stage before that of the layer in it."""
@@ -73,7 +81,7 @@ class Layers:
         is_parameter = view is None or all(info.name in view.tensors for info in infos)
         name = f"{stack}.{number}.{part}"
         lacked = _LACKED.get(str((self.subject.checkpoint.config or {}).get("model_type")))
-        return is_parameter and ((lacked is not None and bool(lacked.search(name))) or self.expected.lacks(name))
+        return is_parameter and ((lacked is not None and bool(re.search(lacked, name))) or self.expected.lacks(name))
 
 
 def _incomplete(layers: Layers) -> Iterator[Finding]:

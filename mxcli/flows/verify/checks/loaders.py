@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mxcli.files.loaders.rule import AT_A_LOSS, FAULTS, WRONGLY, Loading, Place
@@ -12,8 +12,10 @@ from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.checks.fused import sets_among
 from mxcli.flows.verify.subject import Subject
 
-REPORTED = ("fused_in_part", "fused_scale", "tensor_parallel")
+REPORTED = ("fused_in_part", "fused_scale", "fused_tensor_scale", "tensor_parallel")
 """Checks that report what some rules are about with more detail."""
+_REPORTED_TO_NAMED = tuple(check for check in REPORTED if check != "fused_scale")
+"""Those of them that report a problem if an engine is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +39,16 @@ class Judged:
         return self.is_model and bool(self.expected) and all(each.is_certain_fault for each in self.expected)
 
 
-def by_rules(subject: Subject) -> Judged | None:
-    """Return a checkpoint by the rules of engines; None if no weight could be read."""
-    loading = _loading_of(subject)
+def by_rules(subject: Subject, unshared: Sequence[str] = ()) -> Judged | None:
+    """Return a checkpoint by the rules of engines; None if no weight could be read. `unshared` are the fused sets whose
+    members have different scales."""
+    loading = _loading_of(subject, unshared)
     if loading is None:
         return None
     return Judged(verdicts(loading, subject.engines), subject.engines, bool(loading.config.get("architectures")))
 
 
-def _loading_of(subject: Subject) -> Loading | None:
+def _loading_of(subject: Subject, unshared: Sequence[str]) -> Loading | None:
     if subject.layout is None or subject.view is None or not subject.weights:
         return None
     plain = {f"{module}.weight" for module in subject.plain_modules}
@@ -55,6 +58,7 @@ def _loading_of(subject: Subject) -> Loading | None:
         [stored.weight for stored in subject.weights.values()],
         subject.checkpoint.config or {},
         sets_among(subject, known),
+        unshared,
         devices=subject.tensor_parallel,
         plain=[name for name in known if name not in subject.weights],
     )
@@ -70,7 +74,7 @@ def _named_engine(judged: Judged) -> Iterator[Finding]:
     if not judged.is_loaded_by_none:
         for verdict in judged.verdicts:
             if verdict.engine.name in judged.named:
-                yield from _findings(without(verdict, REPORTED), FAULTS)
+                yield from _findings(without(verdict, _REPORTED_TO_NAMED), FAULTS)
 
 
 def _some_engine(judged: Judged) -> Iterator[Finding]:

@@ -17,8 +17,6 @@ from mxcli.flows.verify.checks.model_rows import FAMILIES, REQUIRED, ROWS
 from mxcli.flows.verify.checks.text_model import CONVENTIONAL, EXPERTS, NUMBERED, Model
 from mxcli.flows.verify.errors import same_bytes
 
-_COMPILED = tuple((row, re.compile(row.name)) for row in ROWS)
-_FAMILIES = tuple((family, re.compile(family.name)) for family in FAMILIES)
 _EXPERT = re.compile(r"^(?P<stack>.*\.experts)\.(?P<number>\d+)\.")
 _NO_WORDS = re.compile(r"(^|\.)(wpe|[^.]*(position|token_type|relative_attention)[^.]*)\.")
 """Tables that are not looked up by words."""
@@ -77,12 +75,13 @@ def _experts(model: Model) -> Iterator[Finding]:
 def _shapes(model: Model) -> Iterator[Finding]:
     quantized = model.subject.weights
     differing: dict[tuple[str, str, str], list[str]] = {}
+    of_type = [(row, re.compile(row.name)) for row in ROWS if not row.types or model.model_type in row.types]
     for name, info in model.tensors.items():
         if info.role in ("bias", "buffer", "lora") or not info.shape:
             continue
         kind = _NUMBERS.sub("", name)
-        for row, pattern in _COMPILED:
-            if (row.types and model.model_type not in row.types) or not pattern.search(kind):
+        for row, pattern in of_type:
+            if not pattern.search(kind):
                 continue
             # A padded weight is stored with more columns than it has.
             needed = [None if part is None else part(model) for part in (row.rows, row.columns)][: len(info.shape)]
@@ -163,11 +162,15 @@ def _other_head(model: Model) -> str | None:
 
 
 def _types(model: Model) -> Iterator[Finding]:
-    """Yield plain tensors that hold values by their names and have another type: integers, or the other half type."""
+    """Yield plain tensors that hold values by their names and have another type: integers, or the other half type;
+    unless the record says that they had it in the source."""
     plain = {name: info for name, info in model.tensors.items() if name not in model.subject.weights}
+    recorded = model.subject.record.tensors
     halves = Counter(info.dtype for info in plain.values() if info.dtype in ("F16", "BF16"))
     usual = halves.most_common(1)[0][0] if halves else ""
     for name, info in plain.items():
+        if recorded.get(name, {}).get("dtype") == info.dtype:
+            continue
         is_integer = name.endswith("norm.weight") and not DTYPES[info.dtype].is_float
         if is_integer or (info.dtype in halves and info.dtype != usual and halves[info.dtype] * 4 < halves[usual]):
             yield Finding(
@@ -181,16 +184,16 @@ def _types(model: Model) -> Iterator[Finding]:
 def _names(model: Model) -> Iterator[Finding]:
     """Yield the model type if the tensors have the names of another family."""
     names = [*model.subject.checkpoint.tensors, *model.tensors]
-    own = next((each for each in _FAMILIES if model.model_type in each[0].types), None)
-    if model.subject.checkpoint.kind == GGUF or own is None or any(map(own[1].search, names)):
+    own = next((family for family in FAMILIES if model.model_type in family.types), None)
+    if model.subject.checkpoint.kind == GGUF or own is None or any(re.search(own.name, name) for name in names):
         return
-    for family, pattern in _FAMILIES:
-        others = [name for name in names if pattern.search(name)]
+    for family in FAMILIES:
+        others = [name for name in names if re.search(family.name, name)]
         if others and not model.expected.is_known:
             yield Finding(
                 CONFIG,
                 f"model_type is {model.model_type}, and the tensors have the names of other models: {others[0]}, …",
-                f"a model type with {family.shown}, or tensors with {own[0].shown}: its loaders find none of these",
+                f"a model type with {family.shown}, or tensors with {own.shown}: its loaders find none of these",
                 _RESTORE,
             )
             return

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mxcli.files.checkpoint import Checkpoint, read
+from mxcli.files.finite import FLOAT_BITS, PIECE_ELEMENTS, may_be_infinite
 from mxcli.files.tensors import Array, TensorInfo
 from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.errors import widened
@@ -20,9 +21,6 @@ RUN_BYTES = 4096
 """Zeros of a matrix are looked at in pieces of this size."""
 FEW_RUNS = 64
 """A matrix with more runs of zeros than this was pruned."""
-_BITS = {"F32": (np.uint32, 31, 23), "F16": (np.uint16, 15, 10), "BF16": (np.uint16, 15, 7), "F64": (np.uint64, 63, 52)}
-"""Of each float dtype: its bits as an integer, how many of them are magnitude, and how many of those fraction."""
-_PIECE = 1 << 17
 ADD_ONE = frozenset(
     {
         *(
@@ -60,25 +58,26 @@ class PlainSummary:
 
 def plain_tensors(checkpoint: Checkpoint, quantized: frozenset[str]) -> tuple[TensorInfo, ...]:
     """Return the float tensors that hold values by themselves; `quantized` are the tensors of quantized weights."""
-    return tuple(info for name, info in checkpoint.tensors.items() if name not in quantized and info.dtype in _BITS)
+    return tuple(
+        info for name, info in checkpoint.tensors.items() if name not in quantized and info.dtype in FLOAT_BITS
+    )
 
 
 def summarize_plain(checkpoint: Checkpoint, info: TensorInfo) -> PlainSummary:
     """Read a plain tensor and return its summary."""
-    unsigned, magnitude, fraction = _BITS[info.dtype]
-    mask = np.asarray((1 << magnitude) - 1, unsigned)
+    row = FLOAT_BITS[info.dtype]
+    mask = np.asarray(row.mask, row.unsigned)
     x = read(checkpoint, info).reshape(-1)
-    bits = x.view(unsigned)
+    bits = x.view(row.unsigned)
     largest = _largest_by_piece(bits, mask)
-    infinity = ((1 << (magnitude - fraction)) - 1) << fraction
     top = int(largest.max(initial=0))
     adds_one = info.role == "norm" and bool(_model_types(checkpoint) & ADD_ONE)
-    if top < infinity:
+    if top < row.infinity:
         return PlainSummary(info, _value(top, info.dtype), 0, 0, None, _zero_runs(bits), adds_one)
     found = bits & mask
-    bad = found >= infinity
+    bad = found >= row.infinity
     finite = int(found[~bad].max(initial=0))
-    nan = int(np.count_nonzero(found > infinity))
+    nan = int(np.count_nonzero(found > row.infinity))
     infinite, first = int(np.count_nonzero(bad)) - nan, int(bad.argmax())
     return PlainSummary(info, _value(finite, info.dtype), nan, infinite, first, _zero_runs(bits), adds_one)
 
@@ -92,12 +91,12 @@ def _model_types(checkpoint: Checkpoint) -> set[object]:
 
 def _largest_by_piece(bits: Array, mask: Array) -> Array:
     """Return the largest magnitude of each piece of a tensor, as bits."""
-    pieces = range(0, bits.size, _PIECE)
-    return np.asarray([(bits[at : at + _PIECE] & mask).max() for at in pieces], bits.dtype)
+    pieces = range(0, bits.size, PIECE_ELEMENTS)
+    return np.asarray([(bits[at : at + PIECE_ELEMENTS] & mask).max() for at in pieces], bits.dtype)
 
 
 def _value(bits: int, dtype: str) -> float:
-    unsigned = _BITS[dtype][0]
+    unsigned = FLOAT_BITS[dtype].unsigned
     stored = np.asarray([bits], unsigned)
     values = stored if dtype == "BF16" else stored.view({"F32": "f4", "F16": "f2", "F64": "f8"}[dtype])
     return float(widened(values, dtype)[0])
@@ -130,7 +129,7 @@ def _widest(bits: Array, begin: int, end: int, each: int) -> tuple[int, int]:
 
 
 def _not_finite(plain: PlainSummary) -> Iterator[Finding]:
-    infinite = 0 if plain.info.role == "buffer" else plain.infinite
+    infinite = 0 if may_be_infinite(plain.info.name, plain.info.role) else plain.infinite
     if plain.nan or infinite:
         counts = [f"{count:,} {what}" for count, what in ((plain.nan, "NaN"), (infinite, "infinite")) if count]
         yield Finding(
@@ -207,7 +206,8 @@ PLAIN_CHECKS: tuple[Check[PlainSummary], ...] = (
         "nan_plain",
         PROBLEM,
         "plain tensors with values that are NaN or infinite",
-        "every value of every float tensor that is not quantized; infinities of buffers such as masks are left out",
+        "every value of every float tensor that is not quantized; infinities of buffers such as masks and of biases of "
+        "logits are left out",
         _not_finite,
     ),
     Check(
@@ -247,3 +247,25 @@ PLAIN_CHECKS: tuple[Check[PlainSummary], ...] = (
         _huge,
     ),
 )
+CERTAIN_PLAIN_CHECKS = tuple(check for check in PLAIN_CHECKS if check.name in ("nan_plain", "zero_plain"))
+"""Checks whose findings do not depend on a proof."""
+_DOUBTED = tuple(check for check in PLAIN_CHECKS if check not in CERTAIN_PLAIN_CHECKS)
+
+
+def _odd(plain: PlainSummary) -> Iterator[Finding]:
+    for check in _DOUBTED:
+        for finding in check.find(plain):
+            need = f"{finding.need}; but the bytes are those that were read of the source"
+            yield replace(finding, need=need, way_out="Check the source, or the model, for a part that is not used.")
+
+
+COPIED_CHECKS: tuple[Check[PlainSummary], ...] = (
+    Check(
+        "odd_plain",
+        WARNING,
+        "plain tensors that look damaged, and are as in the source",
+        f"what {', '.join(check.name for check in _DOUBTED)} find, where the record or the source proves the bytes",
+        _odd,
+    ),
+)
+"""Checks of tensors whose bytes are proven: what looks like damage is what the model has."""

@@ -13,9 +13,9 @@ from pathlib import Path
 import xxhash
 
 from mxcli.errors import InputError, printable
-from mxcli.files.checkpoint import read
+from mxcli.files.checkpoint import content_hash
 from mxcli.files.directory import GGUF, SAFETENSORS
-from mxcli.files.hashes import ContentHash, differing_bytes, hash_of, sha256_of
+from mxcli.files.hashes import ContentHash, differing_bytes, sha256_of
 from mxcli.files.layouts import LAYOUTS
 from mxcli.files.model_files import CONFIG, RECORD
 from mxcli.files.tensors import TensorInfo
@@ -127,7 +127,7 @@ class Hashing:
         return self._pool.submit(partial(_hashed_or_reason, hashed, *of))
 
     def _tensor_hash(self, info: TensorInfo) -> ContentHash:
-        return hash_of(read(self._subject.checkpoint, info))
+        return content_hash(self._subject.checkpoint, info)
 
 
 def threads() -> int:

@@ -196,9 +196,11 @@ MANY_BLOCKS, FARTHEST, NARROW = 64, 16.0, 64
 
 @dataclass(frozen=True, slots=True)
 class PlainSiblings:
-    """The largest magnitudes of the plain tensors of a checkpoint by name."""
+    """The largest magnitudes of the plain tensors of a checkpoint by name, and the names of those that are proven to be
+    as in the source."""
 
     amax: Mapping[str, float]
+    proven: frozenset[str] = frozenset()
 
 
 def _zero_among(plain: PlainSiblings) -> Iterator[Finding]:
@@ -209,7 +211,7 @@ def _zero_among(plain: PlainSiblings) -> Iterator[Finding]:
     for names in kinds.values():
         zero = [name for name in names if plain.amax[name] == 0]
         if zero and len(zero) * 2 < len(names) and names[0].endswith("norm.weight"):
-            for name in zero:
+            for name in (name for name in zero if name not in plain.proven):
                 yield Finding(
                     name,
                     "all values are 0",

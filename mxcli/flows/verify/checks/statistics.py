@@ -47,7 +47,9 @@ def _differing(measured: Measured) -> Iterator[Finding]:
     if statistics is None:
         return
     amax, error = _number(statistics.get("amax")), _number(statistics.get("max_abs_error"))
-    if abs(summary.amax - amax) > error * _WIDER + amax * _OF_AMAX:
+    # An infinity is stored as a value above the largest finite one.
+    has_infinity = _number(statistics.get("nonfinite")) > 0
+    if not has_infinity and abs(summary.amax - amax) > error * _WIDER + amax * _OF_AMAX:
         yield _finding(
             summary.name,
             f"its largest value is {summary.amax:.6g}",

@@ -16,7 +16,7 @@ from mxcli.flows.verify.checks.loaders import LOADER_CHECKS
 from mxcli.flows.verify.checks.model import MODEL_CHECKS
 from mxcli.flows.verify.checks.model_config import MODEL_CONFIG_CHECKS
 from mxcli.flows.verify.checks.parameters import PARAMETER_CHECKS
-from mxcli.flows.verify.checks.plain import PLAIN_CHECKS
+from mxcli.flows.verify.checks.plain import COPIED_CHECKS, PLAIN_CHECKS
 from mxcli.flows.verify.checks.record import RECORD_CHECKS
 from mxcli.flows.verify.checks.rules import RULE_CHECKS
 from mxcli.flows.verify.checks.settings import SETTINGS_CHECKS
@@ -42,6 +42,7 @@ CHECKS: tuple[Check[Any], ...] = (
     *PARAMETER_CHECKS,
     *LAYER_CHECKS,
     *PLAIN_CHECKS,
+    *COPIED_CHECKS,
     *PLAIN_SIBLING_CHECKS,
     *WEIGHT_CHECKS,
     *STATISTICS_CHECKS,

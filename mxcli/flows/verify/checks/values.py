@@ -9,7 +9,7 @@ import numpy as np
 
 from mxcli.files.tensors import Array
 from mxcli.flows.verify.checks.check import NOTE, PROBLEM, WARNING, Check, Finding
-from mxcli.flows.verify.weight_summary import WeightSummary
+from mxcli.flows.verify.weight_summary import WeightSummary, scales_that
 from mxcli.numerics.floats import E8M0, FP32
 
 PLAUSIBLE_LOW, PLAUSIBLE_HIGH = 2.0**-20, 2.0**10
@@ -39,7 +39,7 @@ def _flag_scales(weight: WeightSummary, bad: Array, fault: str, need: str) -> It
 
 
 def _not_finite_scales(weight: WeightSummary) -> Iterator[Finding]:
-    bad = ~np.isfinite(weight.scale_values)
+    bad = scales_that(_are_not_finite, weight.format.scale, weight.scales)
     byte = "" if weight.format.scale is FP32 or not bad.any() else f" (byte 0x{int(weight.scales[bad][0]):02X})"
     need = "finite scales: others make whole blocks of the weight NaN or infinite"
     yield from _flag_scales(weight, bad, f"NaN or infinite{byte}", need)
@@ -47,7 +47,16 @@ def _not_finite_scales(weight: WeightSummary) -> Iterator[Finding]:
 
 def _negative_scales(weight: WeightSummary) -> Iterator[Finding]:
     need = "positive scales: kernels drop the sign bit or negate the block"
-    yield from _flag_scales(weight, weight.scale_values < 0, "negative", need)
+    bad = scales_that(_are_negative, weight.format.scale, weight.scales)
+    yield from _flag_scales(weight, bad, "negative", need)
+
+
+def _are_not_finite(values: Array) -> Array:
+    return np.asarray(~np.isfinite(values))
+
+
+def _are_negative(values: Array) -> Array:
+    return np.asarray(values < 0)
 
 
 def _lost_blocks(weight: WeightSummary) -> Iterator[Finding]:
@@ -135,7 +144,7 @@ def _one_code(weight: WeightSummary) -> Iterator[Finding]:
 
 
 def _zero_weight(weight: WeightSummary) -> Iterator[Finding]:
-    if weight.code_max.size and not weight.code_max.any():
+    if weight.ranks.size and not weight.ranks.any():
         yield Finding(weight.name, "all values are 0", "other values, unless the layer is not used")
 
 

@@ -1,0 +1,1 @@
+"""The loader rules of each family of layouts, as rows."""

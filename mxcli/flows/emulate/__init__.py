@@ -1,0 +1,1 @@
+"""Models of torch whose layers compute as a format, a recipe or a training recipe says."""

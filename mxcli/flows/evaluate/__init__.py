@@ -1,0 +1,1 @@
+"""The loss of a model under formats, recipes and quantized checkpoints."""
