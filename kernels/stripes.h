@@ -134,7 +134,12 @@ struct Loops : Tries<Divides, Plain> {
     std::fill_n(b.amax, blocks, 0u);
     for (span.row = row; span.row < row + rows; ++span.row) {
       load_span(span);
-      for (int i = 0; i < blocks; ++i) {
+      int i = 0;
+#ifdef MXCLI_HAS_SIXTEEN
+      if (N == 16 || N == 32)
+        for (; (i + 16) * N <= span.width; i += 16) raise_amaxes<N>(w.x + i * N, b.amax + i);
+#endif
+      for (; i < blocks; ++i) {
         const int n = std::min(width, span.width - i * width);
         const float* x = w.x + i * width;
         b.amax[i] = std::max(b.amax[i], N && n == N ? amax_bits<N>(x, N) : amax_bits<0>(x, n));

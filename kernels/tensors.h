@@ -190,6 +190,46 @@ inline uint32_t amax_bits(const float* x, int n) {
   return largest;
 }
 
+#if defined(__AVX512F__) && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define MXCLI_HAS_SIXTEEN 1
+#endif
+#endif
+#ifdef MXCLI_HAS_SIXTEEN
+inline MxLaneBits larger(MxLaneBits a, MxLaneBits b) { return a > b ? a : b; }
+
+// Raise amax[i] to the bits of the largest magnitude of block i, of 16 neighboring blocks of N elements: registers are
+// folded in pairs, whose halves end up next to each other, until one holds an element of each block.
+template <int N>
+inline void raise_amaxes(const float* x, uint32_t* amax) {
+  MxLaneBits v[16], all;
+  for (int i = 0; i < 16; ++i) {
+    v[i] = MxLaneBits{};
+    for (int k = 0; k < N; k += 16) {
+      MxLaneBits bits;
+      std::memcpy(&bits, x + i * N + k, sizeof bits);
+      v[i] = larger(v[i], bits & 0x7FFFFFFFu);
+    }
+  }
+#define MXCLI_PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+  for (int i = 0; i < 8; ++i)
+    v[i] = larger(MXCLI_PICK(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                  MXCLI_PICK(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+  for (int i = 0; i < 4; ++i)
+    v[i] = larger(MXCLI_PICK(v[i], v[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+                  MXCLI_PICK(v[i], v[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31));
+  for (int i = 0; i < 2; ++i)
+    v[i] = larger(MXCLI_PICK(v[i], v[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                  MXCLI_PICK(v[i], v[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+  v[0] = larger(MXCLI_PICK(v[0], v[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+                MXCLI_PICK(v[0], v[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31));
+#undef MXCLI_PICK
+  std::memcpy(&all, amax, sizeof all);
+  all = larger(all, v[0]);
+  std::memcpy(amax, &all, sizeof all);
+}
+#endif
+
 }  // namespace
 }  // namespace MXCLI_ISA
 

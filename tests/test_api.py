@@ -209,6 +209,8 @@ def test_the_names_are_the_documented_ones() -> None:
         "QuantizedTensor",
         "__version__",
         "capture",
+        "emulate",
+        "evaluate",
         "formats",
         "measure",
         "quantize",

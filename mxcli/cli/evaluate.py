@@ -46,6 +46,15 @@ class Compared:
         list[str] | None,
         typer.Option("--recipe", metavar="FILE", help="A recipe file for the weights. May be repeated."),
     ] = None
+    study: Annotated[
+        str | None,
+        typer.Option(
+            "--study",
+            metavar="NAME",
+            autocompletion=completes("mxcli.flows.evaluate.studies:STUDIES"),
+            help="The formats of a published table, with its figures next to those of this model: direct-cast, mixed.",
+        ),
+    ] = None
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -151,6 +160,7 @@ def evaluate(
     Examples:
       mxcli evaluate samples/tiny-llama --text samples/README.md --formats mxfp8,mxfp4,nvfp4 --context 128
       mxcli evaluate samples/tiny-llama --text samples/README.md --formats nvfp4 --activations none,same --tokens 512
+      mxcli evaluate samples/tiny-llama --text samples/README.md --study mixed --tokens 512
       mxcli evaluate samples/tiny-llama --text samples/README.md --formats mxfp8 --dry-run
     """
     from mxcli.flows.evaluate.measures import MEASURES
@@ -162,9 +172,11 @@ def evaluate(
     check_threads(machine.threads)
     candidates = tuple(_candidates(compared, scheme, checkpoints or ()))
     if not candidates:
-        raise UsageError("nothing to evaluate: name --formats, a --recipe, or checkpoints of the same model.")
+        raise UsageError(
+            "nothing to evaluate: name --formats, a --recipe, a --study, or checkpoints of the same model."
+        )
     _check_baseline(reading, results)
-    plan = _plan(model, reading, candidates)
+    plan = _plan(model, reading, candidates, compared.study)
     messages.notes(plan.notes)
     if compared.dry_run:
         _deliver_plan(plan, results, messages)
@@ -180,9 +192,14 @@ def evaluate(
 def _candidates(compared: Compared, scheme: SchemeOptions, checkpoints: Sequence[str]) -> Iterator[Candidate]:
     """Yield the candidates in the order of the options' help: formats, recipes, checkpoints."""
     from mxcli.flows.evaluate.candidates import of_checkpoint, of_formats, of_recipe
+    from mxcli.flows.evaluate.studies import find_study, of_study
 
     given = {name: scheme.named[name] for name in _RULE_NAMES if scheme.named[name] is not None}
     activations = listed(compared.activations, "--activations")
+    if compared.study is not None:
+        if compared.activations != "none":
+            raise UsageError(f"--activations with --study {compared.study}: the study names those of each row.")
+        yield from of_study(find_study(compared.study), given)
     yield from of_formats(listed(compared.formats, "--formats"), activations, given)
     for path in compared.recipes or ():
         yield from (of_recipe(path, each, given) for each in activations)
@@ -196,14 +213,16 @@ def _check_baseline(reading: TextOptions, results: Results) -> None:
         refuse_all(output_problems([reading.baseline], force=results.force, sources=[]))
 
 
-def _plan(model: str, reading: TextOptions, candidates: tuple[Candidate, ...]) -> EvaluationPlan:
+def _plan(model: str, reading: TextOptions, candidates: tuple[Candidate, ...], study: str | None) -> EvaluationPlan:
     from mxcli.flows.evaluate.evaluate import plan_evaluation
     from mxcli.flows.evaluate.model import parse_compute_dtype
+    from mxcli.flows.evaluate.studies import find_study
     from mxcli.flows.evaluate.windows import Reading
 
     dtype = parse_compute_dtype(reading.dtype)
     how = Reading(reading.tokens, reading.context_tokens, reading.stride)
-    return plan_evaluation(model, read_text(check_text(reading.text)), candidates, how, dtype)
+    text, named = read_text(check_text(reading.text)), None if study is None else find_study(study)
+    return plan_evaluation(model, text, candidates, how, dtype, named)
 
 
 def _deliver_plan(plan: EvaluationPlan, results: Results, messages: Messages) -> None:

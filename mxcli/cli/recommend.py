@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from mxcli.cli.arguments import listed
+from mxcli.cli.captured import captured
 from mxcli.cli.groups import vary, verb
 from mxcli.cli.machine import Machine, open_backend, planned_site
 from mxcli.cli.options import Captures, DryRun, Formats, SaveRecipe, SchemeOptions, Selection, Source
@@ -17,11 +18,13 @@ from mxcli.cli.outputs import Results, deliver_forms, ended
 from mxcli.cli.progress import advancing
 from mxcli.cli.recipes import Requested, requested_options
 from mxcli.cli.terminal import Messages, deliver
-from mxcli.errors import printable, written_to
+from mxcli.cli.texts import STDIN
+from mxcli.errors import UsageError, did_you_mean, printable, written_to
 
 if TYPE_CHECKING:
     from mxcli.files.checkpoint import Checkpoint
     from mxcli.files.tensors import TensorInfo
+    from mxcli.flows.products.loss_error import CapturedGradients
     from mxcli.flows.products.output_error import CapturedInputs
     from mxcli.flows.recommend.candidates import Target
     from mxcli.flows.recommend.recommend import Candidates, Recommendation
@@ -53,6 +56,24 @@ class RecommendOptions:
         ),
     ] = None
     captures: Captures = None
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text",
+            metavar="FILE",
+            help="A text that the model reads, forward and backward, instead of --captures: harm is then the estimated "
+            "change of its loss.",
+        ),
+    ] = None
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            metavar="loss|output-error|weight-error",
+            help="Harm that is kept low.  [default: loss with --text, or where gradients of all layers were captured; "
+            "output-error where inputs were; else weight-error, which does not predict the loss]",
+        ),
+    ] = None
     save_recipe: SaveRecipe = None
     configs: Annotated[
         str | None,
@@ -72,7 +93,12 @@ class RecommendOptions:
         return [self.save_recipe, *configs]
 
 
-_TARGET = vary(help={"captures": "Captured inputs of the layers: harm is then the error of the layers' outputs."})
+_TARGET = vary(
+    help={
+        "captures": "Captured inputs of the layers, and gradients: harm is then the estimated change of the loss, or "
+        "without gradients the error of the layers' outputs."
+    }
+)
 _SCHEME = vary(
     without=("format", "axis", "hadamard", "hadamard_seed", "seed", "fuse"),
     nonfinite="error",
@@ -99,8 +125,9 @@ def recommend(
     """Choose a format for each layer, and the layers to keep.
 
     Measures every tensor under every format and finds the optimum: no other choice within the target has less harm.
-    Harm is the squared error relative to the squared norm, of weights or, with --captures, of the layers' outputs,
-    summed over tensors (`mxcli explain weight-error`). Layers that loaders fuse (q, k, v; gate, up) and the experts of
+    Harm is summed over tensors: with --text, or --captures with gradients, the estimated change of the model's loss
+    (`mxcli explain loss`), with captured inputs the relative squared error of the layers' outputs, else of the weights,
+    which does not predict the loss. Layers that loaders fuse (q, k, v; gate, up) and the experts of
     a layer get the same format. Ties: fewest bits, then first named. Tensors that fit no format are kept and do not
     count. --sort and --top affect the table only. For a page, use `mxcli report --recipe FILE --html`.
 
@@ -110,19 +137,19 @@ def recommend(
       mxcli recommend samples/tiny-llama --formats nvfp4,mxfp6,mxfp8 --min-sqnr 25 --top 5
       mxcli recommend samples/tiny-llama --formats nvfp4 --keep-percent 15 --configs tiny-llama-configs
       mxcli recommend samples/tiny-llama --formats nvfp4 --bits 6 --captures samples/tiny-llama-captures.safetensors
+      mxcli recommend samples/tiny-llama --formats nvfp4,mxfp8 --bits 5 --text samples/README.md --top 5
       mxcli recommend samples/tiny-llama --formats mxfp4,mxfp8 --bits 6 --dry-run
       mxcli quantize samples/tiny-llama --recipe tiny-llama-5.toml -o tiny-llama-5
       mxcli report samples/tiny-llama --recipe tiny-llama-5.toml --html tiny-llama-5.html
     """
+    _check_objective(wanted)
     results.check_dry_run(wanted.dry_run, {"--save-recipe": wanted.save_recipe, "--configs": wanted.configs})
-    sources = [source, scheme.recipe, wanted.captures]
+    sources = [source, scheme.recipe, wanted.captures, None if wanted.text == STDIN else wanted.text]
     results.check(sources, also=wanted.files, folders={"--configs": wanted.configs}, sorts=SORTS)
     names = listed(wanted.formats, "--formats")
     requested = requested_options(context, scheme, names)
     target = _target(names, wanted, requested)
     options = requested.options(selection.selectors)
-    from mxcli.files.checkpoint import open_checkpoint
-    from mxcli.flows.products.output_error import CapturedInputs
     from mxcli.flows.recommend.recommend import plan_candidates
     from mxcli.flows.write.restore import open_floats
 
@@ -132,14 +159,51 @@ def recommend(
     for planned in zip(*(plan.tensors for plan in candidates.plans), strict=True):
         if not any(each.scheme for each in planned):
             messages.detail(f"{printable(planned[0].tensor.name)}: {planned[0].reason}")
-    inputs = None if wanted.captures is None else CapturedInputs(open_checkpoint(wanted.captures))
-    work = _Work(source, checkpoint, candidates, inputs)
-    if wanted.dry_run:
-        _deliver_plan(work, results, machine, messages)
-        return
-    result = _recommend(work, machine, messages)
+    with captured(wanted, source, machine, messages) as captures:
+        work = _work(source, checkpoint, candidates, captures, wanted)
+        if wanted.dry_run:
+            _deliver_plan(work, results, machine, messages)
+            return
+        result = _recommend(work, machine, messages)
     written = _write_files(result, work, wanted, messages)
     _deliver(result, written, results, messages)
+
+
+def _work(
+    source: str, checkpoint: Checkpoint, candidates: Candidates, captures: Checkpoint | None, wanted: RecommendOptions
+) -> _Work:
+    """Return what is measured for the objective; raises UsageError for one that nothing was captured for."""
+    from mxcli.flows.products.output_error import CapturedInputs
+    from mxcli.flows.recommend.recommend import gradients_for, objective_of
+    from mxcli.numerics.metrics import LOSS, OUTPUT_ERROR
+
+    inputs = None if captures is None else CapturedInputs(captures)
+    gradients = None if captures is None else gradients_for(candidates, captures)
+    wanted_name, best = wanted.objective, objective_of(inputs, gradients)
+    needs = {LOSS.name: gradients, OUTPUT_ERROR.name: inputs}
+    if wanted_name in needs and needs[wanted_name] is None and not wanted.dry_run:
+        what = "gradients of every layer" if wanted_name == LOSS.name else "inputs of layers"
+        raise UsageError(f"--objective {wanted_name}: needs captured {what}: give a --text, or --captures with them.")
+    name = wanted_name or best.name
+    return _Work(
+        source,
+        checkpoint,
+        candidates,
+        inputs if name in needs else None,
+        gradients if name == LOSS.name else None,
+    )
+
+
+def _check_objective(wanted: RecommendOptions) -> None:
+    from mxcli.numerics.metrics import OBJECTIVES
+
+    if wanted.text is not None and wanted.captures is not None:
+        raise UsageError("--text with --captures: one of them says what the model read; leave the other out.")
+    if wanted.objective is not None and wanted.objective not in OBJECTIVES:
+        names = ", ".join(OBJECTIVES)
+        raise UsageError(
+            f"--objective {printable(wanted.objective)}: it takes {names}.{did_you_mean(wanted.objective, OBJECTIVES)}"
+        )
 
 
 def _target(names: Sequence[str], wanted: RecommendOptions, requested: Requested) -> Target:
@@ -157,12 +221,13 @@ def _target(names: Sequence[str], wanted: RecommendOptions, requested: Requested
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The candidates to measure on a source, and captured inputs for the error of outputs."""
+    """The candidates to measure on a source, captured inputs for the error of outputs, and gradients for the loss."""
 
     source: str
     checkpoint: Checkpoint
     candidates: Candidates
     inputs: CapturedInputs | None
+    gradients: CapturedGradients | None
 
 
 def _deliver_plan(work: _Work, results: Results, machine: Machine, messages: Messages) -> None:
@@ -171,7 +236,9 @@ def _deliver_plan(work: _Work, results: Results, machine: Machine, messages: Mes
 
     need = memory_to_recommend(work.candidates, work.inputs)
     site = planned_site(machine, messages, need)
-    plan = PlannedRecommendation(work.source, work.checkpoint, work.candidates, objective_of(work.inputs), need, site)
+    plan = PlannedRecommendation(
+        work.source, work.checkpoint, work.candidates, objective_of(work.inputs, work.gradients), need, site
+    )
     messages.notes(plan.notes)
     deliver_forms(
         results,
@@ -194,7 +261,13 @@ def _recommend(work: _Work, machine: Machine, messages: Messages) -> Recommendat
             advance(info.nbytes, info.name)
 
         result = recommended(
-            work.source, work.checkpoint, candidates, backend=backend, inputs=work.inputs, on_tensor=on_tensor
+            work.source,
+            work.checkpoint,
+            candidates,
+            backend=backend,
+            inputs=work.inputs,
+            gradients=work.gradients,
+            on_tensor=on_tensor,
         )
     messages.notes(result.notes)
     for choice in result.choices:

@@ -81,21 +81,31 @@ def verify(
     if repair and against is None:
         raise UsageError("--repair needs --against SOURCE: damaged tensors are made from the source again.")
     from mxcli.files.checkpoint import open_checkpoint
+    from mxcli.flows.verify.checks.record import Hashing
     from mxcli.flows.verify.subject import check_whole, subject_of
-    from mxcli.flows.verify.verify import checked_originals, memory_to_verify, verify_subject
-    from mxcli.flows.write.restore import open_floats
-    from mxcli.output.verification import failure_sentence, verification_csv, verification_json, verification_text
 
     engines = engines_of(serving.engines)
     check_whole(Path(source))
     repaired = _repaired(source, against) if repair and against is not None else ()
     subject = subject_of(open_checkpoint(source), serving.tensor_parallel, engines)
-    originals = None if against is None else checked_originals(open_floats(against, requantize=True), subject)
-    backend = open_backend(machine, messages, memory_to_verify(subject, originals))
-    with progress("verify", messages) as show:
-        result = verify_subject(
-            source, subject, backend=backend, against=against, originals=originals, deep=deep, on_progress=show
-        )
+    with Hashing(subject) as hashing:  # while the checks are imported too
+        from mxcli.flows.verify.verify import checked_originals, memory_to_verify, verify_subject
+        from mxcli.flows.write.restore import open_floats
+        from mxcli.output.verification import failure_sentence, verification_csv, verification_json, verification_text
+
+        originals = None if against is None else checked_originals(open_floats(against, requantize=True), subject)
+        backend = open_backend(machine, messages, memory_to_verify(subject, originals))
+        with progress("verify", messages) as show:
+            result = verify_subject(
+                source,
+                subject,
+                backend=backend,
+                against=against,
+                originals=originals,
+                deep=deep,
+                hashing=hashing,
+                on_progress=show,
+            )
     result = dataclasses.replace(result, repaired=repaired)
     messages.notes(result.notes)
     deliver_forms(

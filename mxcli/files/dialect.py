@@ -18,6 +18,8 @@ UNSCALED, UNKNOWN, BLOCKS = "fp8-unscaled", "unknown", "gguf"
 MARKED, OLD_MARKED, MARKER, QUANTIZATION_METADATA = "comfyui", "comfy-fp8", ".comfy_quant", "_quantization_metadata"
 """ComfyUI's files, those of its older form, and the tensor and entry of __metadata__ that state how layers are
 stored."""
+OWN, OWN_SCALE = "mxcli", "_scale"
+"""Our own dialect, and the ending of scales in it: a tensor of any name and type may hold codes."""
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 """Keys of a configuration, and of its parts that describe a model each, with settings of the codes."""
 
@@ -98,6 +100,8 @@ def detect_dialect(
     if any(info.block_type for info in tensors.values()):
         return BLOCKS, []
     stated = _stated(config, producer_config)
+    if stated == OWN and any(f"{name}{OWN_SCALE}" in tensors for name in tensors):
+        return OWN, []
     if not any(info.role == "codes" or info.dtype in FP8 for info in tensors.values()):
         if METHODS.get(stated or "") in _BY_SCALES and any(map(_is_weight_scale, tensors.values())):
             return METHODS[stated or ""], ["The configuration and scales say FP8, but no tensor holds codes."]

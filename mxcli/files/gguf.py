@@ -69,7 +69,7 @@ def _type(name: str) -> Any:
 
 GGUF_NAMES = (
     "Names of GGUF files, which are llama.cpp's, are matched with those of Hugging Face for Llama, Mistral, Qwen2 and "
-    "Qwen3 models only."
+    "Qwen3 models only, experts not included."
 )
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

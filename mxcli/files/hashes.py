@@ -10,7 +10,8 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,9 +97,9 @@ def differing_bytes(recorded: ContentHash, found: ContentHash, nbytes: int) -> I
         yield begin, nbytes
 
 
-def sha256_of(path: Path) -> str:
+def sha256_of(path: Path, is_stopped: Callable[[], bool] = lambda: False) -> str:
     """Return the SHA-256 of a file's whole content, as `sha256sum` prints it. Raises InputError if it cannot be
-    read, or is a pipe or device, which may never end."""
+    read, or is a pipe or device, which may never end; CancelledError once it `is_stopped`."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_FILE_BYTES))
     try:
@@ -108,6 +109,8 @@ def sha256_of(path: Path) -> str:
             has_bytes = os.fstat(file.fileno()).st_size > 0
             while has_bytes and (count := file.readinto(buffer)):
                 digest.update(buffer[:count])
+                if is_stopped():
+                    raise CancelledError
     except OSError as error:
         raise InputError(f"{printable(path)}: cannot be read: {printable(error)}.") from error
     return digest.hexdigest()

@@ -60,7 +60,11 @@ _OWN_TENSOR_SCALES = (
     "Layers that loaders fuse have a tensor scale each there, and share one here: members of lower amax differ."
 )
 """The exception of producers that do not know fused layers."""
-_MODELOPT_EXCEPTIONS = ("FP8 rows whose amax is below 2^-126 are scaled as if it were 2^-126 there.",)
+_MODELOPT_EXCEPTIONS = (
+    "FP8 rows whose amax is below 2^-126 are scaled as if it were 2^-126 there.",
+    "Layers that loaders fuse have an FP8 scale each there, and share one here; the tensor scale of NVFP4 is shared in "
+    "both.",
+)
 _CT_EXCEPTIONS = ("oneshot writes a negative zero as zero in FP8 and MXFP8; model_free_ptq keeps its sign, as here.",)
 _TE_BYTE0 = {"floor": -126, "ceil": -126, "even": -126, "rceil": 0}
 _AMAX = {ANY: ProducerChoice("amax")}

@@ -388,4 +388,13 @@ OUTPUT_ERROR = Objective(
     "captured rows 1,024 are drawn with a fixed seed. Weights without captured input count as in weight-error.",
     "sum over layers of ||X (W - Y)^T||^2 / ||X W^T||^2",
 )
-OBJECTIVES: dict[str, Objective] = {row.name: row for row in (WEIGHT_ERROR, OUTPUT_ERROR)}
+LOSS = Objective(
+    "loss",
+    "the loss",
+    "what `mxcli recommend` keeps low with a --text, or captured inputs and gradients of all layers: the change of the "
+    "model's loss in nats per token, estimated to second order for each layer by itself, with the empirical Fisher "
+    "matrix for the Hessian. Of more than 4,096 captured tokens 4,096 are drawn. `mxcli evaluate` measures the loss.",
+    "sum over layers of 1/2 mean over tokens of (n dY . X (Y - W)^T)^2, n tokens in the mean loss",
+    "Hassibi and Stork, Optimal Brain Surgeon, 1992; Kunstner et al., Limitations of the empirical Fisher, 2019",
+)
+OBJECTIVES: dict[str, Objective] = {row.name: row for row in (WEIGHT_ERROR, OUTPUT_ERROR, LOSS)}

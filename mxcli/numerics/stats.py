@@ -62,8 +62,7 @@ class Histogram(Sequence[int]):
         return self._counts[index] if 0 <= index < len(self._counts) else 0
 
     def __iter__(self) -> Iterator[int]:
-        after = self._bins - self._first - len(self._counts)
-        return chain(repeat(0, self._first), self._counts, repeat(0, after))
+        return self._between(0, self._bins)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Histogram) and self._bins == other._bins and dict(self.counted) == dict(other.counted)
@@ -76,15 +75,16 @@ class Histogram(Sequence[int]):
         first = min(self._first, other._first)
         last = max(each._first + len(each._counts) for each in (self, other))
         kind = max(self._counts.typecode, other._counts.typecode, key="qd".index)
-        counts = array(kind, bytes((self._first - first) * self._counts.itemsize))
-        counts += array(kind, self._counts)
-        counts.frombytes(bytes((last - first - len(counts)) * counts.itemsize))
-        for at, count in other.counted:
-            counts[at - first] += count
+        counts = array(kind, map(add, self._between(first, last), other._between(first, last)))
         return Histogram._held(self._bins, first, counts)
 
     def __mul__(self, factor: float) -> Histogram:
         return Histogram._held(self._bins, self._first, array("d", [count * factor for count in self._counts]))
+
+    def _between(self, first: int, last: int) -> Iterator[int]:
+        """Return the counts of bins from `first` up to `last`, which have all that are held among them."""
+        after = last - self._first - len(self._counts)
+        return chain(repeat(0, self._first - first), self._counts, repeat(0, after))
 
     @property
     def total(self) -> int:

@@ -17,6 +17,7 @@ from mxcli.output.table import Row, aligned
 if TYPE_CHECKING:
     from mxcli.flows.evaluate.evaluate import Evaluated, Evaluation, EvaluationPlan
 
+_PUBLISHED = "published_change"
 CERTAIN = 2.0
 """Standard errors beyond which a change is taken for one."""
 
@@ -78,6 +79,7 @@ EVALUATION: Fields[Evaluation] = Fields(
     Field("source", lambda result: result.plan.source, TEXT),
     Field("model", lambda result: type(result.plan.outline.empty).__name__, TEXT),
     Field("task", lambda result: result.plan.task.name, TEXT),
+    Field("study", lambda result: None if result.plan.study is None else result.plan.study.name, TEXT_OR_NULL),
     Field("text", lambda result: result.plan.text.name, TEXT),
     Field("text_sha256", lambda result: result.plan.text.sha256, TEXT),
     Field("tokens", lambda result: result.plan.tokens, COUNT, meaning="scored"),
@@ -95,8 +97,9 @@ EVALUATION: Fields[Evaluation] = Fields(
 def evaluation_text(evaluation: Evaluation, screen: Screen) -> str:
     """Return what was read, a row for the original and each candidate, and what follows."""
     lines = [line for text in _head(evaluation.plan) for line in folded_lines(text, screen)]
-    rows: list[Row] = [_EVALUATED.cells(line) for line in _lines(evaluation)]
-    lines = [bold(lines[0], screen), *lines[1:], "", *aligned(_EVALUATED.columns(), rows, screen)]
+    fields = _EVALUATED if evaluation.plan.study is not None else _EVALUATED.without(_PUBLISHED)
+    rows: list[Row] = [fields.cells(line) for line in _lines(evaluation)]
+    lines = [bold(lines[0], screen), *lines[1:], "", *aligned(fields.columns(), rows, screen)]
     if ending := list(conclusion(evaluation)):
         lines += ["", *(line for text in ending for line in folded_lines(text, screen))]
     return "\n".join(lines)
@@ -105,6 +108,8 @@ def evaluation_text(evaluation: Evaluation, screen: Screen) -> str:
 def _head(plan: EvaluationPlan) -> Iterator[str]:
     model = type(plan.outline.empty).__name__
     yield f"{plan.source}: {model}, computed in {plan.outline.dtype}"
+    if plan.study is not None:
+        yield f"study {plan.study.name}: {plan.study.meaning}; published for {plan.study.model} ({plan.study.source})"
     yield (
         f"{plan.text.name}: {plan.tokens:,} {'masked ' if plan.task.name == 'masked' else ''}tokens scored in "
         f"{counted(len(plan.questions), 'window')} of {plan.context:,}"

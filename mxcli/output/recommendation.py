@@ -41,6 +41,7 @@ from mxcli.output.table import Row, aligned
 if TYPE_CHECKING:
     from mxcli.files.tensors import TensorInfo
     from mxcli.flows.plan.plan import Options
+    from mxcli.flows.recommend.baselines import Baseline
     from mxcli.flows.recommend.candidates import Group, Target
     from mxcli.flows.recommend.recommend import GroupChoice, Recommendation
     from mxcli.numerics.metrics import Objective
@@ -125,6 +126,10 @@ _ROW: Fields[tuple[_Tensor, str]] = Fields(
 RECORD_KEYS = tuple(_ROW.names)
 """The columns of CSV."""
 
+_BASELINE: Fields[Baseline] = Fields(
+    Field("name", lambda baseline: baseline.name, TEXT),
+    attributes(AMOUNT, "bits_per_element", "harm"),
+)
 _RESULT: Fields[Recommendation] = Fields(
     SOURCE,
     Field("target", lambda result: {result.target.kind: result.target.value}, _TARGET),
@@ -135,6 +140,7 @@ _RESULT: Fields[Recommendation] = Fields(
     Field("harm_lower_bound", lambda result: result.bound, AMOUNT),
     Field("exact", lambda result: result.exact, FLAG, meaning="no other choice within the target does less harm"),
     attributes(AMOUNT, "smallest_harm"),
+    records("baselines", lambda result: result.baselines, _BASELINE, meaning="simple choices within the target"),
     Field("kept_elements_percent", lambda result: _kept_percent(result), AMOUNT),
     Field("conclusion", lambda result: conclusion(result), array(TEXT)),
     NOTES,
@@ -253,6 +259,13 @@ def conclusion(result: Recommendation) -> list[str]:
         sentences.append(
             f"That removes {trimmed(removed)} % of the harm that {smallest} throughout would do "
             f"({significant(result.harm)} of {significant(result.smallest_harm)})."
+        )
+    if result.baselines:
+        listed = ", ".join(f"{each.name} {significant(each.harm)}" for each in result.baselines)
+        sentences.append(f"Harm of simple choices within the target: {listed}.")
+    if result.objective.name == "weight-error":
+        sentences.append(
+            "The error of weights does not predict the loss: a --text, or --captures with gradients, estimates that."
         )
     if result.target.kind == MIN_SQNR:
         worst = min(result.choices, key=lambda choice: choice.option.sqnr_db)

@@ -204,6 +204,11 @@ def test_binary32_scales() -> None:
         assert quantized([0.0], "fp8_e4m3", rule).scales.tolist() == [[scale]]
 
 
+def test_a_number_over_a_tensor_is_its_reciprocal_times_the_number_in_pytorch() -> None:
+    scales = {rule: quantized([0.984375], "fp8_e4m3", rule).scales.tolist() for rule in ("encode", "encode-reciprocal")}
+    assert scales == {"encode": [[9437184 * 2.0**-32]], "encode-reciprocal": [[9437183 * 2.0**-32]]}
+
+
 def test_a_scale_that_bfloat16_rounds_to_zero_counts_as_zero() -> None:
     """compressed-tensors replaces scales that are 0 after rounding, which avoids division by 0."""
     q = quantized([1e-38, 0.0], "fp8_e4m3", "amax-bf16")

@@ -58,6 +58,16 @@ def test_csv_has_a_row_for_each(evaluate: Callable[..., Any]) -> None:
     assert float(rows[1]["kl_mean"]) > 0
 
 
+def test_a_study_has_the_published_figures(evaluate: Callable[..., Any]) -> None:
+    found = strict_json(evaluate("--study", "mixed", "--json").out)
+    assert found["study"] == "mixed"
+    published = {each["name"]: each["published_change"] for each in found["evaluated"]}
+    assert published["mxfp4_e2m1, inputs mxfp4_e2m1"] == pytest.approx(1.0532, abs=1e-4)  # log(27.201 / 9.488)
+    assert published["mxfp4_e2m1, inputs mxfp8_e4m3"] == pytest.approx(0.1902, abs=1e-4)
+    assert published["original"] is None
+    assert len(published) == 8
+
+
 def test_a_plan_needs_no_weights(evaluate: Callable[..., Any], tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     plan = strict_json(evaluate("--formats", "mxfp8,nvfp4", "--dry-run", "--json").out)
@@ -98,7 +108,7 @@ def test_conversations_need_a_template(mxcli: Callable[..., Any], tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "code", "fault"),
     [
-        ([], 2, "nothing to evaluate: name --formats, a --recipe, or checkpoints of the same model."),
+        ([], 2, "nothing to evaluate: name --formats, a --recipe, a --study, or checkpoints of the same model."),
         (["--formats", "mxfp9"], 2, "mxfp9"),
         (["--formats", "mxfp8", "--activations", "some"], 2, "some"),
         (["--formats", "mxfp8", "--stride", "100"], 2, "--stride 100 with --context 64"),
@@ -106,6 +116,8 @@ def test_conversations_need_a_template(mxcli: Callable[..., Any], tmp_path: Path
         (["--formats", "mxfp8", "--fail-on", "sqnr_db<20"], 2, "no metric is called sqnr_db; loss, "),
         (["--formats", "mxfp8", "--dtype", "f64"], 2, "--dtype f64: models compute in f32, bf16 or f16."),
         (["--formats", "mxfp8", "--threads", "100000"], 6, "--threads 100000: more than"),
+        (["--study", "mixd"], 2, "--study mixd: direct-cast, mixed are known. Did you mean mixed?"),
+        (["--study", "mixed", "--activations", "same"], 2, "the study names those of each row"),
         (["no-such-directory"], 3, "no-such-directory"),
         (["--recipe", "no-such.toml"], 3, "no-such.toml"),
     ],

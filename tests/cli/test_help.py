@@ -49,6 +49,7 @@ VARIED = {
     "--resume",
     "--layout",
     "--recipe",
+    "--fail-on",
 }
 """Options whose help is about the verb."""
 MOST_PARAMETERS, MOST_LINES = 8, 40

@@ -32,9 +32,12 @@ def test_the_table_and_what_follows(mxcli: Callable[..., Any]) -> None:
         f"model.layers.{number}.mlp.down_proj.weight" for number in (1, 2)
     ]
     assert "2 of 16 groups shown, most harm per tensor first" in lines
-    assert lines[-3:] == [
+    assert lines[-5:] == [
         "Recommended: 4.97 bits per element on average, nvfp4 for 13, mxfp8_e4m3 for 3; 0 of 16 groups kept.",
         "That removes 52.9 % of the harm that mxfp4_e2m1 throughout would do (0.178 of 0.379).",
+        "Harm of simple choices within the target: mxfp4_e2m1 throughout 0.379, nvfp4 throughout 0.255, dealt at random "
+        "0.319, first and last blocks high 0.351.",
+        "The error of weights does not predict the loss: a --text, or --captures with gradients, estimates that.",
         "No other choice within the target does less harm.",
     ]
     assert "fused sets" in err
@@ -127,13 +130,49 @@ def test_one_outlier_channel_is_found(mxcli: Callable[..., Any], tmp_path: Path)
         assert first.split()[0] == outlier
 
 
-def test_captures_make_it_the_error_of_outputs(mxcli: Callable[..., Any]) -> None:
-    said = strict_json(mxcli(*WORDS, "--bits", "5", "--captures", CAPTURES, "--json").out)
-    assert said["objective"]["name"] == "output-error"
-    weights = strict_json(mxcli(*WORDS, "--bits", "5", "--json").out)
-    assert weights["objective"]["name"] == "weight-error"
-    assert said["harm"] != weights["harm"]
-    assert "||X (W - Y)^T||^2" in mxcli("explain", said["objective"]["name"]).out
+def test_captures_make_it_the_loss_or_the_error_of_outputs(mxcli: Callable[..., Any]) -> None:
+    words = (*WORDS, "--bits", "5", "--json")
+    loss = strict_json(mxcli(*words, "--captures", CAPTURES).out)
+    outputs = strict_json(mxcli(*words, "--captures", CAPTURES, "--objective", "output-error").out)
+    weights = strict_json(mxcli(*words).out)
+    assert [each["objective"]["name"] for each in (loss, outputs, weights)] == ["loss", "output-error", "weight-error"]
+    assert len({each["harm"] for each in (loss, outputs, weights)}) == 3
+    same = strict_json(mxcli(*words, "--captures", CAPTURES, "--objective", "weight-error").out)
+    assert same["harm"] == weights["harm"]
+    assert "||X (W - Y)^T||^2" in mxcli("explain", "output-error").out
+    assert "empirical Fisher" in mxcli("explain", "loss").out
+
+
+def test_a_text_makes_it_the_loss(mxcli: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    text = tmp_path / "text"
+    text.write_text("the quick brown fox jumps over the lazy dog and the small cat. " * 20)
+    said = strict_json(mxcli(*WORDS, "--bits", "5", "--text", text, "--json").out)
+    assert said["objective"]["name"] == "loss"
+    baselines = {each["name"]: each["harm"] for each in said["baselines"]}
+    assert list(baselines) == [
+        "mxfp4_e2m1 throughout",
+        "nvfp4 throughout",
+        "dealt at random",
+        "first and last blocks high",
+    ]
+    assert said["harm"] < min(baselines.values())
+    assert all(each["bits_per_element"] <= 5 for each in said["baselines"])
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--text", "a", "--captures", CAPTURES], "--text with --captures"),
+        (["--objective", "los"], "--objective los: it takes weight-error, output-error, loss. Did you mean loss?"),
+        (["--objective", "loss"], "--objective loss: needs captured gradients of every layer: give a --text"),
+        (["--objective", "output-error"], "--objective output-error: needs captured inputs of layers"),
+    ],
+)
+def test_objectives_that_cannot_be_had(words: list[Any], fault: str, mxcli: Callable[..., Any]) -> None:
+    code, _, err = mxcli(*WORDS, "--bits", "5", *words)
+    assert code == 2
+    assert fault in err
 
 
 def test_csv_has_a_row_per_tensor_and_option(mxcli: Callable[..., Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,6 @@ SHAPES = {
     "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (WIDE, HIDDEN), "mlp.up_proj": (WIDE, HIDDEN),
     "mlp.down_proj": (HIDDEN, WIDE),
 }  # fmt: skip
-MATRICES = tuple(f"model.layers.{layer}.{name}.weight" for layer in range(LAYERS) for name in SHAPES)
 
 
 def _trained(rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
@@ -35,25 +34,43 @@ def _trained(rows: int, columns: int, random: np.random.Generator) -> np.ndarray
     return values * np.where(random.random((rows, columns)) < 0.002, 12.0, 1.0)
 
 
-def _with_edges(rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
-    """Return values with rows of zeros of either sign, ties, tiny values and every binade that scales reach."""
-    values = _trained(rows, columns, random)
-    values[0], values[1] = 0.0, -0.0
-    values[2] = random.choice((-0.0, 0.0), columns)
-    values[3] = random.integers(-24, 25, columns) / 4
-    values[4] = random.integers(-24, 25, columns) / 256
+def _zeros(values: np.ndarray, random: np.random.Generator) -> None:
+    values[0] = 0.0
+    values[9, values.shape[1] // 2 :] = 0.0
+
+
+def _negative_zeros(values: np.ndarray, random: np.random.Generator) -> None:
+    values[1] = -0.0
+    values[2] = random.choice((-0.0, 0.0), values.shape[1])
+    values[8, ::2] = -0.0
+
+
+def _ties(values: np.ndarray, random: np.random.Generator) -> None:
+    steps = random.integers(-24, 25, (2, values.shape[1]))
+    values[3], values[4] = steps[0] / 4, steps[1] / 256
+    values[3, 0], values[4, 0] = 6.0, 6 / 64
+
+
+def _tiny(values: np.ndarray, random: np.random.Generator) -> None:
+    columns = values.shape[1]
     values[5] = random.standard_normal(columns) * 2.0**-120
     values[6] = random.standard_normal(columns) * 2.0**-128
     values[7] = random.integers(-3, 4, columns) * 2.0**-133
-    values[8, ::2] = -0.0
-    values[9, columns // 2 :] = 0.0
+
+
+def _binades(values: np.ndarray, random: np.random.Generator) -> None:
     values[10:42] *= 2.0 ** np.arange(-40.0, -8.0)[:, None]
-    values[42:74, ::32] = 2.0 ** np.arange(-16.0, 0.0, 0.5)[:, None] * (1 + np.arange(32) / 32)[:, None]
-    return values
+    values[42:74, ::32] = (2.0 ** np.arange(-16.0, 0.0, 0.5) * (1 + np.arange(32) / 32))[:, None]
 
 
-def llama(folder: Path, dtype: str = "BF16", edges: bool = True) -> Path:
-    """A whole Llama with seeded weights, in BF16 or F32; the edges are in every matrix of its first layer."""
+EDGES = {"zeros": _zeros, "negative zeros": _negative_zeros, "ties": _ties, "tiny": _tiny, "binades": _binades}
+
+
+def llama(folder: Path, dtype: str = "BF16", without: Collection[str] = (), equal_amax: bool = False) -> Path:
+    """A whole Llama with seeded weights in BF16 or F32: values as trained, and in its first layer the edges too.
+
+    With `equal_amax` the layers that loaders fuse would have the same tensor scale on their own.
+    """
     random = np.random.default_rng(7)
     tensors: dict[str, Tensor] = {}
 
@@ -64,8 +81,13 @@ def llama(folder: Path, dtype: str = "BF16", edges: bool = True) -> Path:
     add("model.embed_tokens.weight", _trained(VOCABULARY, HIDDEN, random))
     for layer in range(LAYERS):
         for name, shape in SHAPES.items():
-            make = _with_edges if edges and layer == 0 else _trained
-            add(f"model.layers.{layer}.{name}.weight", make(*shape, random))
+            values = _trained(*shape, random)
+            for edge, make in EDGES.items():
+                if layer == 0 and edge not in without:
+                    make(values, random)
+            if equal_amax:
+                values[-1, -1] = 8.0
+            add(f"model.layers.{layer}.{name}.weight", values)
         for name in ("input_layernorm", "post_attention_layernorm"):
             add(f"model.layers.{layer}.{name}.weight", np.ones(HIDDEN))
     add("model.norm.weight", np.ones(HIDDEN))
@@ -77,19 +99,19 @@ def llama(folder: Path, dtype: str = "BF16", edges: bool = True) -> Path:
 def ours(source: Path, output: Path, format: str, layout: str, dialect: str, **rules: str) -> dict[str, Raw]:
     """What `mxcli quantize --as` writes of a model."""
     checkpoint = open_checkpoint(source)
-    options = Options(format, Rules(dialect=dialect, **rules), layout=layout)
+    options = Options(format, Rules(dialect=dialect, nonfinite="error", **rules), layout=layout)
     quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output, backend=Cpu())
     return read_raw(output / "model.safetensors")
 
 
 def theirs(folder: Path) -> dict[str, Raw]:
-    """All tensors of a producer's folder."""
-    return {name: raw for path in sorted(folder.glob("*.safetensors")) for name, raw in read_raw(path).items()}
+    """All tensors that a producer wrote in a folder or below."""
+    return {name: raw for path in sorted(folder.rglob("*.safetensors")) for name, raw in read_raw(path).items()}
 
 
 def differing(one: Mapping[str, Raw], other: Mapping[str, Raw]) -> dict[str, int | str]:
     """How many bytes differ in each tensor, or what else differs; nothing for equal tensors."""
-    found: dict[str, int | str] = {name: "only in one" for name in one.keys() ^ other.keys()}
+    found: dict[str, int | str] = dict.fromkeys(one.keys() ^ other.keys(), "only in one")
     for name in one.keys() & other.keys():
         (dtype, shape, content), (other_dtype, other_shape, other_content) = one[name], other[name]
         if (dtype, shape) != (other_dtype, other_shape):

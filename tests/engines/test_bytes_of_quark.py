@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from lazy import Lazy, needs
-from originals import differing, llama, ours, theirs
+
+from engines.originals import differing, llama, ours, theirs
 
 pytestmark = [pytest.mark.slow, needs("quark", "torch", "transformers")]
 torch: Any = Lazy("torch")
@@ -27,3 +28,22 @@ def produced(source: Path, output: Path, scheme: str) -> Path:
     with torch.no_grad():
         quark.export_safetensors(model, str(output))
     return output
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+@pytest.mark.parametrize(
+    ("scheme", "format"),
+    [
+        ("mxfp4", "mxfp4"),
+        ("mxfp6_e3m2", "mxfp6_e3m2"),
+        ("mxfp6_e2m3", "mxfp6_e2m3"),
+        ("fp8", "fp8_e4m3"),
+        ("ptpc_fp8", "fp8_e4m3_channel"),
+    ],
+)
+def test_every_byte(tmp_path: Path, scheme: str, format: str, dtype: str) -> None:
+    source = llama(tmp_path / "m", dtype, without=("tiny",), equal_amax=True)
+    exported = theirs(produced(source, tmp_path / "theirs", scheme))
+    expected = {name: raw for name, raw in exported.items() if not name.endswith(".input_scale")}
+    rules = {"scale_rounding": "amax-eps"} if dtype == "F32" and "fp8" in scheme else {}
+    assert differing(expected, ours(source, tmp_path / "ours", format, "quark", "quark", **rules)) == {}

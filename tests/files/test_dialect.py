@@ -39,6 +39,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Entry]]] = {
             "fc.input_scale": zeros("F32"),
         },
     ),
+    "mistral fp8": ("mistral", {"fc.weight": FP8, "fc.qscale_weight": zeros("F32"), "fc.qscale_act": zeros("F32")}),
     "modelopt fp8": ("modelopt", {"fc.weight": FP8, "fc.weight_scale": zeros("F32")}),
     "quark mxfp4": ("quark", {"fc.weight": NIBBLES, "fc.weight_scale": BYTE_SCALES}),
     "fp8 block": ("fp8-block", {"fc.weight": FP8, "fc.weight_scale_inv": zeros("F32", 1, 1)}),
@@ -83,6 +84,7 @@ def test_dialects_are_seen_without_a_configuration(model: Writer, layout: str) -
         ({"quant_method": "mxfp4"}, "gpt-oss"),
         ({"quant_method": "torchao"}, "torchao"),
         ({"quant_method": "quark"}, "quark"),
+        ({"quant_method": "auto-round"}, "auto-round"),
         ({"quant_method": "mxcli"}, "mxcli"),
     ],
 )
@@ -97,6 +99,22 @@ def test_the_configuration_decides(model: Writer, config: Mapping[str, Any], dia
     )
     checkpoint = open_checkpoint(root)
     assert (checkpoint.dialect, checkpoint.notes) == (dialect, ())
+
+
+def test_our_own_codes_are_of_any_name_and_type(model: Writer) -> None:
+    config = {"quantization_config": {"quant_method": "mxcli"}}
+    tensors = {"x": zeros("I8", 4, 64), "x_scale": zeros("U8", 4, 2)}
+    assert open_checkpoint(model({"model.safetensors": tensors, "config.json": config})).dialect == "mxcli"
+
+
+def test_our_configuration_without_scales_is_contradicted(model: Writer) -> None:
+    config = {"quantization_config": {"quant_method": "mxcli"}}
+    tensors = {"x": zeros("I8", 4, 64), "y.weight": zeros("BF16", 4, 64)}
+    checkpoint = open_checkpoint(model({"model.safetensors": tensors, "config.json": config}))
+    assert (checkpoint.dialect, checkpoint.notes) == (
+        None,
+        ("The configuration says mxcli, but no tensor holds codes.",),
+    )
 
 
 def test_producer_configuration_is_enough(model: Writer) -> None:

@@ -5,13 +5,17 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mxcli.errors import InputError
+from mxcli.files.checkpoint import Checkpoint, content_hash, open_checkpoint, read
 from mxcli.files.hashes import CHUNK_BYTES, ContentHash, differing_bytes, hash_of, recorded_hash, sha256_of
+from mxcli.files.reading import read_chunks
 
 LONG = np.arange(3 * CHUNK_BYTES // 2 + 5, dtype=np.uint8)
 
@@ -111,3 +115,49 @@ def test_a_file_without_a_size_is_not_waited_for(tmp_path: Path) -> None:
     assert sha256_of(tmp_path / "empty") == empty
     if os.access(tmp_path / "log", os.R_OK):
         assert sha256_of(tmp_path / "log") == empty
+
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    tensors = {"empty": np.empty((0, 4), np.uint8), "long": LONG, "short": LONG[:5]}
+    save_file(tensors, folder / "model.safetensors")
+    return open_checkpoint(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["empty", "long", "short"])
+def test_a_tensor_in_place_is_hashed_in_chunks(tmp_path: Path, name: str) -> None:
+    checkpoint = _checkpoint(tmp_path)
+    info = checkpoint.tensors[name]
+    assert content_hash(checkpoint, info) == hash_of(read(checkpoint, info))
+
+
+def test_a_tensor_that_is_decoded_is_hashed_whole(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "x.npz", x=LONG)
+    checkpoint = open_checkpoint(tmp_path / "x.npz")
+    assert content_hash(checkpoint, checkpoint.tensors["x"]) == hash_of(LONG)
+
+
+@pytest.mark.parametrize("name", ["long", "short"])
+def test_a_file_that_was_cut_short_has_no_hash(tmp_path: Path, name: str) -> None:
+    checkpoint = _checkpoint(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", 90)
+    with pytest.raises(InputError, match=r"and now has 90"):
+        content_hash(checkpoint, checkpoint.tensors[name])
+
+
+def test_a_file_that_changes_between_two_chunks_has_no_hash(tmp_path: Path) -> None:
+    checkpoint = _checkpoint(tmp_path)
+    info = checkpoint.tensors["long"]
+    chunks = read_chunks(info, checkpoint.identities[info.file], CHUNK_BYTES)
+    assert bytes(next(chunks)) == LONG[:CHUNK_BYTES].tobytes()
+    os.truncate(tmp_path / "model.safetensors", info.offset + CHUNK_BYTES + 10)
+    with pytest.raises(InputError, match=r"it ends at byte [\d,]+, within the tensor"):
+        next(chunks)
+
+
+def test_the_hash_of_a_file_can_be_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(3 << 20))
+    stops = iter([False, True])
+    with pytest.raises(CancelledError):
+        sha256_of(path, lambda: next(stops))
+    assert sha256_of(path) == hashlib.sha256(bytes(3 << 20)).hexdigest()

@@ -24,6 +24,11 @@ CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         {**_TEXT, "moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     ),
+    "llama4": (
+        "Llama4TextConfig",
+        "Llama4ForCausalLM",
+        {**_TEXT, "num_local_experts": 4, "head_dim": 16, "intermediate_size": 64, "intermediate_size_mlp": 64},
+    ),
     "gpt_oss": (
         "GptOssConfig",
         "GptOssForCausalLM",

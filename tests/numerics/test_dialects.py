@@ -102,7 +102,7 @@ def test_every_choice_names_rows_that_exist() -> None:
             assert elements.keys() <= {ANY, *ELEMENTS}
             for choice in elements.values():
                 assert choice.rounding in ELEMENT_ROUNDINGS
-                known = MANTISSA_SCALE_RULES if kind in ("narrow", "fp32") else POWER_OF_TWO_SCALE_RULES
+                known = MANTISSA_SCALE_RULES if kind in ("narrow", "fp32", "fp32 tensor") else POWER_OF_TWO_SCALE_RULES
                 assert choice.rule in known
                 assert choice.byte0_exponent.keys() <= POWER_OF_TWO_SCALE_RULES.keys()
 

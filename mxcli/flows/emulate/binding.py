@@ -15,11 +15,13 @@ _FALCON = "FalconLinear"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A class of modules with one matrix: its name, a test for it, and the forward that replaces its own."""
+    """A class of modules with one matrix: its name, a test for it, and the forward that replaces its own; one without
+    products looks rows up."""
 
     name: str
     fits: Callable[[Any], bool]
     forward: Callable[[Any], Callable[..., Any]]
+    has_products: bool = True
 
 
 def _is_linear(module: Any) -> bool:
@@ -45,7 +47,7 @@ def _is_embedding(module: Any) -> bool:
 KINDS = (
     Kind("torch.nn.Linear", _is_linear, linear_forward),
     Kind("transformers' Conv1D", _is_conv1d, conv1d_forward),
-    Kind("torch.nn.Embedding", _is_embedding, embedding_forward),
+    Kind("torch.nn.Embedding", _is_embedding, embedding_forward, has_products=False),
 )
 
 
@@ -72,7 +74,7 @@ def holders(model: Any) -> dict[int, list[Holder]]:
 
 
 def computed_weights(model: Any) -> list[str]:
-    """Return the names of layers whose weight is no parameter of theirs but computed whenever it is read."""
+    """Return the names of layers whose weight is computed whenever it is read, and not a parameter of theirs."""
     return [
         name
         for name, module in model.named_modules()

@@ -89,6 +89,13 @@ def training_work(model: Any, source: ModelSource, wanted: Wanted, training: str
     others = {"on_indivisible": "pad", **{key: one for key, one in wanted.others.items() if key != "seed"}}
     decided = decide(source, replace(wanted, format=_any_format(recipe), activations=NONE, others=others))
     bound = _bound(model, source, decided)
+    problems = [
+        f"{printable(one.name)}: a table of embeddings has no products: leave it out of include."
+        for one in bound
+        if any(holder.kind is not None and not holder.kind.has_products for holder in one.holders)
+    ]
+    if problems:
+        raise together(RefusedError, "Tables in training", problems)
     tensors = source.checkpoint.tensors.values()
     blocks = blocks_of([_layer(info.name) for info in tensors if info.role == WEIGHT and len(info.shape) > 1])
     high = blocks.high(recipe)
@@ -143,7 +150,7 @@ def _forwards(
     for key, module in modules.items():
         # A stack without parts stays as it is.
         whole = {name: stacks[key].get(name, Stack(name)) for name in (first_of(module), DOWN)}
-        found.append((module, experts_forward(ExpertsState(whole, quantizer))))
+        found.append((module, experts_forward(module, ExpertsState(whole, quantizer))))
     return tuple(found)
 
 

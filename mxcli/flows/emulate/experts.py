@@ -39,16 +39,44 @@ class ExpertsState:
 
 
 def are_known_experts(module: Any) -> bool:
-    """Return whether a module is experts of transformers that can be computed in several ways."""
-    return all(hasattr(module, name) for name in SETTINGS) and hasattr(module, first_of(module))
+    """Return whether a module is experts of transformers that can be computed in several ways, or those of Llama 4."""
+    known = _take_all_tokens(module) or all(hasattr(module, name) for name in SETTINGS)
+    return known and hasattr(module, first_of(module))
 
 
 def first_of(module: Any) -> str:
     """Return the attribute of the first stack."""
-    return "gate_up_proj" if module.has_gate else "up_proj"
+    return "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
 
 
-def experts_forward(state: ExpertsState) -> Callable[..., torch.Tensor]:
+def experts_forward(module: Any, state: ExpertsState) -> Callable[..., torch.Tensor]:
+    """Return the forward of experts."""
+    return _of_all_tokens(state) if _take_all_tokens(module) else _of_routed_tokens(state)
+
+
+def _take_all_tokens(module: Any) -> bool:
+    """Return whether every expert takes all tokens, multiplied by their weights beforehand, as in Llama 4."""
+    forward: Callable[..., Any] = type(module).forward
+    return str(forward.__qualname__) == "Llama4TextExperts.forward" and forward.__module__.startswith("transformers.")
+
+
+def _of_all_tokens(state: ExpertsState) -> Callable[..., torch.Tensor]:
+    """Return the forward of experts with tokens of their own: hidden states [experts x tokens, features]."""
+
+    def forward(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        first, found = first_of(module), []
+        matrices = {name: _matrices(state, module, name) for name in (first, DOWN)}
+        for expert, x in enumerate(hidden_states.view(module.num_experts, -1, hidden_states.shape[-1])):
+            gate, up = _product(state, module, first, matrices, expert, x).chunk(2, dim=-1)
+            found.append(_product(state, module, DOWN, matrices, expert, up * module.act_fn(gate)))
+        return torch.cat(found)
+
+    return forward
+
+
+def _of_routed_tokens(state: ExpertsState) -> Callable[..., torch.Tensor]:
     """Return the forward of experts: hidden states [tokens, features], and the experts of each token with their
     weights."""
 
@@ -90,9 +118,9 @@ def _product(
     x: torch.Tensor,
 ) -> torch.Tensor:
     """Return the output of one expert's matrix in the dtype of its input."""
-    x, stack, turned = autocast(x), state.stacks[name], bool(module.is_transposed)
+    x, stack, turned = autocast(x), state.stacks[name], bool(getattr(module, "is_transposed", True))
     weight = matrices[name][expert]
-    bias = getattr(module, f"{name}_bias")[expert] if module.has_bias else None
+    bias = getattr(module, f"{name}_bias")[expert] if getattr(module, "has_bias", False) else None
     if stack.trained is not None:
         return stack.trained[expert].product(x, weight.t() if turned else weight, bias)
     inputs = (stack.inputs or {}).get(expert, Inputs())

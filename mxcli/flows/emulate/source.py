@@ -72,7 +72,9 @@ class ModelSource:
 def source_of(model: Any) -> ModelSource:
     """Return a model as a source. Raises RefusedError for one that is quantized already."""
     parameters = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if _is_tensor(tensor)}
-    places = dict(_in_files(model, parameters))
+    # What transformers ties again when it loads a model is stored under one name.
+    aliases = getattr(model, "all_tied_weights_keys", None) or ()
+    places = dict(_in_files(model, {name: tensor for name, tensor in parameters.items() if name not in aliases}))
     config = config_of(model)
     infos, tied, first = dict[str, TensorInfo](), dict[str, str](), dict[int, str]()
     for name, (shape, place) in places.items():

@@ -139,6 +139,7 @@ def _products() -> Any:
             return found
 
         @staticmethod
+        @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             x, weight = ctx.saved_tensors
             layer, dy = ctx.layer, gradients[0].to(x.dtype)

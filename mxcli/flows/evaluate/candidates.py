@@ -23,7 +23,7 @@ _PADDED = {"on_indivisible": "pad"}
 class Candidate:
     """A way to compute the model: a format or a recipe for its weights, with `activations` SAME, NONE or a format, or
     another checkpoint of it. `options` plan the weights (None: a checkpoint), and `emulation` are the arguments of
-    `emulate` that make it."""
+    `emulate` that make it. `published` is the change of the loss that a study has for it, on another model."""
 
     name: str
     kind: str
@@ -31,6 +31,7 @@ class Candidate:
     activations: str = NONE
     options: Options | None = None
     emulation: Mapping[str, Any] = field(default_factory=dict)
+    published: float | None = None
 
     @property
     def key(self) -> str:

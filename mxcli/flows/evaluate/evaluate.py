@@ -37,6 +37,7 @@ from mxcli.flows.evaluate.predictions import Predictions, check_space, created, 
 from mxcli.flows.evaluate.predictions import size_of as predictions_size
 from mxcli.flows.evaluate.scores import Scores, WindowScores
 from mxcli.flows.evaluate.scoring import Question, logits_of, scores_of
+from mxcli.flows.evaluate.studies import Study
 from mxcli.flows.evaluate.windows import Reading, Window, context_of, windows_of
 from mxcli.flows.write.records import fingerprint
 
@@ -61,6 +62,7 @@ class EvaluationPlan:
     sizes: tuple[Size, ...]
     identity: Mapping[str, object]
     notes: tuple[str, ...]
+    study: Study | None = None
 
     @property
     def tokens(self) -> int:
@@ -107,7 +109,12 @@ class Evaluation:
 
 
 def plan_evaluation(
-    source: str, text: Text, candidates: Sequence[Candidate], reading: Reading, dtype: str = "F32"
+    source: str,
+    text: Text,
+    candidates: Sequence[Candidate],
+    reading: Reading,
+    dtype: str = "F32",
+    study: Study | None = None,
 ) -> EvaluationPlan:
     """Return the plan of an evaluation, before any weight is loaded.
 
@@ -138,6 +145,7 @@ def plan_evaluation(
         tuple(size_of(candidate, original) for candidate in candidates),
         _identity(original, text, reading, context, dtype, task, windows),
         (*original.notes, *([] if note is None else [note])),
+        study,
     )
 
 

@@ -83,6 +83,16 @@ MEASURES: dict[str, Measure] = {
             of_original=False,
         ),
         Measure(
+            "published_change",
+            "nats",
+            "of a --study: the published change of the loss, on the model and text of the study",
+            "log(perplexity / perplexity of the baseline)",
+            lambda each: None if each.own.candidate is None else each.own.candidate.published,
+            "published\nchange",
+            4,
+            of_original=False,
+        ),
+        Measure(
             "kl_mean",
             "nats",
             "mean KL divergence of the predictions from the original's",

@@ -37,7 +37,7 @@ class Predictions:
         """Read rows. Raises InputError if the file ends before them."""
         rows = np.empty((count, self._vocabulary), np.float32)
         self._file.seek(self._begin + first * self._row)
-        if self._file.readinto(rows.data.cast("B")) != rows.nbytes:
+        if self._file.readinto(rows.data.cast("B")) != rows.nbytes:  # type: ignore[attr-defined]
             raise InputError(f"{printable(str(self._file.name))}: ends before its last prediction; make it again.")
         return rows
 

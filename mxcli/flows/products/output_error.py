@@ -79,7 +79,7 @@ class CapturedInputs:
         x = torch.from_numpy(self._input(step))
         weight = read(checkpoint, step.tensor)
         turned = np.swapaxes(weight, -1, -2) if step.axis == COLUMN else weight
-        dtype, pieces = step.tensor.dtype, list(_pieces(step.shape))
+        dtype, pieces = step.tensor.dtype, list(pieces_of(step.shape))
         output = math.fsum(_energy(x, torch.from_numpy(binary64(turned[piece], dtype))) for piece in pieces)
         found = []
         for quantized in made:
@@ -136,8 +136,8 @@ def _module(info: TensorInfo) -> str:
     return info.name.removesuffix(".weight")
 
 
-def _pieces(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Run of rows of a weight of at most _PIECE elements, or of one row."""
+def pieces_of(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Return the runs of rows of a weight, each of at most _PIECE elements or of one row."""
     height = max(_PIECE // max(shape[-1], 1), 1)
     return (slice(begin, begin + height) for begin in range(0, shape[0], height))
 

@@ -17,10 +17,11 @@ from mxcli.flows.measure.measure import measure, memory_to_measure
 from mxcli.flows.measure.nonfinite import nonfinite_refusals, refuse_nonfinite
 from mxcli.flows.measure.report import Report, Tally
 from mxcli.flows.plan.memory import Need
-from mxcli.flows.plan.overrides import Override, names_matching
 from mxcli.flows.plan.plan import Options, Plan, TensorPlan, make_plan
-from mxcli.flows.plan.recipe_text import quoted_selector, resolved, spelled_format
+from mxcli.flows.plan.recipe_text import spelled_format
+from mxcli.flows.products.loss_error import CapturedGradients, served
 from mxcli.flows.products.output_error import MOST_ROWS, CapturedInputs
+from mxcli.flows.recommend.baselines import Baseline, baselines
 from mxcli.flows.recommend.candidates import (
     KEEP,
     Effect,
@@ -34,9 +35,10 @@ from mxcli.flows.recommend.candidates import (
     groups_of,
     kept_bits,
 )
+from mxcli.flows.recommend.recipe import recipe_of
 from mxcli.flows.write.arrange import arrange
 from mxcli.numerics.formats import find_format
-from mxcli.numerics.metrics import OUTPUT_ERROR, WEIGHT_ERROR, Objective
+from mxcli.numerics.metrics import LOSS, OUTPUT_ERROR, WEIGHT_ERROR, Objective
 from mxcli.numerics.scheme import Rules, find_scale_rule, resolve, scale_rules
 from mxcli.numerics.stats import Stats
 
@@ -83,7 +85,8 @@ class Recommendation:
     """A recommendation for a source: a choice for each group in the order of the source.
 
     `harm` is the objective, `bound` a proven lower bound on it, and `exact` says that no choice is better;
-    `smallest_harm` is the objective where every group has its smallest option. `recipe` are the options that
+    `smallest_harm` is the objective where every group has its smallest option, and `baselines` are simple choices
+    within the target. `recipe` are the options that
     `quantize` carries out, `plan` what it will do, and `report` what it will report.
     """
 
@@ -98,6 +101,7 @@ class Recommendation:
     bound: float
     exact: bool
     smallest_harm: float
+    baselines: tuple[Baseline, ...]
     recipe: Options
     plan: Plan
     report: Report | None
@@ -187,9 +191,12 @@ def recommend(
     *,
     backend: Backend,
     inputs: CapturedInputs | None = None,
+    gradients: CapturedGradients | None = None,
     on_tensor: Progress = lambda info: None,
 ) -> Recommendation:
     """Measure every tensor under every format and choose; each is read once, or twice where inputs were captured.
+
+    With `gradients`, which must be of all tensors (`gradients_for`), harm is the estimated change of the loss.
 
     `on_tensor` is called with each as it is done. Raises RefusedError for values that are not finite, if the options
     refuse them, and for a target that cannot be reached.
@@ -197,7 +204,7 @@ def recommend(
     if inputs is not None:
         import_extra("torch", "weighing errors with captured inputs")
         inputs.check([planned for steps in _by_name(candidates.plans)[:1] for planned in steps.values()])
-    measured = _Measured(checkpoint, candidates, backend, inputs)
+    measured = _Measured(checkpoint, candidates, backend, inputs, gradients)
     measured.run(on_tensor)
     options = [measured.options(group) for group in candidates.groups]
     best = choose(candidates.target, candidates.groups, options)
@@ -205,7 +212,8 @@ def recommend(
         GroupChoice(group, each, at) for group, each, at in zip(candidates.groups, options, best.chosen, strict=True)
     )
     smallest = [min(each, key=lambda option: option.bits) for each in options]
-    recipe, plan = _recipe(checkpoint, candidates, choices)
+    formats = dict(zip(candidates.formats, candidates.plans, strict=True))
+    recipe, plan = recipe_of(checkpoint, formats, [(choice.group, choice.option.name) for choice in choices])
     infos = checkpoint.tensors.values()
     return Recommendation(
         source=source,
@@ -213,12 +221,13 @@ def recommend(
         by_dtype=totals_by(lambda info: info.dtype, infos),
         formats=candidates.formats,
         target=candidates.target,
-        objective=objective_of(inputs),
+        objective=objective_of(inputs, gradients),
         choices=choices,
         harm=math.fsum(choice.option.harm for choice in choices),
         bound=best.bound,
         exact=best.exact,
         smallest_harm=math.fsum(option.harm for option in smallest),
+        baselines=baselines(candidates.target, candidates.groups, options),
         recipe=recipe,
         plan=plan,
         report=measured.report(source, plan),
@@ -226,18 +235,36 @@ def recommend(
     )
 
 
-def objective_of(inputs: CapturedInputs | None) -> Objective:
-    """Return the objective: the error of weights, or of outputs where inputs were captured."""
+def objective_of(inputs: CapturedInputs | None, gradients: CapturedGradients | None = None) -> Objective:
+    """Return the objective: the error of weights, of outputs where inputs were captured, or of the loss where gradients
+    were too."""
+    if gradients is not None:
+        return LOSS
     return WEIGHT_ERROR if inputs is None else OUTPUT_ERROR
+
+
+def gradients_for(candidates: Candidates, captures: Checkpoint) -> CapturedGradients | None:
+    """Return the captured inputs and gradients if those of every tensor that is chosen for are there, else None."""
+    gradients = CapturedGradients(captures)
+    chosen = {info.name for group in candidates.groups for info in group.tensors}
+    planned = [step for name, step in _by_name(candidates.plans)[0].items() if name in chosen]
+    return gradients if served(gradients, planned) else None
 
 
 class _Measured:
     """The effects of formats on tensors: statistics, and with captured inputs the error of outputs."""
 
     def __init__(
-        self, checkpoint: Checkpoint, candidates: Candidates, backend: Backend, inputs: CapturedInputs | None
+        self,
+        checkpoint: Checkpoint,
+        candidates: Candidates,
+        backend: Backend,
+        inputs: CapturedInputs | None,
+        gradients: CapturedGradients | None = None,
     ) -> None:
         self._checkpoint, self._candidates, self._backend, self._inputs = checkpoint, candidates, backend, inputs
+        self._gradients = gradients
+        self._losses: dict[tuple[str, int], float] = {}
         self._steps = _by_name(candidates.plans)
         self._stats: dict[tuple[str, int], Stats] = {}
         self._outputs: dict[tuple[str, int], tuple[float, float]] = {}
@@ -248,13 +275,17 @@ class _Measured:
         """Measure everything; groups that can have the same formats go together, so that each tensor is read once."""
         refusals: list[str] = []
         for plans, which in self._passes():
-            for steps, made in measure(self._checkpoint, plans, self._backend, codes=self._inputs is not None):
+            captured = self._inputs is not None or self._gradients is not None
+            for steps, made in measure(self._checkpoint, plans, self._backend, codes=captured):
                 info = steps[0].tensor
                 for at, quantized in zip(which, made, strict=True):
                     assert quantized.stats is not None
                     self._stats[info.name, at] = quantized.stats
                 refusals += nonfinite_refusals(steps[0], self._stats[info.name, which[0]])
-                if self._inputs is not None and self._inputs.has(steps[0]):
+                if self._gradients is not None:
+                    changes = self._gradients.changes(self._checkpoint, steps[0], made, self._backend)
+                    self._losses |= {(info.name, at): change for at, change in zip(which, changes, strict=True)}
+                elif self._inputs is not None and self._inputs.has(steps[0]):
                     errors = self._inputs.errors(self._checkpoint, steps[0], made, self._backend)
                     self._outputs |= {(info.name, at): error for at, error in zip(which, errors, strict=True)}
                 elif self._inputs is not None:
@@ -323,7 +354,8 @@ class _Measured:
             return Effect(bits, 0.0, math.inf)
         if not (signal > 0 and math.isfinite(noise)):
             return Effect(bits, math.inf, -math.inf)
-        return Effect(bits, noise / signal, 10.0 * math.log10(signal / noise))
+        harm = self._losses.get((name, at), noise / signal)
+        return Effect(bits, harm, 10.0 * math.log10(signal / noise))
 
 
 def _serves(name: str, format: str) -> bool:
@@ -345,35 +377,6 @@ def _restricted(plan: Plan, names: set[str]) -> Plan:
     return replace(plan, tensors=tuple(steps))
 
 
-def _recipe(checkpoint: Checkpoint, candidates: Candidates, choices: Sequence[GroupChoice]) -> tuple[Options, Plan]:
-    """Return the options that carry the choices out, and the plan they make: the format of most elements is that of
-    all, and overrides name the others."""
-    elements: Counter[str] = Counter()
-    for choice in choices:
-        elements[choice.option.name] += choice.group.elements
-    formats = dict(zip(candidates.formats, candidates.plans, strict=True))
-    usual = max(formats, key=lambda name: elements[name])
-    overrides = [
-        Override(selector, keep=True)
-        if name == KEEP
-        else Override(selector, name, rules=Rules(formats[name].options.rules.scale_rounding))
-        for name in (*formats, KEEP)
-        if name != usual
-        for choice in choices
-        if choice.option.name == name
-        for selector in _selectors(checkpoint, choice.group)
-    ]
-    base = formats[usual].options
-    options = replace(base, overrides=(*base.overrides, *overrides))
-    if not any(elements[name] for name in formats):
-        plan = candidates.plans[0]
-        kept = tuple(replace(s, scheme=None, reason="kept: recommended") if s.scheme else s for s in plan.tensors)
-        return options, replace(plan, options=options, tensors=kept, notes=())
-    plan = make_plan(checkpoint, options)
-    arrangement = arrange(checkpoint, plan)
-    return resolved(checkpoint, plan), replace(plan, tensors=arrangement.tensors, notes=arrangement.notes)
-
-
 def _stack_notes(plan: Plan) -> Iterator[str]:
     stacks = [s for s in plan.quantized if len(s.shape) > 2 and s.scheme and s.scheme.format.tensor_scale]
     if stacks:
@@ -381,13 +384,3 @@ def _stack_notes(plan: Plan) -> Iterator[str]:
             f"{len(stacks):,} stacks of experts ('{printable(stacks[0].tensor.name)}', …) were measured with one "
             "tensor scale each; a layout that splits them gives each expert its own."
         )
-
-
-def _selectors(checkpoint: Checkpoint, group: Group) -> list[str]:
-    """Return the selectors of a group: its module where that holds nothing else that is quantized, else each tensor."""
-    names = [info.name for info in group.tensors]
-    if group.name.endswith(".experts"):
-        selector = quoted_selector(group.name)
-        if set(names_matching(selector, checkpoint.tensors)) == set(names):
-            return [selector]
-    return [quoted_selector(name) for name in names]

@@ -24,9 +24,8 @@ def _is_shard(checkpoint: Checkpoint) -> bool:
 
 
 def refuse_incomplete(checkpoint: Checkpoint) -> None:
-    """Raise InputError for a plain source without the layers or experts that its configuration counts, with other shapes
-    than that states, or with a layer that lacks what the others have: `verify` would call every output of it not
-    sound."""
+    """Raise InputError for a plain source without the layers or experts that its configuration counts, with shapes that
+    contradict it, or with a layer that lacks what the others have: `verify` would call every output not sound."""
     if checkpoint.dialect is not None or checkpoint.config is None or _is_shard(checkpoint):
         return
     subject = Subject(checkpoint, None, None, {}, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,12 +167,16 @@ def verify_subject(
     against: str | None = None,
     originals: Originals | None = None,
     deep: bool = False,
+    hashing: Hashing | None = None,
     on_progress: Progress | None = None,
 ) -> Verification:
     """Run every check on a checkpoint that the user calls `name`; `originals` are of the source called `against`. With
-    `deep` names and shapes are also compared with those of the model that transformers builds."""
+    `deep` names and shapes are also compared with those of the model that transformers builds. `hashing` is that of the
+    subject, if it runs already."""
     findings = Findings()
-    with Hashing(subject) as hashing, _watching(subject, originals) as hashes:
+    running = Hashing(subject) if hashing is None else nullcontext(hashing)
+    with running as hashing, _watching(subject, originals) as hashes:
+        hashing.hash_tensors()
         findings.run(CHECKPOINT_CHECKS, subject)
         tracer, weights, doubts = Tracer(backend, _producer(subject), stated=stated_schemes(subject)), [], []
         amaxes = Amaxes(backend, originals, subject)

@@ -303,7 +303,7 @@ def summarize(checkpoint: Checkpoint, stored: StoredWeight, *, profiled: bool = 
     """Read a weight and return its summary, with a profile if it is to be `profiled`."""
     arrays = [read(checkpoint, checkpoint.tensors[content.entry.name]) for content in stored.contents]
     q = quantized_from(stored.weight, list(zip(stored.contents, arrays, strict=True)))
-    return _summary(stored, q, profiled=profiled)
+    return summary_of(stored, q, profiled=profiled)
 
 
 def decode_scale(tensor_scale: float | None, tensor_encode: float) -> float:
@@ -313,7 +313,8 @@ def decode_scale(tensor_scale: float | None, tensor_encode: float) -> float:
     return 1.0 / tensor_encode if tensor_encode else math.inf
 
 
-def _summary(stored: StoredWeight, q: Quantized, *, profiled: bool) -> WeightSummary:
+def summary_of(stored: StoredWeight, q: Quantized, *, profiled: bool) -> WeightSummary:
+    """Return the summary of a weight whose codes and scales were read, with a profile if it is to be `profiled`."""
     ranks, not_finite = ranks_by_block(q)
     zero = scales_that(_are_zero, stored.weight.format.scale, q.scales).reshape(ranks.shape)
     mixed = between_by_block(q) if zero.any() else np.zeros_like(zero)

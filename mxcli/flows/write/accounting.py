@@ -97,9 +97,7 @@ def _with_parts(checkpoint: Checkpoint, tensors: dict[str, Tensors]) -> dict[str
 
 def _stored_bytes(checkpoint: Checkpoint, view: PlainView | None, name: str) -> int:
     """Return the bytes of a tensor in the source, with its scales if it is quantized there."""
-    if view is None:
-        return checkpoint.tensors[name].nbytes
-    return view.weights[name].nbytes if name in view.weights else view.source.tensors[view.stored_name(name)].nbytes
+    return checkpoint.tensors[name].nbytes if view is None else view.stored_bytes(name)
 
 
 def _left_out(checkpoint: Checkpoint, known: set[Path]) -> Iterator[Accounted]:

@@ -343,12 +343,21 @@ def _refuse_impossible(plan: Plan, layout: Layout) -> None:
     ]
     problems += [
         f"{name}: loaders of the layout {layout.name} take a stored scale of each layer's inputs. Give captured inputs "
-        f"with --captures, or use a format with dynamic input scales, such as {name}_channel."
+        f"with --captures, or use a format with dynamic input scales, such as {_without_input_scales(layout, name)}."
         for name in sorted({each.scheme.format.name for each in plan.quantized if each.scheme and not each.input_scale})
         if name in layout.needs_input_scales
     ]
     if problems:
         raise together(RefusedError, f"Not supported by the layout {layout.name}", problems)
+
+
+def _without_input_scales(layout: Layout, name: str) -> str:
+    """Return a format of a layout whose loaders need no stored scales of inputs, the most like another one first."""
+    return next(
+        each
+        for each in (f"{name}_channel", *layout.formats)
+        if each in layout.formats and each not in layout.needs_input_scales
+    )
 
 
 def _notes(plan: Plan, tasks: Sequence[Task], layout: Layout, *, named: bool) -> list[str]:

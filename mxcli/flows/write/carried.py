@@ -24,6 +24,7 @@ from mxcli.flows.write.carried_scales import (
     unsigned_scale_fault,
 )
 from mxcli.flows.write.converted_record import recorded_scheme, rounded_before
+from mxcli.flows.write.experts import left_single
 from mxcli.flows.write.restore import PlainView, StoredWeight
 from mxcli.numerics.blocks import Quantized
 from mxcli.numerics.formats import BlockFormat, find_format
@@ -31,6 +32,10 @@ from mxcli.numerics.mantissa_rules import MantissaScaleRule
 from mxcli.numerics.scheme import Scheme
 
 NVFP4, NVFP4_ALONE = find_format("nvfp4"), find_format("e2m1:e4m3:1x16")
+_NO_STACK = (
+    "loaders of the layout take one stack of all experts of a layer, and these make none: one is missing, they differ "
+    "in shape or format, or each has a tensor scale of its own. Use another --layout, such as compressed-tensors."
+)
 _INSTEAD = f"Use another --layout ({MXCLI.name} holds any format), or mxcli dequantize."
 
 
@@ -128,6 +133,9 @@ def _carried(
     rounds_scales: bool,
 ) -> Carried | None:
     """Return a weight as the layout holds it; None for a problem."""
+    if left_single(view, name, layout):
+        problems.add(name, _NO_STACK)
+        return None
     scale = tensor_scale_of(view.source, stored)
     format = _format_in(layout, stored.weight.format, scale)
     if format is None:

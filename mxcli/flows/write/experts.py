@@ -159,7 +159,7 @@ def split_stacks(view: PlainView, layout: Layout | None = None) -> PlainView:
             if name in view.weights:
                 weights[own_name] = _of_stack(view.weights[name], piece)
                 continue
-            renamed[own_name] = _renamed(view, name, piece)
+            renamed[own_name] = _renamed(view, name, piece, len(pieces))
             if name in view.foreign:
                 plain = replace(view.foreign[name].plain, name=own_name, shape=piece.info.shape)
                 foreign[own_name] = replace(view.foreign[name], plain=plain)
@@ -225,18 +225,24 @@ def _of_stack(stored: StoredWeight, piece: _Piece) -> OfStack:
     return OfStack(weight, stored.contents, None, replace(stored.weight, axis=ROW), piece.rows)
 
 
-def _renamed(view: PlainView, name: str, piece: _Piece) -> Renamed:
-    """Return how a plain or foreign matrix of an expert is read."""
+def _renamed(view: PlainView, name: str, piece: _Piece, share: int) -> Renamed:
+    """Return how a plain or foreign matrix of an expert is read, one of a `share` of its stack."""
     before = view.renamed.get(name)
     return Renamed(
         view.stored_name(name),
         partial(_rows_of, piece.rows, None if before is None else before.made_of),
         at=piece.rows.expert,
+        share=share,
     )
 
 
 def _rows_of(rows: Rows, made_of: Callable[[Array], Array] | None, x: Array) -> Array:
     return np.ascontiguousarray(rows.of(x if made_of is None else made_of(x)))
+
+
+def left_single(view: PlainView, name: str, layout: Layout) -> bool:
+    """Return whether a weight is that of a single expert where loaders of a layout take stacks."""
+    return layout.stack_names(view.source.config or {}) is not None and _EXPERT.fullmatch(name) is not None
 
 
 def join_experts(view: PlainView, layout: Layout) -> PlainView:

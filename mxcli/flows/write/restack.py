@@ -197,7 +197,7 @@ def _recorded(
                 turns = row is not None and row.alternates and kind.parts != ("down_proj",)
                 wanted.append(Wanted(name, kind, each.get("axis") == COLUMN, turns, shape=tuple(shape)))
     if all(each.kind.parts != _OF_WEIGHTS[0].parts for each in wanted):
-        return []  # Stacks of single parts, as MLX has them, are no stacks of the model.
+        return []  # Stacks of single parts, as MLX has them, are not those of the model.
     for kind in KINDS[len(_OF_WEIGHTS) :]:
         name = f"{module}.{kind.name}"
         shape = recorded.get(name, {}).get("shape")

@@ -33,7 +33,7 @@ from mxcli.files.safetensors import STALE_METADATA
 from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
 from mxcli.flows.write.omitted import OMITTED_ENDINGS, kinds_omitted, omitted_note
 from mxcli.flows.write.restack import recorded_of
-from mxcli.flows.write.unread import refuse_unread_parts, refuse_unread_settings, small_bytes
+from mxcli.flows.write.unread import parts_alone, refuse_unread_parts, refuse_unread_settings, small_bytes
 from mxcli.numerics.blocks import Quantized
 
 
@@ -86,12 +86,14 @@ class StoredWeight:
 @dataclass(frozen=True, slots=True)
 class Renamed:
     """A plain tensor with another name in the source, and the function that makes it of what is stored: of all of it,
-    or of index `at` of its first dimension, and of `others`, each with such an index."""
+    or of index `at` of its first dimension, and of `others`, each with such an index; `share` tensors are made of the
+    same."""
 
     stored: str
     made_of: Callable[..., Array]
     at: int | None = None
     others: tuple[tuple[str, int | None], ...] = ()
+    share: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,16 @@ class PlainView:
     def stored_name(self, name: str) -> str:
         """Return the name of a plain tensor, or of a `foreign` weight, in the source."""
         return self.renamed[name].stored if name in self.renamed else name
+
+    def stored_bytes(self, name: str) -> int:
+        """Return the bytes of a plain tensor, or of a weight with its scales, in the source."""
+        if name in self.weights:
+            return self.weights[name].nbytes
+        renamed = self.renamed.get(name)
+        if renamed is None:
+            return self.source.tensors[name].nbytes
+        stored = [self.source.tensors[each] for each, _ in ((renamed.stored, renamed.at), *renamed.others)]
+        return sum(info.nbytes for info in stored) // renamed.share
 
     def _stored(self, name: str) -> TensorInfo:
         return self.source.tensors[self.stored_name(name)]
@@ -206,30 +218,12 @@ def plain_view(checkpoint: Checkpoint, dtype: str | None = None) -> PlainView:
     view = view_of_weights(checkpoint, layout, layout.weights(disk), dtype)
     if not view.weights and not view.foreign:
         raise RefusedError(f"{printable(checkpoint.root)}: holds no quantized weights.")
-    alone = [_without_partner(info) for info in view.tensors.values() if _needs_partner(info)]
+    alone = parts_alone(view.tensors)
     if alone:
         raise together(InputError, printable(checkpoint.where), alone)
     others = {name: info for name, info in view.tensors.items() if name not in transforms.tensors}
     refuse_unread_parts(checkpoint, others, view.dtypes)
     return view
-
-
-def _needs_partner(info: TensorInfo) -> bool:
-    """Return whether a tensor without a weight is a part of one: read as plain numbers it would be garbage."""
-    if info.offset == IN_MEMORY:
-        return False
-    # Other scales, of inputs and of the KV cache, are valid alone.
-    return info.role == "codes" or (info.role == "scale" and "weight" in info.name.rpartition(".")[2])
-
-
-def _without_partner(info: TensorInfo) -> str:
-    what, lacks = (
-        ("holds codes", "scales") if info.role == "codes" else ("is part of a quantized weight", "other parts")
-    )
-    return (
-        f"{printable(info.name)} ({info.dtype} {list(info.shape)}): {what}, but its {lacks} are missing or do "
-        "not fit; see `mxcli verify`."
-    )
 
 
 def view_of_weights(

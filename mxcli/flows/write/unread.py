@@ -12,7 +12,7 @@ from mxcli.files.layouts import Layout, OnDisk
 from mxcli.files.layouts.algorithms import unread_algorithms
 from mxcli.files.layouts.layout import WEIGHT
 from mxcli.files.layouts.modelopt import MODELOPT
-from mxcli.files.tensors import TensorInfo
+from mxcli.files.tensors import IN_MEMORY, TensorInfo
 
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_scale", ".prob_output_scale")
 """Scales of attention, which do not belong to a weight."""
@@ -102,3 +102,26 @@ def refuse_unread_parts(
     ]
     if found:
         raise together(RefusedError, f"{where}: tensors next to codes are not read", found)
+
+
+def parts_alone(tensors: Mapping[str, TensorInfo]) -> list[str]:
+    """Return a sentence for each tensor that is a part of a quantized weight without the others."""
+    return [_without_partner(info) for info in tensors.values() if _needs_partner(info)]
+
+
+def _needs_partner(info: TensorInfo) -> bool:
+    """Return whether a tensor without a weight is a part of one: read as plain numbers it would be garbage."""
+    if info.offset == IN_MEMORY:
+        return False
+    # Other scales, of inputs and of the KV cache, are valid alone.
+    return info.role == "codes" or (info.role == "scale" and "weight" in info.name.rpartition(".")[2])
+
+
+def _without_partner(info: TensorInfo) -> str:
+    what, lacks = (
+        ("holds codes", "scales") if info.role == "codes" else ("is part of a quantized weight", "other parts")
+    )
+    return (
+        f"{printable(info.name)} ({info.dtype} {list(info.shape)}): {what}, but its {lacks} are missing or do "
+        "not fit; see `mxcli verify`."
+    )

@@ -46,6 +46,7 @@ def logits(model: Any) -> torch.Tensor:
         ("bert", "fp8_e4m3_channel"),
         ("mixtral", "nvfp4"),
         ("qwen3_moe", "mxfp8"),
+        ("llama4", "nvfp4"),
         ("gpt_oss", "nvfp4"),
     ],
 )

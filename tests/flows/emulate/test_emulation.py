@@ -159,6 +159,42 @@ def test_a_module_under_several_names() -> None:
     assert all(type(module) is nn.Linear for module in (layer, other))
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("options", [{"format": "nvfp4"}, {"training": "mxfp8"}])
+def test_gradient_checkpointing(options: dict[str, Any], reentrant: bool) -> None:
+    """Layers that are computed again in the backward pass give the same gradients."""
+    found = []
+    for recomputed in (False, True):
+        model = tiny("llama").train()
+        if recomputed:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        with mxcli.emulate(model, **options):
+            model(tokens(), labels=tokens(), use_cache=False).loss.backward()
+        found.append(model.model.layers[0].self_attn.q_proj.weight.grad)
+    assert torch.equal(*found)
+
+
+def test_models_are_saved_as_they_are(tmp_path: Path) -> None:
+    model = tiny("mixtral")
+    with mxcli.emulate(model, format="nvfp4", kv_cache="mxfp8"):
+        copied = copy.deepcopy(model)
+        model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    loaded.set_experts_implementation("eager")
+    for other in (copied, loaded):
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
+        assert torch.equal(other(tokens()).logits, model(tokens()).logits)
+
+
+def test_second_derivatives_in_training_are_refused() -> None:
+    model, x = small(), torch.randn(4, 64, requires_grad=True)
+    with mxcli.emulate(model, training="mxfp8"):
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
+
+
 def test_empty_batches() -> None:
     model = small()
     with mxcli.emulate(model, format="nvfp4"):
@@ -245,6 +281,12 @@ def _nan() -> nn.Module:
             {"format": "mxfp8"},
             RefusedError,
             "0: its weight is computed by a parametrization, which is not emulated: remove it",
+        ),
+        (
+            lambda: tiny("llama"),
+            {"training": "mxfp8", "include": ["@embedding", "@weight"]},
+            RefusedError,
+            "model.embed_tokens.weight: a table of embeddings has no products: leave it out of include.",
         ),
         (small, {"format": "mxfp8", "device": "cudo"}, UsageError, "unknown device 'cudo'"),
         (lambda: nn.LSTM(64, 64), {"format": "mxfp8"}, RefusedError, "how a LSTM computes with it is not known"),

@@ -47,9 +47,7 @@ def test_the_losses_of_a_format_are_those_of_its_weights(model: Any, batches: li
 def test_inputs_and_recipes(model: Any, batches: list[Any], tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text('format = "mxfp8"\n')
-    found = mxcli.evaluate(
-        model, batches, per_sample, formats="mxfp8", activations=["none", "same"], recipes=[recipe]
-    )
+    found = mxcli.evaluate(model, batches, per_sample, formats="mxfp8", activations=["none", "same"], recipes=[recipe])
     assert list(found) == [
         "original",
         "mxfp8_e4m3",

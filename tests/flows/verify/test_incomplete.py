@@ -52,6 +52,26 @@ def test_experts_that_the_configuration_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ({"vocab_size": 40}, "model.embed_tokens.weight: has shape [32, 64]"),
+        ({"hidden_size": 32}, "needed: [32] by hidden_size of config.json"),
+        ({"intermediate_size": 256}, "model.layers.0.mlp.down_proj.weight: has shape [64, 128]"),
+        ({"num_key_value_heads": 4}, "model.layers.0.self_attn.k_proj.weight: has shape [32, 64]"),
+    ],
+)
+def test_shapes_that_contradict_the_configuration(tmp_path: Path, config: dict[str, int], refused: str) -> None:
+    assert refused in refusal(tmp_path, llama(2), {**SIZES, **config})
+
+
+@pytest.mark.parametrize("part", ["input_layernorm.weight", "mlp.down_proj.weight", "self_attn.v_proj.weight"])
+def test_a_layer_that_lacks_what_the_others_have(tmp_path: Path, part: str) -> None:
+    name = f"model.layers.2.{part}"
+    tensors = {key: tensor for key, tensor in llama(4).items() if key != name}
+    assert f"{name}: missing" in refusal(tmp_path, tensors, {**SIZES, "num_hidden_layers": 4})
+
+
+@pytest.mark.parametrize(
     ("more", "config"),
     [
         ({}, SIZES),

@@ -11,8 +11,12 @@ from planted import GATE, SHARD, UP, found, quantized, source, values, verified
 from tiny_models import LLAMA, llama, noise, read_header
 
 from mxcli.backends.cpu import Cpu
+from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.plan.overrides import Override
 from mxcli.flows.plan.plan import Options, make_plan
+from mxcli.flows.verify.checks.record import Hashing
+from mxcli.flows.verify.subject import subject_of
+from mxcli.flows.verify.verify import verify_subject
 from mxcli.flows.write.quantize import quantize_checkpoint
 from mxcli.flows.write.restore import open_floats
 
@@ -253,3 +257,15 @@ def test_method_of_another_package_is_a_changed_config(tmp_path: Path, output: P
     config["quantization_config"]["quant_method"] = "gptq"
     (folder / "config.json").write_text(json.dumps(config))
     assert found(verified(folder)) == {"recorded_file": ["config.json"]}
+
+
+def test_whole_files_are_hashed_before_the_checks_begin(output: Path) -> None:
+    subject = subject_of(open_checkpoint(output))
+    with Hashing(subject) as hashing:
+        assert verify_subject("q", subject, backend=Cpu(), hashing=hashing).is_sound
+        recorded = hashing.result()
+    assert recorded.files == subject.record.sha256
+    assert recorded.tensors == recorded.expected
+    with Hashing(subject) as hashing:
+        alone = hashing.result()
+    assert (alone.files, alone.tensors, alone.headers) == (subject.record.sha256, {}, {})

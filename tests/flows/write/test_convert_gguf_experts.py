@@ -210,7 +210,9 @@ def test_other_experts_are_refused_by_name(tmp_path: Path, changed: dict[str, An
 def test_experts_with_tensor_scales_of_their_own_are_refused_by_name(tmp_path: Path) -> None:
     options = Options("nvfp4", Rules(nonfinite="error"), layout="ct")
     reasons = refusals(quantized(tmp_path / "q", options, wide=64, moe_intermediate_size=64), "gguf")
-    assert any("_proj.weight: GGUF has one tensor for all experts" in reason for reason in reasons), reasons
+    (reason,) = (reason for reason in reasons if ".experts." in reason)
+    assert reason.startswith(f"{EXPERTS}.0.gate_proj.weight and 8 more: loaders of the layout take one stack of all ")
+    assert "or each has a tensor scale of its own. Use another --layout, such as compressed-tensors." in reason
 
 
 def test_quantizing_single_experts_to_gguf_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -224,3 +226,34 @@ def test_quantizing_single_experts_to_gguf_is_refused_with_the_way_out(tmp_path:
 def test_the_memory_of_a_conversion_is_known(tmp_path: Path, layout: str) -> None:
     conversion = plan_conversion(open_checkpoint(quantized(tmp_path / "q")), find_layout(layout))
     assert conversion.need.peak_bytes > 0
+
+
+def test_a_stack_without_one_of_its_experts_is_refused_by_name(tmp_path: Path) -> None:
+    first = quantized(tmp_path / "q")
+    gone = {f"{EXPERTS}.1.up_proj.weight_{part}" for part in ("packed", "scale")}
+    kinds = {"U8": np.uint8, "BF16": np.uint16}
+    tensors = {
+        name: (dtype, np.frombuffer(content, kinds[dtype]).reshape(shape))
+        for name, (dtype, shape, content) in raw(first).items()
+        if name not in gone
+    }
+    config = json.loads((first / "config.json").read_text())
+    for layout in ("gguf", "mlx"):
+        (reason,) = refusals(write_model(tmp_path / layout, tensors, config), layout)
+        assert reason.startswith(f"{EXPERTS}.0.up_proj.weight and 1 more: loaders of the layout take one stack of all ")
+
+
+@pytest.mark.slow
+def test_transformers_loads_what_is_dequantized(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    first = quantized(tmp_path / "q")
+    converted(first, tmp_path / "g", "gguf")
+    for name, source in (("d", tmp_path / "g"), ("direct", first)):
+        dequantized(source, tmp_path / name)
+    models = []
+    for name in ("d", "direct"):
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model, info = load(tmp_path / name, output_loading_info=True)
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        models.append(model.state_dict())
+    assert all((models[0][name] == values).all() for name, values in models[1].items())

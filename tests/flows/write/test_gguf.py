@@ -71,7 +71,7 @@ def test_that_names_are_not_matched_is_said(tmp_path: Path) -> None:
     quantize_checkpoint(plain, make_plan(plain, Options("mxfp4")), tmp_path / "q", backend=Cpu())
     made = open_checkpoint(tmp_path / "q")
     names = "Names of GGUF files, which are llama.cpp's, are matched with those of Hugging Face for Llama, Mistral, "
-    hint = f"{names}Qwen2 and Qwen3 models only."
+    hint = f"{names}Qwen2 and Qwen3 models only, experts not included."
     with pytest.raises(UsageError) as refused:
         checked_originals(open_floats(tmp_path / "a.gguf", requantize=True), subject_of(made))
     assert str(refused.value).endswith(f"give the checkpoint that it was made from. {hint}")

@@ -24,13 +24,14 @@ _WHOLE_MODULE = 3
 _OF_THE_FIRST = re.compile(r"relative_attention_bias|\.pre_ln\.|\.rel_attn_embed\.")
 """Parts that the first layer holds for all: of T5, RWKV and WavLM."""
 _LACKED = {
-    "align": r"\.blocks\.\d+\.expansion\.",
-    "align_vision_model": r"(^|\.)blocks\.\d+\.expansion\.",
-    "efficientloftr": r"\.blocks\.\d+\.identity\.",
-    "efficientnet": r"(^|\.)blocks\.\d+\.expansion\.",
-    "inkling2": r"\.layers\.0\.(attention_input\.query$|k_message_gate\.|v_message_gate\.)",
-    "modernbert": r"(^|\.)layers\.0\.attn_norm\.",
-    "modernbert-decoder": r"(^|\.)layers\.0\.attn_norm\.",
+    kind: part
+    for part, kinds in {
+        r"(^|\.)blocks\.\d+\.expansion\.": "align align_vision_model efficientnet",
+        r"(^|\.)blocks\.\d+\.identity\.": "efficientloftr",
+        r"\.(attention_input\.query|\w+_message_gate\..*)$": "inkling2 inkling2_text inkling2_loop inkling2_loop_text",
+        r"(^|\.)layers\.0\.attn_norm\.": "modernbert modernbert-decoder",
+    }.items()
+    for kind in kinds.split()
 }
 """Parts that single layers of some model types lack, where the model itself is not known."""
 _OF_A_STAGE = re.compile(r"(\d+)\.(?=\d+\.)")

@@ -21,15 +21,19 @@ _EXPERT = re.compile(r"^(?P<stack>.*\.experts)\.(?P<number>\d+)\.")
 _NO_WORDS = re.compile(r"(^|\.)(wpe|[^.]*(position|token_type|relative_attention)[^.]*)\.")
 """Tables that are not looked up by words."""
 _NUMBERS = re.compile(r"\.\d+(?=\.)")
+_STACK = re.compile(r"\.(experts|switch_mlp)\.\w+\.weight$")
+"""Stacks of matrices that have the shape of one."""
 _RESTORE = "Restore the config.json of this checkpoint, or the tensors."
 
 
 def _layers(model: Model) -> Iterator[Finding]:
-    for stack, keys in () if "depths" in model.config else model.counted:
+    for stack, keys in () if "depths" in model.config or model.is_counted_otherwise else model.counted:
         stated = model.size(*keys)
         if stated is not None:
             key = next(key for key in keys if model.config.get(key) == stated)
-            yield from _counted(model, stack, model.stacks.get(stack, set()), key, stated)
+            numbers = model.stacks.get(stack, set())
+            found = _counted(model, stack, numbers, key, stated)
+            yield from (each for each in found if not numbers or model.expected.numbers(stack) != numbers)
 
 
 def _counted(model: Model, stack: str, numbers: set[int], key: str, stated: int) -> Iterator[Finding]:
@@ -58,7 +62,7 @@ def _first_missing(numbers: set[int], stated: int) -> list[int]:
 
 def _experts(model: Model) -> Iterator[Finding]:
     stated = model.size(*EXPERTS)
-    if stated is None:
+    if stated is None or model.is_counted_otherwise:
         return
     stacks: dict[str, set[int]] = {}
     for match in filter(None, map(_EXPERT.match, model.tensors)):
@@ -79,18 +83,19 @@ def _shapes(model: Model) -> Iterator[Finding]:
     for name, info in model.tensors.items():
         if info.role in ("bias", "buffer", "lora") or not info.shape:
             continue
-        kind = _NUMBERS.sub("", name)
+        kind, shape = _NUMBERS.sub("", name), info.shape
+        shape = shape[1:] if len(shape) > 2 and _STACK.search(name) else shape
         for row, pattern in of_type:
             if not pattern.search(kind):
                 continue
             # A padded weight is stored with more columns than it has.
-            needed = [None if part is None else part(model) for part in (row.rows, row.columns)][: len(info.shape)]
-            if any(need is not None and need != size for need, size in zip(needed, info.shape, strict=False)):
+            needed = [None if part is None else part(model) for part in (row.rows, row.columns)][: len(shape)]
+            if any(need is not None and need != size for need, size in zip(needed, shape, strict=False)):
                 stored = quantized.get(name)
-                padded = stored is not None and _fits_padded(needed, info.shape, stored.weight.format.block[1] or 1)
+                padded = stored is not None and _fits_padded(needed, shape, stored.weight.format.block[1] or 1)
                 if not padded and not model.expected.has_shape(name, info.shape):
-                    wanted = [size if need is None else need for need, size in zip(needed, info.shape, strict=False)]
-                    key = (kind, f"{list(info.shape)}", f"{wanted} by {row.stated}")
+                    wanted = [size if need is None else need for need, size in zip(needed, shape, strict=False)]
+                    key = (kind, f"{list(shape)}", f"{wanted} by {row.stated}")
                     differing.setdefault(key, []).append(name)
     for (_, value, need), names in differing.items():
         more = f" (and {len(names) - 1:,} more of its kind)" if len(names) > 1 else ""

@@ -117,9 +117,16 @@ ROWS = (
     Row(r"(^|\.)self_attn\.o_proj\.weight$", _HIDDEN, _queries, "hidden_size, num_attention_heads * head_dim"),
     Row(r"(^|\.)mlp\.(gate|up)_proj\.weight$", _WIDE, _HIDDEN, "intermediate_size, hidden_size"),
     Row(r"(^|\.)mlp\.down_proj\.weight$", _HIDDEN, _WIDE, "hidden_size, intermediate_size"),
-    Row(r"\.experts\.(gate_proj|up_proj|w1|w3)\.weight$", _EXPERT_WIDE, _HIDDEN, "moe_intermediate_size, hidden_size"),
+    Row(
+        r"\.(experts|switch_mlp)\.(gate_proj|up_proj|w1|w3)\.weight$",
+        _EXPERT_WIDE,
+        _HIDDEN,
+        "moe_intermediate_size, hidden_size",
+    ),
     Row(r"\.experts\.(gate_up_proj|down_proj)$", _of(*EXPERTS), None, "num_local_experts"),
-    Row(r"\.experts\.(down_proj|w2)\.weight$", _HIDDEN, _EXPERT_WIDE, "hidden_size, moe_intermediate_size"),
+    Row(
+        r"\.(experts|switch_mlp)\.(down_proj|w2)\.weight$", _HIDDEN, _EXPERT_WIDE, "hidden_size, moe_intermediate_size"
+    ),
     Row(
         r"(^|\.)(input|post_attention|pre_feedforward|post_feedforward)_layernorm\.weight$",
         _HIDDEN,

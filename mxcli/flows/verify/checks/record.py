@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from threading import Event
 
 import xxhash
 
@@ -85,17 +86,32 @@ class Recorded:
 
 
 class Hashing:
-    """The hashes of a checkpoint's parts, computed by threads while other checks run."""
+    """The hashes of a checkpoint's parts, computed by threads while other checks run, within a `with` block: those of
+    whole files, which take longest, from its beginning, and the others from `hash_tensors` on."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._pool = ThreadPoolExecutor(threads(), "hash")
-        root, record = subject.checkpoint.root, subject.record
-        place = partial(place_of, subject.checkpoint)
+        self._stopped = Event()
+        self._files: dict[str, Future[ContentHash | str]] = {}
+        self._headers: dict[str, Future[ContentHash | str]] = {}
+        self._tensors: dict[str, Future[ContentHash | str]] = {}
+
+    def __enter__(self) -> Hashing:
+        root, submit = self._subject.checkpoint.root, partial(self._submit, sha256_of)
+        names = [name for name in self._subject.record.sha256 if (root / name).is_file()]
+        self._files = {name: submit(root / name, self._stopped.is_set) for name in names}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def hash_tensors(self) -> None:
+        """Begin with headers and tensors, of which threads hold those that must be decoded."""
+        subject, submit = self._subject, self._submit
+        place, record = partial(place_of, subject.checkpoint), subject.record
         files = {place(file): file for file in subject.checkpoint.files}
-        submit = self._submit
-        # Whole files first: they take longest.
-        self._files = {name: submit(sha256_of, root / name) for name in record.sha256 if (root / name).is_file()}
         begins: dict[str, int] = {}
         for info in subject.checkpoint.tensors.values():
             file = place(info.file)
@@ -109,14 +125,8 @@ class Hashing:
             if name in record.stored.get(place(info.file), {})
         }
 
-    def __enter__(self) -> Hashing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
     def result(self) -> Recorded:
-        """Wait for all hashes."""
+        """Wait for all hashes that were begun."""
         headers, files = (
             {name: str(each.result()) for name, each in parts.items()} for parts in (self._headers, self._files)
         )

@@ -26,7 +26,7 @@ SIDES: Mapping[str, tuple[str, ...]] = {
 _ALL_LAYERS = (*SIDES["encoder"], *SIDES["decoder"])
 _OTHER_PARTS = re.compile(
     r"(?i)(^|\.)(visual|vision|vit|image|audio|speech|mtp|draft|talker|code"
-    r"|connector|[^.]*projector|[^.]*resampler|qformer)[^.]*\."
+    r"|depth_|protein_|connector|[^.]*projector|[^.]*resampler|qformer)[^.]*\."
 )
 _SIDE = re.compile(r"(^|\.)(encoder|decoder)[^.]*\.")
 """Names of an encoder or decoder: the model itself if it has no other layers, else the encoder of images or sound."""
@@ -40,6 +40,8 @@ CONVENTIONAL = frozenset(
     }
 )
 """Model types whose attention has one projection each for queries, keys, values and outputs, without a gate."""
+COUNTED_OTHERWISE = frozenset({"cohere_asr", "dory", "ernie4_5_vl_moe"})
+"""Model types whose configuration counts layers or experts in another way than as those of one list."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,23 @@ class Model:
 
     @cached_property
     def config(self) -> Config:
-        """The configuration that states the number of layers: the whole, or that of the text part."""
+        """The configuration that states the number of layers: that of the text part, or the whole."""
         whole = self.subject.checkpoint.config or {}
-        if number_of(whole, _ALL_LAYERS) is not None:
-            return whole
         parts = [part for key in TEXT_PARTS if isinstance(part := whole.get(key), Mapping)]
-        return parts[0] if parts else whole
+        # Of BridgeTower and CLAP the whole states a number of other layers.
+        stating = (each for each in (*parts, whole) if number_of(each, _ALL_LAYERS) is not None)
+        return next(stating, parts[0] if parts else whole)
 
     @property
     def states_layers(self) -> bool:
         """True if the configuration states how many layers there are."""
         return number_of(self.config, _ALL_LAYERS) is not None
+
+    @property
+    def is_counted_otherwise(self) -> bool:
+        """True if the numbers of layers and experts are not those that the configuration states."""
+        whole = self.subject.checkpoint.config or {}
+        return not COUNTED_OTHERWISE.isdisjoint({str(whole.get("model_type")), self.model_type})
 
     @property
     def is_encoder_decoder(self) -> bool:
