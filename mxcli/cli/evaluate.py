@@ -55,6 +55,19 @@ class Compared:
             help="The formats of a published table, with its figures next to those of this model: direct-cast, mixed.",
         ),
     ] = None
+    per: Annotated[
+        str | None,
+        typer.Option(
+            "--per",
+            metavar="layer|block|kind",
+            help="With one format or recipe: evaluate each layer, block or kind of layer by itself, all others as they "
+            "are, and list those with the largest KL divergence first.",
+        ),
+    ] = None
+    left: Annotated[
+        bool,
+        typer.Option("--left", help="With --per: quantize all others instead; what helps most when left comes first."),
+    ] = False
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,6 +174,7 @@ def evaluate(
       mxcli evaluate samples/tiny-llama --text samples/README.md --formats mxfp8,mxfp4,nvfp4 --context 128
       mxcli evaluate samples/tiny-llama --text samples/README.md --formats nvfp4 --activations none,same --tokens 512
       mxcli evaluate samples/tiny-llama --text samples/README.md --study mixed --tokens 512
+      mxcli evaluate samples/tiny-llama --text samples/README.md --formats nvfp4 --per block --tokens 512
       mxcli evaluate samples/tiny-llama --text samples/README.md --formats mxfp8 --dry-run
     """
     from mxcli.flows.evaluate.measures import MEASURES
@@ -175,14 +189,14 @@ def evaluate(
         raise UsageError(
             "nothing to evaluate: name --formats, a --recipe, a --study, or checkpoints of the same model."
         )
-    _check_baseline(reading, results)
+    _check_baseline(reading, results, compared)
     plan = _plan(model, reading, candidates, compared.study)
     messages.notes(plan.notes)
     if compared.dry_run:
         _deliver_plan(plan, results, messages)
         return
     use_threads(machine.threads)
-    result = _evaluate(plan, reading, results, machine, messages)
+    result = _evaluate(plan, compared, reading, results, machine, messages)
     _deliver(result, results, messages)
     if result.unfinished:
         raise typer.Exit(INTERRUPTED)
@@ -206,7 +220,11 @@ def _candidates(compared: Compared, scheme: SchemeOptions, checkpoints: Sequence
     yield from map(of_checkpoint, checkpoints)
 
 
-def _check_baseline(reading: TextOptions, results: Results) -> None:
+def _check_baseline(reading: TextOptions, results: Results, compared: Compared) -> None:
+    if compared.left and compared.per is None:
+        raise UsageError("--left has no effect without --per layer, block or kind.")
+    if compared.per is not None and reading.baseline is not None:
+        raise UsageError("--per with --baseline: parts are compared in one run; leave --baseline out.")
     if reading.resume and reading.baseline is None:
         raise UsageError("--resume needs --baseline FILE: the scores of an interrupted run are next to it.")
     if reading.baseline is not None and not Path(reading.baseline).exists():
@@ -237,12 +255,23 @@ def _deliver_plan(plan: EvaluationPlan, results: Results, messages: Messages) ->
 
 
 def _evaluate(
-    plan: EvaluationPlan, reading: TextOptions, results: Results, machine: Machine, messages: Messages
+    plan: EvaluationPlan,
+    compared: Compared,
+    reading: TextOptions,
+    results: Results,
+    machine: Machine,
+    messages: Messages,
 ) -> Evaluation:
     from mxcli.flows.capture.model import compute_device
     from mxcli.flows.evaluate.evaluate import evaluate_plan
+    from mxcli.flows.evaluate.layers import evaluate_parts
 
     with progress("evaluate", messages, "tokens") as show, stopping("window") as stop:
+        if compared.per is not None:
+            device = compute_device(machine.device)
+            result = evaluate_parts(plan, compared.per, left=compared.left, device=device, stop=stop, on_window=show)
+            messages.notes(result.notes)
+            return result
         result = evaluate_plan(
             plan,
             device=compute_device(machine.device),

@@ -15,7 +15,7 @@ from mxcli.files.hashes import hash_of, sha256_of
 from mxcli.files.model_files import RECORD
 from mxcli.files.output_folder import stays_inside
 from mxcli.files.progress import UNCOMPARED, Draft, changes, header_hash, progress_records
-from mxcli.files.record import COMPLETED, OutputRecord, read_record
+from mxcli.files.record import COMPLETED, VERIFIED, OutputRecord, read_record
 from mxcli.files.safetensors import read_safetensors
 from mxcli.files.source_watch import SourceWatch
 
@@ -43,6 +43,15 @@ def check_complete(folder: Path, draft: Draft, watch: SourceWatch) -> None:
         raise together(RefusedError, headline, single if len(found) == 1 else found)
     check_files(folder, record)
     watch.expect(record.source_hashes, {}, RefusedError)
+
+
+def refuse_unverified(folder: Path) -> None:
+    """Raise RefusedError for a complete output that was not checked before it got its names."""
+    if _recorded(folder).content.get(VERIFIED) is False:
+        raise RefusedError(
+            f"{printable(folder)}: is complete, and was written with --no-verify: nothing says that it is sound. Use "
+            "`mxcli verify`, or give --no-verify again."
+        )
 
 
 def check_files(folder: Path, record: OutputRecord | None = None) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ _OWN_TENSOR_SCALES = (
     "Layers that loaders fuse have a tensor scale each there, and share one here: members of lower amax differ."
 )
 """The exception of producers that do not know fused layers."""
+_UNSIGNED_LOST_BLOCKS = "NVFP4 blocks whose scale is 0 have codes of 0 without a sign there."
 _MODELOPT_EXCEPTIONS = (
     "FP8 rows whose amax is below 2^-126 are scaled as if it were 2^-126 there.",
     "Layers that loaders fuse have an FP8 scale each there, and share one here; the tensor scale of NVFP4 is shared in "
@@ -157,8 +158,8 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "modelopt-bf16",
-            "ModelOpt as it runs on bfloat16 weights: as `modelopt`, but the quotient by the single FP8 scale of a tensor "
-            "is rounded to bfloat16.",
+            "ModelOpt as it runs on bfloat16 weights: as `modelopt`, but with one FP8 scale for a tensor it rounds "
+            "quotients to bfloat16.",
             "NVIDIA ModelOpt 0.47, export_hf_checkpoint of bfloat16 models (run)",
             {
                 "e8m0": _MODELOPT_MX,
@@ -196,8 +197,12 @@ DIALECTS: dict[str, Dialect] = {
         Dialect(
             "vllm",
             "vLLM's reference quantizers for NVFP4 and dynamic FP8; it defines no rule for E8M0 scales.",
-            "vLLM 0.33, tests (read); auto-round 0.14",
-            {"narrow": {ANY: ProducerChoice("vllm")}, "fp32": {ANY: ProducerChoice("vllm-min")}},
+            "vLLM 0.32, its emulation of NVFP4 (run); 0.33, tests (read); auto-round 0.14",
+            {
+                "narrow": {ANY: ProducerChoice("vllm", clear_zero_input=True)},
+                "fp32": {ANY: ProducerChoice("vllm-min")},
+            },
+            exceptions=(_UNSIGNED_LOST_BLOCKS,),
         ),
         Dialect(
             "quark",
@@ -210,6 +215,7 @@ DIALECTS: dict[str, Dialect] = {
             },
             exceptions=(
                 "Blocks below 2^-124 are divided by a scale below the one that is stored there.",
+                "Rows of zeros in FP8 have the scale 2^-23 there, and 2^-7 here.",
                 _OWN_TENSOR_SCALES,
             ),
         ),
@@ -244,9 +250,10 @@ DIALECTS: dict[str, Dialect] = {
             "auto-round 0.16, quantize_and_save (run); NVFP4 by nv_fp4 and its packing (run)",
             {
                 "e8m0": {ANY: ProducerChoice("floor", clear_zero_input=True, infinity_is_nan=True)},
-                "narrow": {"e2m1": ProducerChoice("vllm")},
+                "narrow": {"e2m1": ProducerChoice("vllm", clear_zero_input=True)},
             },
             exceptions=(
+                _UNSIGNED_LOST_BLOCKS,
                 "A block of zeros has the byte 126 (E2M1) or 120 (E4M3) there, and 0 here.",
                 "Its FP8 quantizes weights that were already rounded to FP8: no rule gives those codes.",
                 _OWN_TENSOR_SCALES,
@@ -273,7 +280,7 @@ DIALECTS: dict[str, Dialect] = {
             },
             exceptions=(
                 "OpenVINO rounds to FP8 by way of float16: NVFP4 scales and MXFP8 codes close to a tie differ by one.",
-                "Its logarithm is inexact: where an amax is 448 times a power of two, the MXFP8 scale may be twice ours.",
+                "Its logarithm is inexact: where an amax is 448 * 2^n, the MXFP8 scale may be twice ours.",
                 "Without OpenVINO's kernels it writes no negative zero.",
                 _OWN_TENSOR_SCALES,
             ),

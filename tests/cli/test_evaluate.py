@@ -68,6 +68,17 @@ def test_a_study_has_the_published_figures(evaluate: Callable[..., Any]) -> None
     assert len(published) == 8
 
 
+def test_blocks_one_by_one(evaluate: Callable[..., Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    found = strict_json(evaluate("--formats", "nvfp4", "--per", "block", "--json").out)
+    jsonschema.validate(found, schema("evaluate"))
+    _, *parts = found["evaluated"]
+    assert {each["name"] for each in parts} == {f"model.layers.{at}" for at in range(4)}
+    assert {each["kind"] for each in parts} == {"part"}
+    assert [each["kl_mean"] for each in parts] == sorted((each["kl_mean"] for each in parts), reverse=True)
+    assert all(each["bytes"] is None for each in parts)
+
+
 def test_a_plan_needs_no_weights(evaluate: Callable[..., Any], tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     plan = strict_json(evaluate("--formats", "mxfp8,nvfp4", "--dry-run", "--json").out)
@@ -118,6 +129,9 @@ def test_conversations_need_a_template(mxcli: Callable[..., Any], tmp_path: Path
         (["--formats", "mxfp8", "--threads", "100000"], 6, "--threads 100000: more than"),
         (["--study", "mixd"], 2, "--study mixd: direct-cast, mixed are known. Did you mean mixed?"),
         (["--study", "mixed", "--activations", "same"], 2, "the study names those of each row"),
+        (["--formats", "mxfp8", "--per", "row"], 2, "--per row: it takes layer, block, kind."),
+        (["--formats", "mxfp8,mxfp4", "--per", "block"], 2, "--per: name one format or recipe"),
+        (["--formats", "mxfp8", "--left"], 2, "--left has no effect without --per"),
         (["no-such-directory"], 3, "no-such-directory"),
         (["--recipe", "no-such.toml"], 3, "no-such.toml"),
     ],

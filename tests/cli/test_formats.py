@@ -130,6 +130,12 @@ def test_a_name_of_two_kinds_has_both_pages(mxcli: Callable[..., Any]) -> None:
     assert "te (also nvidia): a dialect" in out
 
 
+def test_a_dialect_says_where_its_producer_writes_other_bytes(mxcli: Callable[..., Any]) -> None:
+    out = mxcli("explain", "torchao-casts").out
+    assert "  where its bytes are others\n  Rows of zeros in FP8 have the scale 0 there, and codes of NaN.\n" in out
+    assert "where its bytes are others" not in mxcli("explain", "ocp").out
+
+
 def test_doctor(mxcli: Callable[..., Any]) -> None:
     code, out, err = mxcli("doctor")
     assert (code, err) == (0, "")

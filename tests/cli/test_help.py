@@ -50,6 +50,7 @@ VARIED = {
     "--layout",
     "--recipe",
     "--fail-on",
+    "--text",
 }
 """Options whose help is about the verb."""
 MOST_PARAMETERS, MOST_LINES = 8, 40

@@ -200,3 +200,13 @@ def test_what_was_not_verified_is_not_kept_by_a_run_that_verifies(
     with pytest.raises(RefusedError, match=name):
         run(resume=True, check=lambda folder: check_written(folder, output))
     assert list(output.iterdir()) == []
+
+
+def test_a_complete_output_that_was_not_verified_is_not_called_done(mxcli: Command, tmp_path: Path) -> None:
+    source, output = poisoned(tmp_path / "m", {"model.norm.weight": ((5,), NAN)}), tmp_path / "out"
+    assert mxcli(*quantize(source, output, "--no-verify")).code == 0
+    for words in (quantize(source, output, "--resume"), ("merge", output)):
+        code, _, err = mxcli(*words)
+        assert code == 4
+        assert f"error: {output}: is complete, and was written with --no-verify: nothing says that it is sound." in err
+        assert mxcli(*words, "--no-verify").code == 0

@@ -28,9 +28,9 @@ SHAPES = {
 }  # fmt: skip
 
 
-def _trained(rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
+def _trained(rows: int, columns: int, random: np.random.Generator, spread: float = 0.02) -> np.ndarray:
     """Return values spread as in trained weights: rows of different sizes, and some outliers."""
-    values = random.standard_normal((rows, columns)) * 0.02 * 2.0 ** random.normal(0, 0.7, (rows, 1))
+    values = random.standard_normal((rows, columns)) * spread * 2.0 ** random.normal(0, 0.7, (rows, 1))
     return values * np.where(random.random((rows, columns)) < 0.002, 12.0, 1.0)
 
 
@@ -66,7 +66,9 @@ def _binades(values: np.ndarray, random: np.random.Generator) -> None:
 EDGES = {"zeros": _zeros, "negative zeros": _negative_zeros, "ties": _ties, "tiny": _tiny, "binades": _binades}
 
 
-def llama(folder: Path, dtype: str = "BF16", without: Collection[str] = (), equal_amax: bool = False) -> Path:
+def llama(
+    folder: Path, dtype: str = "BF16", without: Collection[str] = (), equal_amax: bool = False, spread: float = 0.02
+) -> Path:
     """A whole Llama with seeded weights in BF16 or F32: values as trained, and in its first layer the edges too.
 
     With `equal_amax` the layers that loaders fuse would have the same tensor scale on their own.
@@ -81,7 +83,7 @@ def llama(folder: Path, dtype: str = "BF16", without: Collection[str] = (), equa
     add("model.embed_tokens.weight", _trained(VOCABULARY, HIDDEN, random))
     for layer in range(LAYERS):
         for name, shape in SHAPES.items():
-            values = _trained(*shape, random)
+            values = _trained(*shape, random, spread)
             for edge, make in EDGES.items():
                 if layer == 0 and edge not in without:
                     make(values, random)

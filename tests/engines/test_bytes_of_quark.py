@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lazy import Lazy, needs
+from tiny_models import floats
 
 from engines.originals import differing, llama, ours, theirs
 
@@ -42,8 +43,18 @@ def produced(source: Path, output: Path, scheme: str) -> Path:
     ],
 )
 def test_every_byte(tmp_path: Path, scheme: str, format: str, dtype: str) -> None:
-    source = llama(tmp_path / "m", dtype, without=("tiny",), equal_amax=True)
+    zeros = ("zeros", "negative zeros") if "fp8" in scheme and dtype == "BF16" else ()
+    source = llama(tmp_path / "m", dtype, without=("tiny", *zeros), equal_amax=True)
     exported = theirs(produced(source, tmp_path / "theirs", scheme))
     expected = {name: raw for name, raw in exported.items() if not name.endswith(".input_scale")}
     rules = {"scale_rounding": "amax-eps"} if dtype == "F32" and "fp8" in scheme else {}
     assert differing(expected, ours(source, tmp_path / "ours", format, "quark", "quark", **rules)) == {}
+
+
+def test_rows_of_zeros_have_another_fp8_scale(tmp_path: Path) -> None:
+    source = llama(tmp_path / "m", without=("negative zeros", "tiny"))
+    name = "model.layers.0.self_attn.q_proj.weight_scale"
+    expected = theirs(produced(source, tmp_path / "theirs", "ptpc_fp8"))[name]
+    found = ours(source, tmp_path / "ours", "fp8_e4m3_channel", "quark", "quark")[name]
+    assert [floats(raw)[0] for raw in (expected, found)] == [2.0**-23, 2.0**-7]
+    assert expected[2][2:] == found[2][2:]

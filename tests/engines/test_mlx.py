@@ -39,7 +39,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen2Moe": {"num_experts": 4, "shared_expert_intermediate_size": 64, **OF_EXPERTS},
     "Qwen3Moe": {"num_experts": 4, "decoder_sparse_step": 1, **OF_EXPERTS},
-}
+    "DeepseekV3": {
+        "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 32, "v_head_dim": 32, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1,
+        "topk_group": 1, **OF_EXPERTS,
+    },
+}  # fmt: skip
 LIKE_FILES = {"num_experts": 4, "rope_theta": 10000.0}
 """Settings of published configurations that transformers no longer writes and mlx-lm needs."""
 
@@ -96,10 +101,21 @@ def assert_equal_values(folder: Path, plain: Path) -> int:
     """Compare the values of all weights bit by bit, and return how many there are."""
     ours, count = mx.load(str(plain / "model.safetensors")), 0
     for name, values in values_of_mlx(folder):
-        assert ours[name].dtype == mx.bfloat16
-        assert mx.array_equal(ours[name].view(mx.uint16), values.view(mx.uint16)).item(), name
+        found = ours[name] if name in ours else mx.stack(list(experts_of(ours, name)))
+        assert found.dtype == mx.bfloat16
+        assert mx.array_equal(found.view(mx.uint16), values.view(mx.uint16)).item(), name
         count += 1
     return count
+
+
+def experts_of(tensors: Any, stack: str) -> Iterator[Any]:
+    """The matrices of a stack of mlx-lm in a checkpoint that holds them one by one."""
+    layer, part = stack.removesuffix(".weight").split(".switch_mlp.")
+    part = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}[part] if "block_sparse_moe" in layer else part
+    number = 0
+    while (matrix := tensors.get(f"{layer}.experts.{number}.{part}.weight")) is not None:
+        yield matrix
+        number += 1
 
 
 def difference_of_outputs(one: Path, other: Path) -> float:
@@ -154,7 +170,28 @@ def test_experts_that_mlx_lm_stacks_without_their_scales(models: Callable[[str],
 def test_what_it_converts_is_read(models: Callable[[str], Path], tmp_path: Path, name: str, mode: str) -> None:
     folder = converted(models(name), tmp_path / "c", mode)
     assert assert_equal_values(folder, dequantized(folder)) == {"Llama": 16, "Qwen2": 15, "Mixtral": 18}[name]
-    assert verified(folder).is_sound
+    result = verified(folder, models(name))
+    assert result.is_sound
+    assert all(each.distance is not None for each in result.weights)
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
+def test_a_projection_that_it_divides_is_compared(models: Callable[[str], Path], tmp_path: Path, mode: str) -> None:
+    """Latent attention: mlx-lm stores the keys and the values of kv_b_proj by heads, the keys transposed."""
+    source = models("DeepseekV3")
+    folder = converted(source, tmp_path / "c", mode)
+    plain = dequantized(folder)
+    assert assert_equal_values(folder, plain) >= 20
+    assert difference_of_outputs(folder, plain) < 1e-5
+    result = verified(folder, source)
+    assert not {"missing", "extra", "shape"} & found(result).keys()
+    assert all(each.distance is not None for each in result.weights)
+    assert {each.name for each in result.weights} >= {
+        f"model.layers.{layer}.self_attn.{part}.weight" for layer in range(2) for part in ("embed_q", "unembed_out")
+    }
+    keep = (Override("*.kv_b_proj", keep=True),)
+    ours = quantized(source, tmp_path / "q", Options(NVFP4 if mode == "nvfp4" else mode, overrides=keep, layout="mlx"))
+    assert difference_of_outputs(ours, dequantized(ours)) < 1e-5
 
 
 def test_mixed_conversions_are_read_and_their_rules_are_found(models: Callable[[str], Path], tmp_path: Path) -> None:

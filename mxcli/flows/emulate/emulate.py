@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -37,6 +37,7 @@ class Emulation:
         self.kept: Mapping[str, str] = work.kept
         self.notes: tuple[str, ...] = work.notes
         self._forget = work.forget
+        self._forwards, self._model = work.forwards, model
         self._stack = ExitStack()
         try:
             for module, forward in work.forwards:
@@ -54,6 +55,19 @@ class Emulation:
         place through `.data` or through memory that is shared with another program."""
         for forget in self._forget:
             forget()
+
+    @contextmanager
+    def only(self, layers: Iterable[str]) -> Iterator[None]:
+        """Let only these layers, by their names in the model, compute as emulated until the end of the `with` block."""
+        kept = {id(_unwrapped(self._model).get_submodule(name)) for name in layers}
+        others = [(module, forward) for module, forward in self._forwards if id(module) not in kept]
+        for module, _ in others:
+            give_back(module)
+        try:
+            yield
+        finally:
+            for module, forward in others:
+                exchange(module, forward)
 
     def remove(self) -> None:
         """Give the model back as it was. May be called several times."""

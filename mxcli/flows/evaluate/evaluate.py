@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,7 +32,7 @@ from mxcli.flows.evaluate.model import (
     refuse_other_vocabulary,
     task_of,
 )
-from mxcli.flows.evaluate.predictions import Predictions, check_space, created, opened, temporary
+from mxcli.flows.evaluate.predictions import Predictions, check_space, created, opened, temporary, temporary_folder
 from mxcli.flows.evaluate.predictions import size_of as predictions_size
 from mxcli.flows.evaluate.scores import Scores, WindowScores
 from mxcli.flows.evaluate.scoring import Question, logits_of, scores_of
@@ -77,13 +76,13 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The scores of the original or of a candidate (None: the original), its size, and the seconds that its forward
-    passes took."""
+    """The scores of the original or of a candidate (None: the original), its size (None: of a part), and the seconds that
+    its forward passes took."""
 
     candidate: Candidate | None
     name: str
     scores: Scores
-    size: Size
+    size: Size | None
     seconds: float
 
     @property
@@ -106,6 +105,11 @@ class Evaluation:
     evaluated: tuple[Evaluated, ...]
     unfinished: int
     notes: tuple[str, ...]
+
+    @property
+    def is_by_parts(self) -> bool:
+        """True if parts of the model were evaluated one by one."""
+        return any(each.size is None for each in self.evaluated)
 
 
 def plan_evaluation(
@@ -168,7 +172,7 @@ def evaluate_plan(
     vocabulary = plan.outline.vocabulary
     is_known = baseline is not None and baseline.exists() and not replace
     if not is_known:
-        check_space(Path(tempfile.gettempdir()) if baseline is None else baseline.parent, plan.predictions_bytes)
+        check_space(temporary_folder() if baseline is None else baseline.parent, plan.predictions_bytes)
     with _log(plan, baseline, resume=resume, replace=replace) as log:
         run = _Run(plan, loaded(plan.outline, plan.original, device), log, stop, on_window)
         if baseline is None:
@@ -180,6 +184,13 @@ def evaluate_plan(
                 original = run.original(predictions)
         with opened(baseline, plan.identity, plan.tokens, vocabulary) as predictions:
             return run.result(original or run.known_original(predictions), predictions)
+
+
+def original_of(
+    plan: EvaluationPlan, model: Any, predictions: Predictions, stop: Callable[[], bool], on_window: OnWindow
+) -> Evaluated:
+    """Return the original's scores, and keep its predictions. Raises KeyboardInterrupt if it was stopped."""
+    return _Run(plan, model, None, stop, on_window).original(predictions)
 
 
 def _log(

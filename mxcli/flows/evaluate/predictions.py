@@ -58,10 +58,15 @@ def check_space(folder: Path, nbytes: int) -> None:
         )
 
 
+def temporary_folder() -> Path:
+    """Return the folder of temporary files."""
+    return Path(tempfile.gettempdir())
+
+
 @contextmanager
 def temporary(vocabulary: int) -> Iterator[Predictions]:
     """Yield predictions in a file that nobody else sees and that is gone at the end."""
-    with written_to(Path(tempfile.gettempdir())), tempfile.TemporaryFile(prefix="mxcli-") as file:
+    with written_to(temporary_folder()), tempfile.TemporaryFile(prefix="mxcli-") as file:
         yield Predictions(file, 0, vocabulary)
 
 

@@ -3,7 +3,7 @@ were carried over, and shares of other runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mxcli.errors import RefusedError, printable, together
@@ -39,8 +39,21 @@ def _problems(checkpoint: Checkpoint, subject: Subject | None) -> Iterator[str]:
         bad = not_finite(read(checkpoint, info), info.name, info.dtype, info.shape)
         if bad is not None:
             yield plain_refusal(info.name, bad.text(info.shape))
-    if subject is not None:
-        findings = Findings()
-        for _, summary in summaries_of(subject):
-            findings.run(CERTAIN_CHECKS, summary)
-        yield from problems(findings, CERTAIN_CHECKS)
+    if subject is None:
+        return
+    blocks = {name: _nan_blocks(each) for name, each in subject.recorded_tensors.items()}
+    if weights.keys() <= {name for name, count in blocks.items() if count is not None}:
+        # Their own run counted them as it made them.
+        yield from (f"{printable(name)}: {count:,} blocks became NaN" for name, count in blocks.items() if count)
+        return
+    findings = Findings()
+    for _, summary in summaries_of(subject):
+        findings.run(CERTAIN_CHECKS, summary)
+    yield from problems(findings, CERTAIN_CHECKS)
+
+
+def _nan_blocks(record: Mapping[str, object]) -> int | None:
+    """Return the number of blocks of a tensor that became NaN when it was quantized; None if the record has none."""
+    statistics = record.get("statistics")
+    count = statistics.get("nan_blocks") if isinstance(statistics, Mapping) else None
+    return count if isinstance(count, int) else None

@@ -39,12 +39,15 @@ _CARRIED, _KEPT = "its codes and scales are those of the source", "plain in the 
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """A planned conversion: the plain view of the source without the scales of inputs that are carried, the weights as
-    carried, the output, and the source's record if it states their rules."""
+    carried, the output, and the source's record if it states their rules. `replaced` are tensors of the source that
+    are divided or put together, `made` what they are then."""
 
     view: PlainView
     carried: Mapping[str, Carried]
     arrangement: Arrangement
     known: OutputRecord | None = None
+    replaced: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
 
     @property
     def need(self) -> Need:
@@ -87,9 +90,12 @@ def plan_conversion(
     not load; InputError if tensors do not fit their configuration.
     """
     found = _named_for(layout, plain_view(checkpoint))
+    before = found.tensors.keys()
     found = split_stacks(found, layout)
     known = source_record(found)
     found = join_experts(found, layout)
+    replaced = tuple(name for name in before if name not in found.tensors)
+    made = tuple(name for name in found.tensors if name not in before)
     carried = carried_weights(found, layout, known, rounds_scales=rounds_scales)
     taken = {name for each in carried.values() for name in each.input_scales}
     view = replace(found, unused=tuple(name for name in found.unused if name not in taken))
@@ -98,7 +104,7 @@ def plan_conversion(
     tasks = tuple(_task(plain, name, carried, layout, outline) for name in plain.tensors)
     notes = (*omission_notes(view), *conversion_notes(view, layout, carried))
     manner = Manner(max_shard_bytes, tuple(engines), devices, notes)
-    return Conversion(view, carried, in_files(plain, layout, tasks, outline, manner), known)
+    return Conversion(view, carried, in_files(plain, layout, tasks, outline, manner), known, replaced, made)
 
 
 def _named_for(layout: Layout, view: PlainView) -> PlainView:
@@ -164,8 +170,16 @@ def conversion_record(checkpoint: Checkpoint, conversion: Conversion, command: S
         "tensor_parallel": arrangement.devices,
         "notes": list(arrangement.notes),
         ACCOUNTING: accounting_of(checkpoint, view).record(converted_tensors(view)),
-        "tensors": tensor_records(arrangement.tasks, formats, conversion.known),
+        "tensors": tensor_records(
+            arrangement.tasks, formats, conversion.known, _made_of(conversion), conversion.replaced
+        ),
     }
+
+
+def _made_of(conversion: Conversion) -> dict[str, str]:
+    """Return the tensors that are divided or put together, each with its name or that of a part of it."""
+    carried = conversion.carried
+    return {name: carried[name].stored.matrix.name if name in carried else name for name in conversion.made}
 
 
 def _rounded(conversion: Conversion) -> dict[str, float]:

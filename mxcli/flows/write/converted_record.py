@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mxcli.errors import UsageError
 from mxcli.files.record import SOURCE_HASHES, OutputRecord, read_record
@@ -70,17 +70,27 @@ def origin_of(record: OutputRecord | None) -> dict[str, object] | None:
 
 
 def tensor_records(
-    tasks: Sequence[Task], formats: Mapping[str, str], record: OutputRecord | None
+    tasks: Sequence[Task],
+    formats: Mapping[str, str],
+    record: OutputRecord | None,
+    made_of: Mapping[str, str] | None = None,
+    replaced: Collection[str] = (),
 ) -> dict[str, dict[str, object]]:
     """Return the records of the tensors: those of the source's record in the `formats` of weights as they are stored
-    now, else what the headers show, without rules."""
+    now, else what the headers show, without rules. `replaced` are tensors of the source that are others now, and
+    `made_of` has, for each of those, the name by which the source's record knows it or a part of it."""
     if record is None:
         return {task.planned.tensor.name: _unknown(task, formats) for task in tasks}
     found = {}
     now = {id(recorded_of(record.tensors, name)): format for name, format in formats.items()}
     for name, stated in record.tensors.items():
         kept = {key: value for key, value in stated.items() if key != _STATISTICS}
-        found[name] = kept | ({"format": now[id(stated)]} if id(stated) in now else {})
+        if name not in replaced:
+            found[name] = kept | ({"format": now[id(stated)]} if id(stated) in now else {})
+    by_name = {task.planned.tensor.name: task for task in tasks}
+    for name, origin in (made_of or {}).items():
+        own, stated = _unknown(by_name[name], formats), recorded_of(record.tensors, origin) or {}
+        found[name] = own | {rule: stated[rule] for rule in TENSOR_RULES if rule in own and rule in stated}
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mxcli.errors import InputError, RefusedError, printable, together
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.complete import check_complete, is_complete
+from mxcli.files.complete import check_complete, is_complete, refuse_unverified
 from mxcli.files.finite import not_finite
 from mxcli.files.layouts import Entry
 from mxcli.files.model_files import CONFIG, RECORD, CarriedFile, permissions
@@ -115,6 +115,8 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, work: Work, options: 
         if options.resume and is_complete(folder):
             with suppress(RefusedError, InputError) if options.force else nullcontext():
                 check_complete(folder, draft, watch)
+                if options.check is not None:
+                    refuse_unverified(folder)
                 return Outcome(True, 0, sum(job.nbytes for job in work.jobs), 0, was_complete=True)
         target = check_output_folder(
             folder, checkpoint, draft.names, force=options.force, resume=options.resume, inputs=options.inputs

@@ -11,7 +11,7 @@ from typing import Any
 
 from mxcli.files.accounting import ACCOUNTING
 from mxcli.files.checkpoint import Checkpoint
-from mxcli.files.complete import check_files, is_complete
+from mxcli.files.complete import check_files, is_complete, refuse_unverified
 from mxcli.files.layouts import COLUMN
 from mxcli.files.merge import Merging
 from mxcli.files.output_dir import Check
@@ -194,6 +194,8 @@ def merge_shares(folder: str | Path, *, force: bool = False, check: Check | None
     EnvironmentFailure if the disk fails, after which the merge can be repeated.
     """
     if is_complete(Path(folder)):
+        if check is not None:
+            refuse_unverified(Path(folder))
         return Merged(Path(folder), 0, check_files(Path(folder)))
     with Merging(Path(folder), force=force) as merging:
         with as_written(folder, "a progress log there"):

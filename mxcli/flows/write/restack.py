@@ -142,7 +142,11 @@ def recorded_of(recorded: Mapping[str, Recorded], name: str) -> Recorded | None:
     if match is None:
         return recorded.get(name)
     kinds = (kind for kind in KINDS if match[3] in kind.parts and match[4] == kind.parameter)
-    names = (each for kind in kinds for each in _names(match[1], kind))
+    names = [each for kind in kinds for each in _names(match[1], kind)]
+    # Stacks of single parts, as MLX and GGUF have them.
+    names += [
+        f"{place}.{match[3]}.{match[4]}" for place in (match[1], f"{match[1].removesuffix('.experts')}.switch_mlp")
+    ]
     return next((recorded[each] for each in names if each in recorded), None)
 
 

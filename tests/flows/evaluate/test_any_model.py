@@ -87,8 +87,8 @@ def test_what_means_nothing_is_refused(
 
 
 def test_losses_that_cannot_be_compared_are_refused(model: Any, batches: list[Any]) -> None:
+    losses = iter([1.0, float("nan"), 2.0])
     with pytest.raises(RefusedError, match="original: 1 of 3 losses are not finite"):
-        losses = iter([1.0, float("nan"), 2.0])
         mxcli.evaluate(model, batches, lambda m, b: next(losses), formats=["mxfp8"])
     counts = iter([2, 2, 2, 2, 1, 2])
     uneven: Callable[[Any, Any], Any] = lambda m, b: torch.zeros(next(counts))  # noqa: E731

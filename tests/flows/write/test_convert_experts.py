@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from clean_outputs import assert_clean
 from conversions import MOE, converted, moe, raw, refusals
+from planted import found, verified
 from tiny_models import LLAMA, Raw, Tensor, llama, noise, write_model
 
 from mxcli.backends.cpu import Cpu
@@ -17,6 +18,7 @@ from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.flows.write.dequantize import dequantize_checkpoint
 from mxcli.flows.write.quantize import quantize_checkpoint
+from mxcli.numerics.scheme import Rules
 
 DATA = Path(__file__).parents[2] / "data" / "layouts"
 OSS = "model.layers.0.mlp.experts"
@@ -168,3 +170,44 @@ def test_experts_with_tensor_scales_of_their_own_make_no_stack(tmp_path: Path) -
     converted(first, tmp_path / "own", "mxcli")
     assert any(".experts.1.up_proj." in name for name in raw(tmp_path / "own"))
     assert raw(converted(tmp_path / "own", tmp_path / "back", "ct").folder) == raw(first)
+
+
+def recorded(folder: Path) -> dict[str, dict[str, Any]]:
+    tensors: dict[str, dict[str, Any]] = json.loads((folder / "mxcli.json").read_text())["tensors"]
+    return tensors
+
+
+@pytest.mark.parametrize("layout", ["mlx", "gguf"])
+def test_the_record_has_the_stacks_with_the_rules_of_their_experts(tmp_path: Path, layout: str) -> None:
+    config = {**MOE, "norm_topk_prob": True, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config |= {"intermediate_size": 128, "moe_intermediate_size": 128, "vocab_size": 32, "max_position_embeddings": 64}
+    config |= {"num_experts_per_tok": 1, "head_dim": 32, "rms_norm_eps": 1e-5}
+    options = Options("mxfp4", Rules(scale_rounding="even", nonfinite="error"), layout="ct")
+    first = quantized(tmp_path / "q", moe(), config, options)
+    converted(first, tmp_path / "c", layout)
+    assert "recorded_decision" not in found(verified(tmp_path / "c"))
+    place = "switch_mlp" if layout == "mlx" else "experts"
+    stack = recorded(tmp_path / "c")[f"model.layers.0.mlp.{place}.up_proj.weight"]
+    assert (stack["decision"], stack["scale_rounding"], stack["shape"]) == ("quantized", "even", [2, 128, 64])
+    assert not any(".experts.0." in name for name in recorded(tmp_path / "c"))
+    converted(tmp_path / "c", tmp_path / "back", "ct")
+    assert "recorded_decision" not in found(verified(tmp_path / "back"))
+    single = recorded(tmp_path / "back")["model.layers.0.mlp.experts.1.up_proj.weight"]
+    assert (single["decision"], single["scale_rounding"], single["shape"]) == ("quantized", "even", [128, 64])
+
+
+@pytest.mark.parametrize("between", ["ct", "mlx"])
+def test_the_record_of_stacks_of_gpt_oss_is_of_what_is_stored(tmp_path: Path, between: str) -> None:
+    dequantize_checkpoint(open_checkpoint(DATA / "gptoss-mxfp4"), tmp_path / "plain", backend=Cpu())
+    source = open_checkpoint(tmp_path / "plain")
+    options = Options("mxfp4", Rules(scale_rounding="even", nonfinite="error"), layout="gpt-oss")
+    quantize_checkpoint(source, make_plan(source, options), tmp_path / "q", backend=Cpu())
+    converted(tmp_path / "q", tmp_path / "c", between)
+    name = f"{OSS}.2.gate_proj.weight" if between == "ct" else f"{OSS}.gate_proj.weight"
+    assert recorded(tmp_path / "c")[name]["scale_rounding"] == "even"
+    assert f"{OSS}.gate_up_proj" not in recorded(tmp_path / "c")
+    converted(tmp_path / "c", tmp_path / "back", "gpt-oss")
+    assert raw(tmp_path / "back") == raw(tmp_path / "q")
+    assert recorded(tmp_path / "back")[f"{OSS}.gate_up_proj"]["scale_rounding"] == "even"
+    for folder in ("c", "back"):
+        assert "recorded_decision" not in found(verified(tmp_path / folder))
