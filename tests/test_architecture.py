@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "flows/recommend": BELOW_FLOWS | {"flows/plan", "flows/measure", "flows/products", "flows/write"},
     "flows/capture": BELOW_FLOWS | {"flows/write", "flows/doctor"},
     "flows/emulate": BELOW_FLOWS | {"flows/plan", "flows/measure", "flows/products", "flows/write"},
-    "flows/evaluate": BELOW_FLOWS | {"flows/plan", "flows/write", "flows/capture", "flows/emulate", "flows/doctor"},
+    "flows/evaluate": BELOW_FLOWS
+    | {"flows/plan", "flows/products", "flows/write", "flows/capture", "flows/emulate", "flows/doctor"},
     "output": {"", "atomic", "errors", "numerics", "backends", "files", "flows"},
     "cli": {"", "atomic", "errors", "numerics", "backends", "files", "flows", "output"},
     "api": {"atomic", "errors", "numerics", "backends", "files", "flows"},

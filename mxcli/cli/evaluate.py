@@ -113,9 +113,11 @@ class TextOptions:
             "[default: the context: windows do not overlap]",
         ),
     ] = None
-    dtype: Annotated[
+    compute_dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="f32|bf16|f16", help="Type in which the model computes.  [default: f32]"),
+        typer.Option(
+            "--compute-dtype", metavar="f32|bf16|f16", help="Type in which the model computes.  [default: f32]"
+        ),
     ] = None
     baseline: Annotated[
         str | None,
@@ -166,8 +168,8 @@ def evaluate(
     The model reads a text, once as it is and once for each candidate, on the same windows: loss and perplexity, the
     change of the loss with its standard error (paired by token), the KL divergence from the original's predictions, how
     often the most likely token stays the same, bits per weight and speed. Layers compute with the values that `mxcli
-    quantize` and `mxcli dequantize` give; products accumulate in the type of --dtype. Masked language models are scored
-    by masked tokens. Values depend on the device and the number of threads.
+    quantize` and `mxcli dequantize` give; products accumulate in the type of --compute-dtype. Masked language models
+    are scored by masked tokens. Values depend on the device and the number of threads.
 
     \b
     Examples:
@@ -237,7 +239,7 @@ def _plan(model: str, reading: TextOptions, candidates: tuple[Candidate, ...], s
     from mxcli.flows.evaluate.studies import find_study
     from mxcli.flows.evaluate.windows import Reading
 
-    dtype = parse_compute_dtype(reading.dtype)
+    dtype = parse_compute_dtype(reading.compute_dtype)
     how = Reading(reading.tokens, reading.context_tokens, reading.stride)
     text, named = read_text(check_text(reading.text)), None if study is None else find_study(study)
     return plan_evaluation(model, text, candidates, how, dtype, named)

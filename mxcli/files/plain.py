@@ -182,7 +182,7 @@ def nests_deeper(value: object, most: int) -> bool:
     """Return whether a value is inside `most` containers or more."""
     level: list[Any] = [value]
     for _ in range(most):
-        # Nearly all values are no containers.
+        # Few values are containers.
         inside = (each for each in level if type(each) in _CONTAINERS)
         level = [part for each in inside for part in (each.values() if type(each) is dict else each)]
         if not level:

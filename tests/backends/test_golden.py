@@ -266,9 +266,8 @@ def test_dialects(dialect: str, backend: Backend) -> None:
         ("compressed-tensors", "nvfp4__ct"),
         ("compressed-tensors", "mx_mxfp8_e4m3__ct-even1"),
         ("compressed-tensors", "mx_mxfp6_e2m3__even"),
-        ("compressed-tensors", "fp8_e4m3__channel"),
+        ("modelopt", "fp8_e4m3__channel"),
         ("torchao-casts", "fp8_e4m3__channel"),
-        ("vllm", "nvfp4__vllm"),
         ("microxcaling", "mx_mxfp6_e3m2__floor"),
     ],
 )

@@ -125,7 +125,7 @@ def test_conversations_need_a_template(mxcli: Callable[..., Any], tmp_path: Path
         (["--formats", "mxfp8", "--stride", "100"], 2, "--stride 100 with --context 64"),
         (["--formats", "mxfp8", "--resume"], 2, "--resume needs --baseline FILE"),
         (["--formats", "mxfp8", "--fail-on", "sqnr_db<20"], 2, "no metric is called sqnr_db; loss, "),
-        (["--formats", "mxfp8", "--dtype", "f64"], 2, "--dtype f64: models compute in f32, bf16 or f16."),
+        (["--formats", "mxfp8", "--compute-dtype", "f64"], 2, "f64: models compute in f32, bf16 or f16."),
         (["--formats", "mxfp8", "--threads", "100000"], 6, "--threads 100000: more than"),
         (["--study", "mixd"], 2, "--study mixd: direct-cast, mixed are known. Did you mean mixed?"),
         (["--study", "mixed", "--activations", "same"], 2, "the study names those of each row"),

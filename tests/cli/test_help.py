@@ -51,6 +51,7 @@ VARIED = {
     "--recipe",
     "--fail-on",
     "--text",
+    "--tokens",
 }
 """Options whose help is about the verb."""
 MOST_PARAMETERS, MOST_LINES = 8, 40

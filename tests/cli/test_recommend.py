@@ -35,8 +35,8 @@ def test_the_table_and_what_follows(mxcli: Callable[..., Any]) -> None:
     assert lines[-5:] == [
         "Recommended: 4.97 bits per element on average, nvfp4 for 13, mxfp8_e4m3 for 3; 0 of 16 groups kept.",
         "That removes 52.9 % of the harm that mxfp4_e2m1 throughout would do (0.178 of 0.379).",
-        "Harm of simple choices within the target: mxfp4_e2m1 throughout 0.379, nvfp4 throughout 0.255, dealt at random "
-        "0.319, first and last blocks high 0.351.",
+        "Harm of simple choices within the target: mxfp4_e2m1 throughout 0.379, nvfp4 throughout 0.255, dealt at "
+        "random 0.319, first and last blocks high 0.351.",
         "The error of weights does not predict the loss: a --text, or --captures with gradients, estimates that.",
         "No other choice within the target does less harm.",
     ]

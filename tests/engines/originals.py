@@ -54,7 +54,8 @@ def _ties(values: np.ndarray, random: np.random.Generator) -> None:
 def _tiny(values: np.ndarray, random: np.random.Generator) -> None:
     columns = values.shape[1]
     values[5] = random.standard_normal(columns) * 2.0**-120
-    values[6] = random.standard_normal(columns) * 2.0**-128
+    subnormal = random.standard_normal(columns) * 2.0**-128
+    values[6] = np.copysign(np.maximum(np.abs(subnormal), 2.0**-132), subnormal)
     values[7] = random.integers(-3, 4, columns) * 2.0**-133
 
 
@@ -98,10 +99,12 @@ def llama(
     return write_model(folder, tensors, {**CONFIG, "dtype": named, "torch_dtype": named})
 
 
-def ours(source: Path, output: Path, format: str, layout: str, dialect: str, **rules: str) -> dict[str, Raw]:
+def ours(
+    source: Path, output: Path, format: str, layout: str, dialect: str, scale_rounding: str | None = None
+) -> dict[str, Raw]:
     """What `mxcli quantize --as` writes of a model."""
     checkpoint = open_checkpoint(source)
-    options = Options(format, Rules(dialect=dialect, nonfinite="error", **rules), layout=layout)
+    options = Options(format, Rules(dialect=dialect, nonfinite="error", scale_rounding=scale_rounding), layout=layout)
     quantize_checkpoint(checkpoint, make_plan(checkpoint, options), output, backend=Cpu())
     return read_raw(output / "model.safetensors")
 

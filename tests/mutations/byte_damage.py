@@ -214,7 +214,7 @@ def _permuted(along: str) -> Callable[[Output, Random], Harm | None]:
             if scales is not None and scales.shape[0] == rows:
                 output.put(scales, np.ascontiguousarray(output.get(scales).reshape(rows, -1)[order]))
         else:
-            lines = codes.reshape(-1, int(np.prod(weight.codes.shape[1:])))
+            lines = codes.reshape(weight.codes.shape[0], -1)
             blocks = lines.reshape(len(lines), -1, 16)
             order = _order(random, blocks.shape[1])
             output.put(weight.codes, np.ascontiguousarray(blocks[:, order]))

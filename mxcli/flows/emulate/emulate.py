@@ -59,7 +59,7 @@ class Emulation:
     @contextmanager
     def only(self, layers: Iterable[str]) -> Iterator[None]:
         """Let only these layers, by their names in the model, compute as emulated until the end of the `with` block."""
-        kept = {id(_unwrapped(self._model).get_submodule(name)) for name in layers}
+        kept = {id(_module_of(_unwrapped(self._model), name)) for name in layers}
         others = [(module, forward) for module, forward in self._forwards if id(module) not in kept]
         for module, _ in others:
             give_back(module)
@@ -203,6 +203,16 @@ def _unwrapped(model: Any) -> Any:
         if not isinstance(inner, torch.nn.Module):
             return model
         model = inner
+
+
+def _module_of(model: Any, layer: str) -> Any:
+    """Return the module of a layer; that of a stack of experts holds the parameter that the layer is named by."""
+    import torch
+
+    parent, _, last = layer.rpartition(".")
+    owner = model.get_submodule(parent)
+    found = getattr(owner, last, None)
+    return found if isinstance(found, torch.nn.Module) else owner
 
 
 def _is_compiled(model: Any) -> bool:

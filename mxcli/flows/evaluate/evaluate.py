@@ -76,8 +76,8 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The scores of the original or of a candidate (None: the original), its size (None: of a part), and the seconds that
-    its forward passes took."""
+    """The scores of the original or of a candidate (None: the original), its size (None: of a part), and the seconds
+    that its forward passes took."""
 
     candidate: Candidate | None
     name: str
@@ -299,7 +299,7 @@ class _Run:
             raise InputError(
                 f"{printable(self._plan.original.where)}: {original.nonfinite:,} of {original.scores.tokens:,} "
                 "predictions of the original are not finite, so nothing can be compared with them; `mxcli report` says "
-                "which weights are not, and --dtype f32 has the widest range."
+                "which weights are not, and --compute-dtype f32 has the widest range."
             )
         return original
 

@@ -201,5 +201,5 @@ def parse_compute_dtype(word: str | None) -> str:
 
     found = parse_dtype(word) or "F32"
     if found == "F64":
-        raise UsageError("--dtype f64: models compute in f32, bf16 or f16.")
+        raise UsageError("--compute-dtype f64: models compute in f32, bf16 or f16.")
     return found

@@ -37,7 +37,7 @@ def logits_of(model: Any, question: Question) -> torch.Tensor:
     device = next(model.parameters()).device
     ids = torch.from_numpy(question.ids)[None].to(device)
     sentence = f"{device}: out of memory for a window of {len(question.ids):,} tokens; use a smaller --context"
-    with torch.inference_mode(), memory_errors(f"{sentence}{cpu_hint(str(device))}."):
+    with torch.no_grad(), memory_errors(f"{sentence}{cpu_hint(str(device))}."):
         more = {"use_cache": False} if getattr(model.config, "is_decoder", False) or _takes_cache(model) else {}
         logits = model(input_ids=ids, **more).logits[0]
         return logits[torch.from_numpy(question.positions).to(device)]
@@ -71,7 +71,7 @@ def _part(
 ) -> tuple[F32, F32, NDArray[np.bool_], F32]:
     import torch
 
-    with torch.inference_mode():
+    with torch.no_grad():
         rows = torch.log_softmax(logits[first : first + ROWS].float(), -1)
         targets = torch.from_numpy(question.targets[first : first + ROWS, None]).to(rows.device)
         own = rows.gather(1, targets)[:, 0]

@@ -14,7 +14,7 @@ from tiny_models import noise, write_model
 import mxcli
 from mxcli.backends.cpu import Cpu
 from mxcli.errors import InputError
-from mxcli.files.checkpoint import open_checkpoint, read
+from mxcli.files.checkpoint import open_checkpoint
 from mxcli.flows.measure.measure import measure
 from mxcli.flows.plan.plan import Options, make_plan
 from mxcli.flows.products.loss_error import MOST_ROWS, CapturedGradients, served

@@ -21,6 +21,7 @@ WEIGHTS = [("mlp.up_proj.weight", (64, 32)), ("mlp.down_proj.weight", (32, 64)),
 EXPANDED = [(f"expansion.expand_bn.{name}", (32,)) for name in ("weight", "bias", "running_mean")]
 IDENTITY = [(f"identity.{name}", (32,)) for name in ("weight", "bias", "running_mean")]
 GATE = [(f"k_message_gate.{name}_proj.weight", (32, 32)) for name in ("down", "message_gate")]
+SHORTCUT = [("nin_shortcut.weight", (32, 32)), ("nin_shortcut.bias", (32,))]
 QUERY = [("attention_input.query", (32,))]
 
 Part = tuple[str, tuple[int, ...]]
@@ -47,6 +48,7 @@ BLOCKS = {
     "efficientnet": ("encoder.blocks", EXPANDED, 2, 6),
     "align": ("vision_model.encoder.blocks", EXPANDED, 2, 6),
     "align_vision_model": ("encoder.blocks", EXPANDED, 1, 4),
+    "janus": ("model.vqmodel.encoder.down.2.block", SHORTCUT, 1, 4),
     "efficientloftr": ("backbone.stages.2.blocks", IDENTITY, 1, 4),
     "inkling2": ("language_model.layers", QUERY, 1, 4),
     "inkling2_text": ("layers", QUERY, 1, 4),
@@ -105,6 +107,13 @@ def test_models_that_count_in_their_own_way(tmp_path: Path) -> None:
     check(tmp_path / "e", experts, {"model_type": "ernie4_5_vl_moe", "moe_num_experts": 2})
     with pytest.raises(InputError, match="4 experts; needed: 2"):
         check(tmp_path / "f", experts, {"model_type": "ernie4_5_moe", "moe_num_experts": 2})
+
+
+def test_a_table_of_several_vocabularies(tmp_path: Path) -> None:
+    tensors = {"embed_tokens.embed_tokens.weight": noise(96, 32), **layers("layers", [WEIGHTS] * 2)}
+    check(tmp_path / "m", tensors, {"model_type": "kyutai_speech_to_text", "vocab_size": 64, "num_hidden_layers": 2})
+    with pytest.raises(InputError, match=r"has shape \[96, 32\]"):
+        check(tmp_path / "o", tensors, {"model_type": "llama", "vocab_size": 64, "num_hidden_layers": 2})
 
 
 def stacked(width: int) -> dict[str, Any]:

@@ -48,7 +48,9 @@ def rearranged(source: Checkpoint, tensors: Mapping[str, TensorInfo]) -> dict[st
 def _stack(source: Checkpoint, name: str, info: TensorInfo) -> Rearranged | None:
     """Return the stack of all experts of a layer, or None for another tensor and for experts that are not all there."""
     match = _STACKED.fullmatch(name)
-    for part in _NAMES[match["part"]] if match else ():
+    if match is None:
+        return None
+    for part in _NAMES[match["part"]]:
         names = tuple(f"{match['layer']}.experts.{number}.{part}.weight" for number in range(info.shape[0]))
         if names and all(each in source.tensors for each in names):
             experts = [source.tensors[each] for each in names]

@@ -30,6 +30,7 @@ _LACKED = {
         r"(^|\.)blocks\.\d+\.identity\.": "efficientloftr",
         r"\.(attention_input\.query|\w+_message_gate\..*)$": "inkling2 inkling2_text inkling2_loop inkling2_loop_text",
         r"(^|\.)layers\.0\.attn_norm\.": "modernbert modernbert-decoder",
+        r"\.block\.\d+\.nin_shortcut\.": "chameleon emu3 janus janus_vqgan",
     }.items()
     for kind in kinds.split()
 }

@@ -37,6 +37,8 @@ def _keys(model: Model) -> int | None:
 _WIDE = _of("intermediate_size", "n_inner", "ffn_dim")
 _EXPERT_WIDE = _of("moe_intermediate_size", "intermediate_size")
 _HIDDEN = _of(*HIDDEN)
+OWN_TABLES = frozenset({"kyutai_speech_to_text"})
+"""Model types whose embedding holds the words of several vocabularies."""
 MORE_WORDS = {
     "mllama": 8,
     "mllama_text_model": 8,
@@ -52,7 +54,7 @@ def _table_of_words(*keys: str) -> Sized:
     """Return the rows of an embedding, which some models give more than the vocabulary has."""
 
     def rows(model: Model) -> int | None:
-        size = model.size(*keys)
+        size = None if model.model_type in OWN_TABLES else model.size(*keys)
         return None if size is None else size + MORE_WORDS.get(model.model_type, 0)
 
     return rows

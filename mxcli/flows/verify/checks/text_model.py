@@ -40,7 +40,7 @@ CONVENTIONAL = frozenset(
     }
 )
 """Model types whose attention has one projection each for queries, keys, values and outputs, without a gate."""
-COUNTED_OTHERWISE = frozenset({"cohere_asr", "dory", "ernie4_5_vl_moe"})
+COUNTED_OTHERWISE = frozenset({"cohere_asr", "dory", "efficientnet", "ernie4_5_vl_moe"})
 """Model types whose configuration counts layers or experts in another way than as those of one list."""
 
 
