@@ -229,13 +229,9 @@ SUBJECTS = {
         Subject("mxcli-nvfp4", llama, "mxcli", "nvfp4", sharded=False, other_rule=("--as", "modelopt")),
         Subject("mxcli-mxfp6", llama, "mxcli", "mxfp6_e3m2"),
         Subject("mlx-mxfp4", llama, "mlx", "mxfp4"),
-        Subject("mlx-mxfp8", llama, "mlx", "mxfp8", sharded=False),
         Subject("comfy-nvfp4", WHOLE_TILES, "comfy", "nvfp4", sharded=False, other_rule=("--as", "modelopt")),
-        Subject("comfy-fp8", llama, "comfy", "fp8_e4m3", sharded=False, other_rule=()),
         Subject("torchao-plain-nvfp4", WHOLE_TILES, "torchao-plain", "nvfp4", other_rule=("--as", "modelopt")),
-        Subject("torchao-plain-fp8", llama, "torchao-plain", "fp8_e4m3_channel", sharded=False, other_rule=()),
         Subject("auto-round-mxfp4", llama, "auto-round", "mxfp4"),
-        Subject("auto-round-mxfp8", llama, "auto-round", "mxfp8", sharded=False),
     )
 }
 

@@ -18,6 +18,7 @@ from mxcli.files.models.names import names_of_model
 from mxcli.files.models.stacks import stack_row
 from mxcli.files.roles import role_of
 from mxcli.files.tensors import IN_MEMORY, Array, TensorInfo, byte_count
+from mxcli.flows.write.carried_scales import tensor_scale_of
 from mxcli.flows.write.restack import Stack, stacks_of
 from mxcli.flows.write.restore import PlainView, Renamed, StoredWeight
 from mxcli.numerics.blocks import Quantized
@@ -249,9 +250,9 @@ def join_experts(view: PlainView, layout: Layout) -> PlainView:
     """Return a view in which matrices of single experts are the stacks that loaders of a layout take; matrices that
     make no whole stack stay as they are."""
     if layout.whole_stacks:
-        return _joined(view, [_as_in_model(stack) for stack in stacks_of(view).by_name.values()])
+        return _joined(view, layout, [_as_in_model(stack) for stack in stacks_of(view).by_name.values()])
     names = layout.stack_names(view.source.config or {})
-    return view if names is None else _joined(view, list(_alike(view, names)))
+    return view if names is None else _joined(view, layout, list(_alike(view, names)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,13 +291,13 @@ def _alike(view: PlainView, names: str) -> Iterator[_Join]:
             yield _Join(name, tuple((experts[number],) for number in sorted(experts)))
 
 
-def _joined(view: PlainView, joins: Sequence[_Join]) -> PlainView:
+def _joined(view: PlainView, layout: Layout, joins: Sequence[_Join]) -> PlainView:
     tensors, weights, renamed = dict(view.tensors), dict(view.weights), dict(view.renamed)
     places: dict[str, TensorInfo] = {}
     taken: set[str] = set()
     for join in joins:
         names = list(join.parts)
-        if len({_form(view, name) for name in names}) != 1:
+        if len({_form(view, layout, name) for name in names}) != 1:
             continue
         first = view.tensors[names[0]]
         shape = (len(join.experts), first.shape[0] * len(join.experts[0]), *first.shape[1:])
@@ -319,15 +320,19 @@ def _joined(view: PlainView, joins: Sequence[_Join]) -> PlainView:
     )
 
 
-def _form(view: PlainView, name: str) -> tuple[object, ...]:
-    """Return what matrices of a stack have in common; a tensor scale of its own makes a matrix unlike all others."""
+def _form(view: PlainView, layout: Layout, name: str) -> tuple[object, ...]:
+    """Return what matrices of a stack have in common; a tensor scale of its own makes a matrix unlike all others,
+    unless it is 1 and the layout stores none."""
     info, stored = view.tensors[name], view.weights.get(name)
     if name in view.foreign:
         return (name,)
     if stored is None:
         return info.shape, info.dtype, None
-    own = stored.weight.scheme
-    return info.shape, info.dtype, own.format.name, own, None if own.format.tensor_scale is None else name
+    scheme = stored.weight.scheme
+    is_alone = scheme.format.tensor_scale is None or (
+        scheme.format.name not in layout.formats and tensor_scale_of(view.source, stored).is_one
+    )
+    return info.shape, info.dtype, scheme, None if is_alone else name
 
 
 def _stack_of(view: PlainView, join: _Join, shape: tuple[int, ...]) -> StackOf:
