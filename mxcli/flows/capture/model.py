@@ -65,7 +65,7 @@ class Windows:
 
 
 def parse_text(name: str, data: bytes) -> Text:
-    """Decode a text. Raises InputError if it is empty or not UTF-8."""
+    """Decode a text, with every end of a line as a line feed. Raises InputError if it is empty or not UTF-8."""
     shown = printable(name)
     if not data:
         raise InputError(f"{shown}: is empty; give a text.")
@@ -75,7 +75,8 @@ def parse_text(name: str, data: bytes) -> Text:
         raise InputError(
             f"{shown}: is not UTF-8 text: byte 0x{data[error.start]:02x} at {error.start:,}; convert it first."
         ) from error
-    return Text(name, content, hashlib.sha256(data).hexdigest())
+    lines = content.replace("\r\n", "\n").replace("\r", "\n")
+    return Text(name, lines, hashlib.sha256(data).hexdigest())
 
 
 def byte_tokens(text: str) -> list[int]:

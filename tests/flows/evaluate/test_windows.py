@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mxcli.errors import InputError, RefusedError, UsageError
-from mxcli.flows.capture.model import Text, byte_tokens
+from mxcli.flows.capture.model import Text, byte_tokens, parse_text
 from mxcli.flows.evaluate.windows import Reading, context_of, windows_of
 
 LETTERS = "abcdefghij"
@@ -94,3 +94,7 @@ def test_the_context_is_what_the_model_reads() -> None:
 
 def test_tokens_are_64_bit_integers() -> None:
     assert windows_of(text("ab"), byte_tokens, Reading(), 4, 256)[0].ids.dtype == np.int64
+
+
+def test_ends_of_lines_are_line_feeds() -> None:
+    assert parse_text("a.txt", b"a\r\nb\rc\n").content == "a\nb\nc\n"
