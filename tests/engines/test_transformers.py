@@ -162,3 +162,18 @@ def test_verify_finds_what_a_model_of_various_layers_lost(model: Any, lost: str,
     said = sweep.mxcli("verify", tmp_path / "q", "--deep", "--json")
     assert said.code == 5
     assert name in {each["where"] for each in json.loads(said.out)["findings"] if each["severity"] == "problem"}
+
+
+APART = [identified(row) for row in ARCHITECTURES if row.name == "Llama4ForCausalLM"]
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("model", APART, indirect=True, scope="module")
+def test_experts_that_are_loaded_one_by_one(model: Any, format: str, tmp_path: Path) -> None:
+    assert_loaded(sweep.judge(model, format, tmp_path, "--layout", "compressed-tensors"))
+
+
+@pytest.mark.parametrize("model", APART, indirect=True, scope="module")
+def test_stacks_that_are_looked_for_as_experts(model: Any, tmp_path: Path) -> None:
+    plain = ("--layout", "compressed-tensors", "--exclude", "*.experts.*")
+    assert_condemned(sweep.judge(model, "mxfp8", tmp_path, *plain), "loads wrongly")

@@ -126,8 +126,8 @@ def _lost(q: Quantized, scales: Array, code_max: Array, median: float) -> tuple[
     if q.format.scale is FP32 or not median:
         # Producers give an empty row any scale that binary32 holds.
         return 0, 0
-    # Others give an empty block the smallest scale, or 1.
+    # Others give an empty block the smallest scale, or 1, or (auto-round) 2^-bias of the element.
     usual = (scales > max(median * _TINY, q.format.scale.min_normal)) & np.isfinite(scales)
     low = usual & (code_max < WEAK * q.format.element.max)
-    empty = low & (code_max == 0) & (scales != 1)
+    empty = low & (code_max == 0) & (scales != 1) & (scales != 2.0**-q.format.element.bias)
     return int(np.count_nonzero(empty)), int(np.count_nonzero(low & (code_max > 0)))

@@ -184,6 +184,8 @@ def test_scales_that_differ_within_a_fused_layer() -> None:
     assert outcomes(given) == {"vllm": "loads at a loss", "sglang": "loads at a loss", "transformers": "loads"}
     torchao = Loading("torchao", [weight(Q, "fp8_e4m3")], {}, {}, unshared=["layers.0.q+k+v"])
     assert outcomes(torchao) == {"vllm": "loads wrongly", "transformers": "loads", "torchao": "loads"}
+    codes = Loading("compressed-tensors", [weight(Q, "nvfp4")], {}, {}, unshared=["layers.0.q+k+v"])
+    assert outcomes(codes) == {"vllm": "loads wrongly", "sglang": "loads wrongly", "transformers": "loads"}
 
 
 def test_only_gpt_oss_is_loaded_from_its_layout() -> None:

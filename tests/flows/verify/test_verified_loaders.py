@@ -127,3 +127,11 @@ def test_our_own_layout_is_loaded_by_no_engine_and_sound(dense: Path, tmp_path: 
     assert found(result) == {}
     assert {each.outcome for each in result.loaders} == {"refuses", "loads wrongly"}
     assert found(verified(tmp_path / "q", "transformers")) == {"named_loader": ["config.json"]}
+
+
+def test_torn_sets_are_a_problem_of_engines_that_join_them(dense: Path, tmp_path: Path) -> None:
+    folder = quantized(dense, tmp_path / "q", Options("mxfp8", overrides=(Override("*.up_proj", keep=True),)))
+    assert verified(folder).is_sound
+    assert verified(folder, "transformers").is_sound
+    assert not verified(folder, "vllm").is_sound
+    assert "named_loader" in found(verified(folder, "vllm"))

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from mxcli.files.loaders.conditions import DENSE, EXPERTS, LARGE_EXPERTS, PARTIAL_INPUTS, PLAIN_EXPERTS, of_models
+from mxcli.files.loaders.conditions import (
+    DENSE,
+    EXPERTS,
+    EXPERTS_OF_STACKS,
+    LARGE_EXPERTS,
+    PARTIAL_INPUTS,
+    PLAIN_EXPERTS,
+    both,
+    of_models,
+    of_other_models,
+)
 from mxcli.files.loaders.engine import ENGINES
-from mxcli.files.loaders.model_types import INITIALIZED, UNSPELLED
+from mxcli.files.loaders.model_types import EXPERTS_APART, INITIALIZED, UNSPELLED
 from mxcli.files.loaders.rows.row import (
     AUTO_ROUND,
     BLOCK,
@@ -30,6 +40,9 @@ from mxcli.files.loaders.rule import AT_A_LOSS, LOADS, NOT_KNOWN, READ, REFUSES,
 _DEQUANTIZE = "Load it with quantization_config=CompressedTensorsConfig(dequantize=True)."
 _WITH_DEQUANTIZE = "it is loaded with dequantize=True"
 _NO_SCHEME = "it has no scheme for this format"
+_JOINED = both(EXPERTS, of_other_models(*EXPERTS_APART))
+_JOINED_LARGE = both(LARGE_EXPERTS, of_other_models(*EXPERTS_APART))
+"""Experts that transformers joins to stacks."""
 RULES = (
     row("vllm", CT, [NVFP4, MXFP8, CHANNEL, BLOCK], LOADS, evidence=VLLM_RUN),
     row("vllm", CT, [MXFP4, TENSOR], LOADS),
@@ -50,24 +63,29 @@ RULES = (
     row(
         "transformers", CT, [NVFP4], WRONGLY, "it stacks experts and drops their tensor scales, without an error",
         "Use --format mxfp4, or vLLM or SGLang for NVFP4 experts; --layout torchao leaves experts plain.",
-        when=EXPERTS,
+        when=_JOINED,
     ),
     row(
         "transformers", CT, [MXFP8], REFUSES, "it fails to stack experts with their block scales",
-        "Use --layout fp8, --format mxfp4, or --exclude '*.experts.*'.", when=EXPERTS,
+        "Use --layout fp8, --format mxfp4, or --exclude '*.experts.*'.", when=_JOINED,
     ),
     row(
         "transformers", CT, [BLOCK], REFUSES, "it fails to stack experts with their block scales",
-        "Use --layout fp8, --format fp8_e4m3_channel, or --exclude '*.experts.*'.", when=LARGE_EXPERTS,
+        "Use --layout fp8, --format fp8_e4m3_channel, or --exclude '*.experts.*'.", when=_JOINED_LARGE,
     ),
     row(
         "transformers", CT, [TENSOR, CHANNEL], AT_A_LOSS, "it rounds the scales of experts to BF16",
-        _DEQUANTIZE, when=EXPERTS, unless=_WITH_DEQUANTIZE,
+        _DEQUANTIZE, when=_JOINED, unless=_WITH_DEQUANTIZE,
     ),
     row(
         "transformers", CT, [NVFP4, MXFP4, MXFP6], REFUSES,
         "it cannot stack plain experts in a checkpoint of packed codes", "Quantize the experts too, or use --layout "
         "torchao.", when=PLAIN_EXPERTS,
+    ),
+    row(
+        "transformers", CT, [], WRONGLY,
+        "it looks for single experts of this model and draws them at random, without an error",
+        "Quantize the experts too, or use --layout fp8.", when=EXPERTS_OF_STACKS,
     ),
     row(
         "transformers", CT, [NVFP4, MXFP4, MXFP6], REFUSES,

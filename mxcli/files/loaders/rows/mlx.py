@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mxcli.files.loaders.conditions import EXPERTS, both, of_models, of_other_models
+from mxcli.files.loaders.conditions import EXPERTS, KEYS_OF_HEADS, both, of_models, of_other_models
 from mxcli.files.loaders.model_types import REFUSED_BY_MLX, RUN_IN_MLX
 from mxcli.files.loaders.rows.row import AS_CT, MLX, MLX_RUN, row
 from mxcli.files.loaders.rule import LOADS, NOT_KNOWN, REFUSES
@@ -20,7 +20,8 @@ RULES = (
     ),
     row(
         "mlx", MLX, [], REFUSES, "it splits kv_b_proj of this model, and needs biases for it",
-        "Use mlx_lm.convert on the plain model.", when=of_models("deepseek_v3"), evidence=MLX_RUN,
+        "Use --exclude '*.kv_b_proj', or mlx_lm.convert on the plain model.",
+        when=both(KEYS_OF_HEADS, of_models("deepseek_v3")), evidence=MLX_RUN,
     ),
     row("transformers", MLX, [], REFUSES, "its settings name no quant_method", AS_CT),
 )  # fmt: skip

@@ -13,8 +13,8 @@ from mxcli.files.loaders.conditions import (
     UNSERVED,
     UNSHARED,
 )
-from mxcli.files.loaders.rows.row import BLOCKS, CT, FP8, GPT_OSS, REGROUP, TENSOR, TORCHAO, VLLM_RUN, row
-from mxcli.files.loaders.rule import AT_A_LOSS, NOT_KNOWN, REFUSES, LoaderRule
+from mxcli.files.loaders.rows.row import BLOCKS, CT, FP8, GPT_OSS, NVFP4, REGROUP, TENSOR, TORCHAO, VLLM_RUN, row
+from mxcli.files.loaders.rule import AT_A_LOSS, NOT_KNOWN, REFUSES, WRONGLY, LoaderRule
 
 
 def of_servers(engine: str, layouts: Sequence[str]) -> Iterator[LoaderRule]:
@@ -40,6 +40,12 @@ def of_servers(engine: str, layouts: Sequence[str]) -> Iterator[LoaderRule]:
         "it has one scale for a fused layer, and quantizes its members again to the largest of theirs",
         "Requantize with a shared scale, which is the default, or use a scale per row.",
         when=UNSHARED, checked_by="fused_scale",
+    )  # fmt: skip
+    yield row(
+        engine, fp8, [NVFP4], WRONGLY,
+        "it has one tensor scale for a fused layer, and takes one of its members' for all, without an error",
+        "Requantize with a shared tensor scale, which is the default.",
+        when=UNSHARED, checked_by="fused_tensor_scale",
     )  # fmt: skip
     yield row(
         engine, fp8, [], REFUSES, "it joins fused layers, which must have one format",

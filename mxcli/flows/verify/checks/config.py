@@ -90,7 +90,7 @@ def _mixed_sets(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 key,
                 listed,
-                "one format for all, or all ignored: loaders fuse them into one layer and refuse mixed ones",
+                "one format for all, or all ignored: loaders that fuse them into one layer refuse mixed ones",
                 "Quantize the set to one format.",
             )
 
@@ -163,8 +163,8 @@ LIST_CHECKS: tuple[Check[Subject], ...] = (
 CONFIG_CHECKS: tuple[Check[Subject], ...] = (
     Check(
         "fused_in_part",
-        PROBLEM,
-        "layers that loaders fuse, of which only some are quantized, or in different formats",
+        WARNING,
+        "layers that some loaders fuse, of which only some are quantized, or in different formats",
         "q, k, v and gate, up of every layer and expert, under their usual names",
         _mixed_sets,
     ),

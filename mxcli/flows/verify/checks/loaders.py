@@ -12,10 +12,12 @@ from mxcli.flows.verify.checks.check import PROBLEM, WARNING, Check, Finding
 from mxcli.flows.verify.checks.fused import sets_among
 from mxcli.flows.verify.subject import Subject
 
-REPORTED = ("fused_in_part", "fused_scale", "fused_tensor_scale", "tensor_parallel")
+REPORTED = ("fused_scale", "fused_tensor_scale", "tensor_parallel")
 """Checks that report what some rules are about with more detail."""
 _REPORTED_TO_NAMED = tuple(check for check in REPORTED if check != "fused_scale")
 """Those of them that report a problem if an engine is named."""
+_REPORTED_TO_SOME = ("fused_in_part",)
+"""Checks that report with more detail what some engines refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def _some_engine(judged: Judged) -> Iterator[Finding]:
         return
     for verdict in judged.expected:
         outcomes = {AT_A_LOSS} if verdict.engine.name in judged.named else {AT_A_LOSS, *FAULTS}
-        yield from _findings(verdict, outcomes, of_shapes_only=True)
+        yield from _findings(without(verdict, _REPORTED_TO_SOME), outcomes, of_shapes_only=True)
 
 
 def _findings(verdict: Verdict, outcomes: Iterable[str], *, of_shapes_only: bool = False) -> Iterator[Finding]:
