@@ -41,7 +41,8 @@ NORM = "model.layers.{}.input_layernorm.weight"
 WEIGHTS = tuple(f"self_attn.{each}_proj" for each in "qkvo") + tuple(
     f"mlp.{each}_proj" for each in ("gate", "up", "down")
 )
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_size": COLUMNS}
+CONFIG = {"model_type": "made_up", "dtype": "bfloat16"}
+"""Of no model: the shapes are those that files of a size need."""
 POLL_SECONDS = 0.002
 MIB = 1 << 20
 RSS_UNIT = 1 if sys.platform == "darwin" else 1 << 10
@@ -72,7 +73,8 @@ def make_checkpoint(folder: Path, size: int, tensor_bytes: int, shards: int) -> 
     tile = (np.random.default_rng(0).standard_normal((rows, COLUMNS), np.float32).view(np.uint32) >> 16).astype(
         np.uint16
     )
-    count = max(shards, round(size / tile.nbytes))
+    layers = max(1, shards // len(WEIGHTS), round(size / (len(WEIGHTS) * tile.nbytes)))
+    count = layers * len(WEIGHTS)
     names = [f"model.layers.{at // len(WEIGHTS)}.{WEIGHTS[at % len(WEIGHTS)]}.weight" for at in range(count)]
     weight_map: dict[str, str] = {}
     folder.mkdir(parents=True)

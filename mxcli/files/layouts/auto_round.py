@@ -333,6 +333,7 @@ AUTO_ROUND = Layout(
     aliases=("autoround",),
     dialects=(METHOD,),
     needs_config=True,
+    is_chosen=False,
     remarks=_remarks,
     ignored=_ignored,
     transforms=_transforms,

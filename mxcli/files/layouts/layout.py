@@ -184,7 +184,8 @@ class Layout:
     layer's inputs, those in `needs_input_scales` must. `fused_by` names the loader that fuses q, k, v and gate, up if
     the usual one does not ("": it does); unless `fuses`, none does. `marked` are the formats of markers whose codes it
     reads, with the dtype of the codes; `markers(disk)` are further tensors that only describe others. `taken` are
-    roles besides those of linear layers whose quantized weights its loaders take.
+    roles besides those of linear layers whose quantized weights its loaders take. Unless `is_chosen`, it is written
+    only by name: engines load it with a further package.
     """
 
     name: str
@@ -210,6 +211,7 @@ class Layout:
     stack_names: Callable[[Config], str | None] = lambda config: None
     fused_by: str = ""
     fuses: bool = True
+    is_chosen: bool = True
     marked: Mapping[str, str] = field(default_factory=lambda: FP8_MARKED)
     markers: Callable[[OnDisk], frozenset[str]] = lambda disk: frozenset()
     model_scales: bool = False

@@ -23,7 +23,7 @@ def layout_for(checkpoint: Checkpoint, plan: Plan, engines: Sequence[str]) -> La
     tried: dict[str, tuple[Verdict, ...]] = {}
     refused: dict[str, str] = {}
     most: set[str] = set()
-    for layout in LAYOUTS.values():
+    for layout in (each for each in LAYOUTS.values() if each.is_chosen):
         try:
             arrangement = arrange(checkpoint, plan, layout.name)
         except MxcliError as error:
