@@ -175,8 +175,8 @@ def evaluate(
     Examples:
       mxcli evaluate samples/tiny-llama --text samples/README.md --formats mxfp8,mxfp4,nvfp4 --context 128
       mxcli evaluate samples/tiny-llama --text samples/README.md --formats nvfp4 --activations none,same --tokens 512
-      mxcli evaluate samples/tiny-llama --text samples/README.md --study mixed --tokens 512
-      mxcli evaluate samples/tiny-llama --text samples/README.md --formats nvfp4 --per block --tokens 512
+      mxcli evaluate samples/tiny-llama --text samples/README.md --study mixed --tokens 256
+      mxcli evaluate samples/tiny-llama --text samples/README.md --formats nvfp4 --per block --tokens 256
       mxcli evaluate samples/tiny-llama --text samples/README.md --formats mxfp8 --dry-run
     """
     from mxcli.flows.evaluate.measures import MEASURES
