@@ -132,6 +132,15 @@ class TextOptions:
         bool, typer.Option("--resume", help="Continue an interrupted run from its --baseline FILE.scores.")
     ] = False
 
+    @property
+    def kept(self) -> list[str]:
+        """The files that are kept for later runs."""
+        return [] if self.baseline is None else [self.baseline, f"{self.baseline}.scores"]
+
+    def written(self, *, force: bool) -> list[str]:
+        """Return the predictions if they are written, not read."""
+        return [] if self.baseline is None or (Path(self.baseline).exists() and not force) else [self.baseline]
+
 
 _RULE_NAMES = ("scale_rounding", "rounding", "dialect", "hadamard", "hadamard_seed", "seed", "fuse")
 _RULES = vary(only=_RULE_NAMES)
@@ -183,7 +192,9 @@ def evaluate(
 
     name = check_text(reading.text)
     results.check_dry_run(compared.dry_run)
-    results.check([model, *(checkpoints or ()), *(compared.recipes or ()), None if name == STDIN else name])
+    sources = [model, *(checkpoints or ()), *(compared.recipes or ()), *([] if name == STDIN else [name])]
+    results.check(sources, also=reading.written(force=results.force))
+    refuse_all(output_problems(reading.kept, force=True, sources=sources))
     limits = stated_limits(compared.fail_on, dry_run=compared.dry_run, known=MEASURES)
     check_threads(machine.threads)
     candidates = tuple(_candidates(compared, scheme, checkpoints or ()))
@@ -191,7 +202,7 @@ def evaluate(
         raise UsageError(
             "nothing to evaluate: name --formats, a --recipe, a --study, or checkpoints of the same model."
         )
-    _check_baseline(reading, results, compared)
+    _check_baseline(reading, compared)
     plan = _plan(model, reading, candidates, compared.study)
     messages.notes(plan.notes)
     if compared.dry_run:
@@ -222,15 +233,13 @@ def _candidates(compared: Compared, scheme: SchemeOptions, checkpoints: Sequence
     yield from map(of_checkpoint, checkpoints)
 
 
-def _check_baseline(reading: TextOptions, results: Results, compared: Compared) -> None:
+def _check_baseline(reading: TextOptions, compared: Compared) -> None:
     if compared.left and compared.per is None:
         raise UsageError("--left has no effect without --per layer, block or kind.")
     if compared.per is not None and reading.baseline is not None:
         raise UsageError("--per with --baseline: parts are compared in one run; leave --baseline out.")
     if reading.resume and reading.baseline is None:
         raise UsageError("--resume needs --baseline FILE: the scores of an interrupted run are next to it.")
-    if reading.baseline is not None and not Path(reading.baseline).exists():
-        refuse_all(output_problems([reading.baseline], force=results.force, sources=[]))
 
 
 def _plan(model: str, reading: TextOptions, candidates: tuple[Candidate, ...], study: str | None) -> EvaluationPlan:

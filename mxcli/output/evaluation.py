@@ -64,13 +64,9 @@ def _cell(row: Measure, measures: dict[str, float | None]) -> str:
 
 _EVALUATED: Fields[_Line] = Fields(
     Field("name", lambda line: line.each.name, TEXT, "model", right=False),
-    Field("kind", lambda line: "original" if line.each.candidate is None else line.each.candidate.kind, TEXT),
-    Field("weights", lambda line: None if line.each.candidate is None else line.each.candidate.weights, TEXT_OR_NULL),
-    Field(
-        "activations",
-        lambda line: None if line.each.candidate is None else line.each.candidate.activations,
-        TEXT_OR_NULL,
-    ),
+    Field("kind", lambda line: line.of("kind") or "original", TEXT),
+    Field("weights", lambda line: line.of("weights"), TEXT_OR_NULL),
+    Field("activations", lambda line: line.of("activations"), TEXT_OR_NULL),
     *map(_field, MEASURES.values()),
 )
 RECORD_NAMES = tuple(_EVALUATED.names)
@@ -125,19 +121,18 @@ def conclusion(evaluation: Evaluation) -> Iterator[str]:
                 f"{line.each.name}: {line.each.nonfinite:,} predictions are not finite, so it has no loss; `mxcli "
                 "verify` or `mxcli report` says which weights are damaged."
             )
-    changes = [(line, line.measures["loss_change"], line.measures["loss_change_error"]) for line in found]
-    unsure = [
-        line.each.name
-        for line, change, error in changes
-        if change is not None and error and abs(change) <= CERTAIN * error
-    ]
+    if evaluation.is_by_parts:
+        return
+    changes = {line.each.name: (line.measures["loss_change"], line.measures["loss_change_error"]) for line in found}
+    known = {name: (change, error) for name, (change, error) in changes.items() if change is not None}
+    unsure = [name for name, (change, error) in known.items() if error is not None and abs(change) <= CERTAIN * error]
     if unsure:
         yield (
             f"Within two standard errors of the original: {'; '.join(map(printable, unsure))}. More --tokens show a "
             "smaller change."
         )
-    if any(change is not None and error is None for _, change, error in changes):
-        yield "Too few tokens for standard errors: at least 257 of a window, or two windows, are needed."
+    if any(error is None for _, error in known.values()):
+        yield "Too few tokens for standard errors: a window of more than 257 tokens, or two windows, are needed."
 
 
 def evaluation_json(evaluation: Evaluation) -> str:

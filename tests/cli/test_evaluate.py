@@ -151,3 +151,21 @@ def test_a_text_is_needed(mxcli: Callable[..., Any], tmp_path: Path) -> None:
     empty.write_bytes(b"a")
     found = mxcli("evaluate", SAMPLE, "--text", empty, "--formats", "mxfp8")
     assert (found.code, "has no two tokens in a row" in found.err) == (3, True)
+
+
+def test_no_source_is_a_baseline(mxcli: Callable[..., Any], text: Path, tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_bytes((SAMPLE / name).read_bytes())
+    before = {path: path.read_bytes() for path in (model / "model.safetensors", text)}
+    for path in before:
+        found = mxcli("evaluate", model, "--text", text, *SHORT, "--formats", "mxfp8", "--baseline", path, "--force")
+        assert found.code == 4
+        assert path.name in found.err
+    other = tmp_path / "p.scores"
+    other.write_text("a file of the user")
+    words = ("evaluate", model, "--text", text, *SHORT, "--formats", "mxfp8", "--baseline", tmp_path / "p")
+    assert [mxcli(*words, *more).code != 0 for more in ([], ["--force"])] == [True, True]
+    assert other.read_text() == "a file of the user"
+    assert {path: path.read_bytes() for path in before} == before

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +130,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
-_TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Compute dtypes."""
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -153,10 +153,10 @@ def parse_dtype(word: str | None) -> str | None:
     words."""
     if word is None or word == AUTO:
         return None
-    names = {**{name.lower(): name for name in _TORCH}, **{long: name for name, long in _TORCH.items()}}
+    names = {**{name.lower(): name for name in TORCH_NAMES}, **{long: name for name, long in TORCH_NAMES.items()}}
     if word.lower() not in names:
         raise UsageError(
-            f"unknown dtype '{printable(word)}': {', '.join(name.lower() for name in _TORCH)} are supported."
+            f"unknown dtype '{printable(word)}': {', '.join(name.lower() for name in TORCH_NAMES)} are supported."
         )
     return names[word.lower()]
 
@@ -186,7 +186,7 @@ def model_outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
 
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
     name = dtype or _own_dtype(config, checkpoint)
-    torch_dtype = getattr(torch, _TORCH[name])
+    torch_dtype = getattr(torch, TORCH_NAMES[name])
     with silenced(shown, "make a causal language model of it"), torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, dtype=torch_dtype, trust_remote_code=False)
     settings = config.get_text_config()
@@ -209,13 +209,21 @@ def load_model(outline: ModelOutline, device: str) -> tuple[Any, tuple[str, ...]
     import torch
 
     shown, kind = printable(outline.folder), type(outline.empty).__name__
-    dtype = getattr(torch, _TORCH[outline.dtype])
+    dtype = getattr(torch, TORCH_NAMES[outline.dtype])
     with silenced(shown, f"load {outline.nbytes:,} bytes of weights"):
         from transformers import AutoModelForCausalLM
 
         model, loading = AutoModelForCausalLM.from_pretrained(
             outline.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
         )
+    notes = loading_notes(shown, kind, loading)
+    with memory_errors(f"{device}: out of memory for {outline.nbytes:,} bytes of weights{cpu_hint(device)}."):
+        return model.to(device).eval(), notes
+
+
+def loading_notes(shown: str, kind: str, loading: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return notes on what transformers loaded of a model. Raises InputError if weights are missing or have another
+    shape."""
     if other := sorted(loading["mismatched_keys"]):
         name, *shapes = other[0]
         stored, needed = (list(shape) for shape in shapes)
@@ -229,14 +237,12 @@ def load_model(outline: ModelOutline, device: str) -> tuple[Any, tuple[str, ...]
             "checkpoint."
         )
     unused = sorted(loading["unexpected_keys"])
-    notes = (
+    if not unused:
+        return ()
+    return (
         f"{shown}: {len(unused):,} of its tensors are not weights of a {kind} and are not used, such as "
-        f"{printable(unused[0])}."
-        if unused
-        else "",
+        f"{printable(unused[0])}.",
     )
-    with memory_errors(f"{device}: out of memory for {outline.nbytes:,} bytes of weights{cpu_hint(device)}."):
-        return model.to(device).eval(), tuple(filter(None, notes))
 
 
 def tokenizer(outline: ModelOutline) -> Encode | None:
@@ -287,14 +293,14 @@ def compute_device(device: str) -> str:
 def _own_dtype(config: Any, checkpoint: Checkpoint) -> str:
     """Return the dtype in the configuration, else that of most of the weights' bytes."""
     stated = str(getattr(config, "dtype", None)).removeprefix("torch.")
-    names = {word: name for name, word in _TORCH.items()}
+    names = {word: name for name, word in TORCH_NAMES.items()}
     if stated in names:
         return names[stated]
     sizes: dict[str, int] = {}
     for info in checkpoint.tensors.values():
         sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
     most = max(sizes, key=lambda name: sizes[name])
-    return most if most in _TORCH else "F32"
+    return most if most in TORCH_NAMES else "F32"
 
 
 @contextmanager

@@ -174,7 +174,8 @@ def evaluate_plan(
     if not is_known:
         check_space(temporary_folder() if baseline is None else baseline.parent, plan.predictions_bytes)
     with _log(plan, baseline, resume=resume, replace=replace) as log:
-        run = _Run(plan, loaded(plan.outline, plan.original, device), log, stop, on_window)
+        model, notes = loaded(plan.outline, plan.original, device)
+        run = _Run(plan, model, log, stop, on_window, notes)
         if baseline is None:
             with temporary(vocabulary) as predictions:
                 return run.result(run.original(predictions), predictions)
@@ -199,22 +200,25 @@ def _log(
     """Return the log of scores next to the baseline; None without one."""
     if baseline is None:
         return nullcontext()
-    path = Path(f"{baseline}{SUFFIX}")
-    if replace or (not resume and baseline.exists()):
-        path.unlink(missing_ok=True)
-    return ScoreLog(path, plan.identity, resume=resume)
+    return ScoreLog(Path(f"{baseline}{SUFFIX}"), plan.identity, resume=resume, replace=replace or baseline.exists())
 
 
 class _Run:
     """An evaluation in progress, with the loaded original."""
 
     def __init__(
-        self, plan: EvaluationPlan, model: Any, log: ScoreLog | None, stop: Callable[[], bool], on_window: OnWindow
+        self,
+        plan: EvaluationPlan,
+        model: Any,
+        log: ScoreLog | None,
+        stop: Callable[[], bool],
+        on_window: OnWindow,
+        notes: Sequence[str] = (),
     ) -> None:
         self._plan, self._model, self._log, self._stop, self._on_window = plan, model, log, stop, on_window
         self._starts = np.cumsum([0, *(len(question.targets) for question in plan.questions)]).tolist()
         self._done = 0
-        self._notes: list[str] = []
+        self._notes = list(notes)
 
     def original(self, predictions: Predictions) -> Evaluated:
         """Return the original's scores, and keep its predictions. Raises KeyboardInterrupt if it was stopped."""
@@ -308,7 +312,9 @@ class _Run:
         """Yield the model as a candidate computes it."""
         if candidate.kind == CHECKPOINT:
             device = str(next(self._model.parameters()).device)
-            yield loaded(self._plan.outline, open_model(candidate.weights), device)
+            model, notes = loaded(self._plan.outline, open_model(candidate.weights), device)
+            self._notes += notes
+            yield model
             return
         with emulate(self._model, **candidate.emulation) as emulated:
             self._notes += emulated.notes

@@ -54,7 +54,7 @@ def evaluate_parts(
     candidate = _single(plan)
     part = part_of(unit)
     check_space(temporary_folder(), plan.predictions_bytes)
-    model = loaded(plan.outline, plan.original, device)
+    model, loading = loaded(plan.outline, plan.original, device)
     with temporary(plan.outline.vocabulary) as predictions:
         original = original_of(plan, model, predictions, stop, on_window)
         with emulate(model, **candidate.emulation) as emulation:
@@ -68,7 +68,7 @@ def evaluate_parts(
                     break
                 found.append(run.evaluated(name, layers))
                 on_window((at + 1) * plan.tokens, total, name)
-    notes = tuple(dict.fromkeys(emulation.notes))
+    notes = tuple(dict.fromkeys((*loading, *emulation.notes)))
     ranked = sorted(found, key=lambda each: -each.scores.kl_mean if not left else each.scores.kl_mean)
     return Evaluation(plan, original, tuple(ranked), len(parts) - len(found), notes)
 

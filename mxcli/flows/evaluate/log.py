@@ -22,14 +22,17 @@ _COLUMNS = {"nll": np.float32, "kl": np.float32, "agrees": np.bool_, "change": n
 class ScoreLog:
     """A file with a line for the run and one for each scored window; each line is synced when it is written.
 
-    `found` has the scores that an earlier run left, by candidate and window, and `seconds` the time of each.
+    Without `resume` an earlier file of scores gives way if `replace`; a file of anything else never does. `found` has
+    the scores that an earlier run left, by candidate and window, and `seconds` the time of each.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, object], *, resume: bool) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, object], *, resume: bool, replace: bool = False) -> None:
         self.path = path
         self.found: dict[tuple[str, int], WindowScores] = {}
         self.seconds: dict[tuple[str, int], float] = {}
         kept = self._read(identity) if resume and os.path.lexists(path) else 0
+        if replace and not resume and os.path.lexists(path):
+            self._discard()
         with written_to(path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if kept else os.O_EXCL)
             self._file = open(os.open(path, flags, 0o666), "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
@@ -53,6 +56,16 @@ class ScoreLog:
         with written_to(self.path):
             self._file.write(json.dumps(content, sort_keys=True).encode() + b"\n")
             os.fsync(self._file.fileno())
+
+    def _discard(self) -> None:
+        """Remove what an earlier run left. Raises RefusedError for a file that is not one of scores."""
+        first = b"" if file_problem(self.path) else self.path.read_bytes().partition(b"\n")[0] + b"\n"
+        content = _content(first)
+        if content is None or not isinstance(content.get("run"), dict):
+            raise RefusedError(
+                f"{printable(self.path)}: is not a file of scores that `mxcli evaluate` wrote; move it away."
+            )
+        self.path.unlink()
 
     def _read(self, identity: Mapping[str, object]) -> int:
         """Read what an earlier run left, and return the bytes of its whole lines. Raises RefusedError for the file of

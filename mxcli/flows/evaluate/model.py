@@ -15,7 +15,17 @@ from mxcli.files.checkpoint import Checkpoint, open_checkpoint, read
 from mxcli.files.model_counts import excessive_count
 from mxcli.files.model_files import CONFIG
 from mxcli.files.tensors import Array
-from mxcli.flows.capture.model import Encode, ModelOutline, byte_tokens, cpu_hint, memory_errors, silenced, tokenizer
+from mxcli.flows.capture.model import (
+    TORCH_NAMES,
+    Encode,
+    ModelOutline,
+    byte_tokens,
+    cpu_hint,
+    loading_notes,
+    memory_errors,
+    silenced,
+    tokenizer,
+)
 from mxcli.flows.write.dequantize import plain_checkpoint
 
 if TYPE_CHECKING:
@@ -23,7 +33,6 @@ if TYPE_CHECKING:
 
 BYTES_VOCABULARY = 512
 """The largest vocabulary whose tokens are taken for bytes where there is no tokenizer: 256, and special tokens."""
-_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ def outline_of(checkpoint: Checkpoint, task: Task, dtype: str = "F32") -> ModelO
 
         known = type(transformers.AutoConfig.for_model(config["model_type"])).from_dict(config)
         auto = getattr(transformers, task.auto)
-        empty = auto.from_config(known, dtype=getattr(torch, _NAMES[dtype]), trust_remote_code=False)
+        empty = auto.from_config(known, dtype=getattr(torch, TORCH_NAMES[dtype]), trust_remote_code=False)
     settings = known.get_text_config()
     embeddings = empty.get_input_embeddings()
     return ModelOutline(
@@ -89,16 +98,15 @@ def outline_of(checkpoint: Checkpoint, task: Task, dtype: str = "F32") -> ModelO
     )
 
 
-def loaded(outline: ModelOutline, checkpoint: Checkpoint, device: str) -> Any:
-    """Return the model with the weights of a checkpoint, in evaluation mode on a device.
+def loaded(outline: ModelOutline, checkpoint: Checkpoint, device: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the model with the weights of a checkpoint, in evaluation mode on a device, and notes.
 
-    Raises InputError if weights are missing, have another shape or are not of the model, and EnvironmentFailure if
-    memory does not suffice.
+    Raises InputError if weights are missing or have another shape, and EnvironmentFailure if memory does not suffice.
     """
     import torch
 
     shown, kind = printable(checkpoint.where), type(outline.empty).__name__
-    dtype = getattr(torch, _NAMES[outline.dtype])
+    dtype = getattr(torch, TORCH_NAMES[outline.dtype])
     with silenced(shown, f"load {outline.nbytes:,} bytes of weights"):
         values = {name: as_torch(read(checkpoint, info), info.dtype) for name, info in checkpoint.tensors.items()}
         model, loading = type(outline.empty).from_pretrained(
@@ -110,20 +118,9 @@ def loaded(outline: ModelOutline, checkpoint: Checkpoint, device: str) -> Any:
             ignore_mismatched_sizes=True,
         )
     del values
-    if other := sorted(loading["mismatched_keys"]):
-        name, *shapes = other[0]
-        stored, needed = (list(shape) for shape in shapes)
-        raise InputError(
-            f"{shown}: {printable(name)} is {stored}, and a {kind} of its {CONFIG} needs {needed} ({len(other):,} of "
-            f"its weights have another shape); give the {CONFIG} that belongs to the weights."
-        )
-    if missing := sorted(loading["missing_keys"]):
-        raise InputError(
-            f"{shown}: lacks {len(missing):,} weights of a {kind}, such as {printable(missing[0])}; its loss cannot be "
-            "computed without them."
-        )
+    notes = loading_notes(shown, kind, loading)
     with memory_errors(f"{device}: out of memory for {outline.nbytes:,} bytes of weights{cpu_hint(device)}."):
-        return model.to(device).eval()
+        return model.to(device).eval(), notes
 
 
 def as_torch(x: Array, dtype: str) -> torch.Tensor:

@@ -145,8 +145,8 @@ def test_predictions_are_kept_and_used_again(tmp_path: Path) -> None:
 def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     candidates = tuple(of_formats(["mxfp8", "mxfp4"], ["none"], {}))
     whole = evaluated(*candidates)
-    asked = iter([False] * 5 + [True] * 9)
-    part = evaluated(*candidates, baseline=tmp_path / "p", stop=lambda: next(asked))
+    stops = iter([False] * 5 + [True] * 9)
+    part = evaluated(*candidates, baseline=tmp_path / "p", stop=lambda: next(stops))
     assert (len(part.evaluated), part.unfinished) == (0, 2)
     done: list[str] = []
     rest = evaluated(*candidates, baseline=tmp_path / "p", resume=True, on_window=lambda *of: done.append(of[2]))

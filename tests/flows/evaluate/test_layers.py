@@ -76,6 +76,6 @@ def test_what_has_no_parts_is_refused() -> None:
 
 
 def test_a_run_that_is_stopped_says_what_is_left() -> None:
-    asked = iter([False] * 4 + [True] * 9)
-    found = evaluate_parts(planned(*of_formats(["mxfp8"], ["none"], {})), "block", stop=lambda: next(asked))
+    stops = iter([False] * 4 + [True] * 9)
+    found = evaluate_parts(planned(*of_formats(["mxfp8"], ["none"], {})), "block", stop=lambda: next(stops))
     assert (len(found.evaluated), found.unfinished) == (2, 2)

@@ -74,3 +74,13 @@ def test_lines_with_values_of_other_kinds_end_what_is_kept(tmp_path: Path) -> No
         )
     with ScoreLog(path, IDENTITY, resume=True) as log:
         assert set(log.found) == {("a", 0), ("a", 1)}
+
+
+def test_only_scores_give_way(tmp_path: Path) -> None:
+    path = written(tmp_path / "s")
+    with ScoreLog(path, {"model": "other"}, resume=False, replace=True) as log:
+        assert log.found == {}
+    path.write_text("a file of the user\n")
+    with pytest.raises(RefusedError, match="is not a file of scores"):
+        ScoreLog(path, IDENTITY, resume=False, replace=True)
+    assert path.read_text() == "a file of the user\n"
