@@ -189,12 +189,17 @@ def model_outline(checkpoint: Checkpoint, dtype: str | None) -> ModelOutline:
     torch_dtype = getattr(torch, TORCH_NAMES[name])
     with silenced(shown, "make a causal language model of it"), torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, dtype=torch_dtype, trust_remote_code=False)
+    return outline_from(folder, empty, config, name)
+
+
+def outline_from(folder: Path, empty: Any, config: Any, dtype: str) -> ModelOutline:
+    """Return the outline of modules without weights, built from a configuration."""
     settings = config.get_text_config()
     embeddings = empty.get_input_embeddings()
     return ModelOutline(
         folder,
         empty,
-        name,
+        dtype,
         int(getattr(embeddings, "num_embeddings", settings.vocab_size)),
         getattr(settings, "max_position_embeddings", None),
         sum(each.numel() * each.element_size() for each in empty.parameters()),

@@ -23,6 +23,7 @@ from mxcli.flows.capture.model import (
     cpu_hint,
     loading_notes,
     memory_errors,
+    outline_from,
     silenced,
     tokenizer,
 )
@@ -86,16 +87,7 @@ def outline_of(checkpoint: Checkpoint, task: Task, dtype: str = "F32") -> ModelO
         known = type(transformers.AutoConfig.for_model(config["model_type"])).from_dict(config)
         auto = getattr(transformers, task.auto)
         empty = auto.from_config(known, dtype=getattr(torch, TORCH_NAMES[dtype]), trust_remote_code=False)
-    settings = known.get_text_config()
-    embeddings = empty.get_input_embeddings()
-    return ModelOutline(
-        checkpoint.root,
-        empty,
-        dtype,
-        int(getattr(embeddings, "num_embeddings", settings.vocab_size)),
-        getattr(settings, "max_position_embeddings", None),
-        sum(each.numel() * each.element_size() for each in empty.parameters()),
-    )
+    return outline_from(checkpoint.root, empty, known, dtype)
 
 
 def loaded(outline: ModelOutline, checkpoint: Checkpoint, device: str) -> tuple[Any, tuple[str, ...]]:
